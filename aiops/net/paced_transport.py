@@ -149,7 +149,7 @@ class PacedTransport(MessageTransport):
             narrow(sock, self._pacer.narrowed)
         transport.set_write_buffer_limits(high=self._pacer.budget.quantum)
         self.flow = self._pacer.open(self)
-        self._ask_to_read()
+        self._ask_to_read(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer as much of the connection's buffer as may be read."""
@@ -177,7 +177,7 @@ class PacedTransport(MessageTransport):
             self._leave_allowed(1)
             self._pacer.serve()
         elif not self._allowed:
-            self._ask_to_read(more=not drained)
+            self._ask_to_read(self.transport, more=not drained)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
@@ -232,10 +232,9 @@ class PacedTransport(MessageTransport):
             self._note()
         self._pumped()
 
-    def _ask_to_read(self, *, more: bool = False) -> None:
+    def _ask_to_read(self, transport: asyncio.Transport, *, more: bool = False) -> None:
         """Request the bytes that wait to be read, or one byte to notice the next by."""
-        assert self.transport is not None
-        sock = self.transport.get_extra_info("socket")
+        sock = transport.get_extra_info("socket")
         there = readable(sock) if sock is not None else None
         if there is None and more:
             there = _UNTOLD
@@ -262,7 +261,7 @@ class PacedTransport(MessageTransport):
             super()._go_on_reading(why)
         elif self.transport is not None and not self.transport.is_closing():
             self._unread = {_PACED}
-            self._ask_to_read()
+            self._ask_to_read(self.transport)
 
     # ------------------------------------------------------------ time held up by the budget
 

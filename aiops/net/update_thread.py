@@ -39,6 +39,8 @@ _Task: TypeAlias = tuple[Callable[[], Any], Callable[[Any], None]]
 class UpdateThread:
     """A `KernelRunner` beside the event loop: one thread (kernels release the GIL).
 
+    It is started when it is first needed.
+
     Parameters
     ----------
     loop
@@ -54,17 +56,20 @@ class UpdateThread:
     ) -> None:
         self._loop, self._failed = loop, failed
         self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="aiops-applier", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
         """Run it after all that was submitted before."""
         self._queue.put((run, done))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="aiops-applier", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """End the thread when all that was submitted is finished."""
-        self._queue.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
 
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:

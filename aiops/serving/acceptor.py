@@ -76,7 +76,7 @@ class Acceptor:
         The server's settings: token, deadlines, bound on connections.
     coordinator
         Makes the decisions; its `Coordinator.sink_for` provides sinks.
-    here
+    env
         The server's clock and entropy.
     pacing
         Its bandwidth budget, if it has one.
@@ -106,7 +106,7 @@ class Acceptor:
         self,
         config: Config,
         coordinator: Coordinator,
-        here: Environment,
+        env: Environment,
         pacing: Pacing | None,
         post: Callable[[Event], None],
         gone: Callable[[], None],
@@ -114,15 +114,15 @@ class Acceptor:
         sink_for: PeerSinkFor,
         measure: Measure = unmeasured,
     ) -> None:
-        self._config, self._coordinator, self._env, self._pacing = config, coordinator, here, pacing
-        self._post, self._gone, self._sink_for, self._now = post, gone, sink_for, here.now
+        self._config, self._coordinator, self._env, self._pacing = config, coordinator, env, pacing
+        self._post, self._gone, self._sink_for, self._now = post, gone, sink_for, env.now
         self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
-        self.busy_poll = BusyPoll(here.spin())
+        self.busy_poll = BusyPoll(env.spin())
         self._sweeper: asyncio.TimerHandle | None = None
 
     def accept(self) -> asyncio.BufferedProtocol:

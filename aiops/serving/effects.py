@@ -50,7 +50,7 @@ class EffectRunner:
 
     Parameters
     ----------
-    loop, here
+    loop, env
         The loop of timers, and the environment that makes the applier: the thread of kernels.
     connections
         The connections that answers are sent on.
@@ -60,6 +60,10 @@ class EffectRunner:
         Handles an event: an update that is done, a timer that is due.
     failed
         Called when an update failed midway: the parameters cannot be trusted any more.
+    end
+        Ends the server, as the engine has decided.
+    links
+        The connections to followers; None: the server has none, and its engine no orders.
     machine
         Counts the time of updates and answers.
 
@@ -74,11 +78,13 @@ class EffectRunner:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        here: Environment,
+        env: Environment,
         connections: Acceptor,
         pacing: Pacing | None,
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
+        end: Callable[[End], None],
+        links: ShardLinks | None = None,
         machine: Resources | None = None,
     ) -> None:
         self._measure = measure = (machine or Resources()).measure
@@ -90,20 +96,19 @@ class EffectRunner:
             WakeAt: self._wake_at,
             Note: self._note,
             Shares: self._share,
-            Order: self._order,
-            End: self._finish,
+            End: end,
         }
-        self._loop, self._now, self._post, self._failed = loop, here.now, post, failed
+        if links is not None:
+            self.actions[Order] = links.send
+        self._loop, self._now, self._post, self._failed = loop, env.now, post, failed
         self._peers, self._pacing = connections.peers, pacing
-        self._make_applier = partial(here.applier, loop, failed)
+        self._make_applier = partial(env.applier, loop, failed)
         self._applier = self._make_applier()
         self._warmer: KernelRunner | None = None  # compiles kernels, while there are any to compile
         self._closing = False
         self._gentle_until = 0.0  # the time until which warming yields to the loop
         self._cold = 0  # warmings under way; updates run on the applier meanwhile
         self.at_once = self._applier.at_once
-        self.links: ShardLinks | None = None  # to followers, if there are any
-        self.end: Callable[[str], None] = lambda why: None  # has the server end
         self._tick: asyncio.TimerHandle | None = None
 
     @property
@@ -238,13 +243,6 @@ class EffectRunner:
     def _share(self, effect: Shares) -> None:
         if self._pacing is not None:
             self._pacing.share(effect, self._peers)
-
-    def _order(self, effect: Order) -> None:
-        assert self.links is not None
-        self.links.send(effect)
-
-    def _finish(self, effect: End) -> None:
-        self.end(effect.why)
 
     def _note(self, effect: Note) -> None:
         _log.warning("%s", effect.text)

@@ -45,14 +45,14 @@ class Pacing:
 
     @classmethod
     def of(
-        cls, config: Config, here: Environment, post: Callable[[BudgetTick], None]
+        cls, config: Config, env: Environment, post: Callable[[BudgetTick], None]
     ) -> Self | None:
         """Return the pacing of a server; None if it has no budget."""
         total, each = config.budgets()
         rates = [rate for rate in (total, each) if rate is not None]
         if not rates:
             return None
-        return cls(Pacer(Budget(total, each, here.now()), here.now, min(rates)), post)
+        return cls(Pacer(Budget(total, each, env.now()), env.now, min(rates)), post)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report the budget's use, now and at intervals."""

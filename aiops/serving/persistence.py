@@ -7,24 +7,19 @@ error is logged, and is part of the statistics while it lasts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from aiops.common import forks
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Initialised
-from aiops.engine.journal import Journal
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout
-from aiops.serving import new_files
 from aiops.serving.config import Config
-from aiops.serving.ledger_file import EVERY, LedgerFile
+from aiops.serving.run_files import EVERY, LedgerFile, RecordFile
 from aiops.serving.safetensors_io import (
     Described,
     check_writable,
@@ -56,8 +51,8 @@ class Persistence:
 
     Attributes
     ----------
-    recording
-        True while `note` is to be called with every event.
+    note
+        Records an event; None: there is no record.
     """
 
     def __init__(
@@ -68,10 +63,8 @@ class Persistence:
         collect: Callable[[], Collecting | None] | None = None,
     ) -> None:
         self._config, self._engine, self._now, self._collect = config, engine, now, collect
-        self.recording = False
-        self._journal: Journal | None = None
-        self._record: BinaryIO | None = None
-        self._recorded, self._ends_at = "", 0  # why and where the record ended before the run
+        self.note: Callable[[Event], None] | None = None
+        self._record: RecordFile | None = None
         self._ledger: LedgerFile | None = None
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
         self._began = 0.0
@@ -81,8 +74,8 @@ class Persistence:
 
     def errors(self) -> list[str]:
         """Return the errors of the files, a sentence each."""
-        ledger = self._ledger.error if self._ledger is not None else ""
-        return [text for text in (self._recorded, ledger, self._unsaved) if text]
+        files = [file.error for file in (self._record, self._ledger) if file is not None]
+        return [text for text in (*files, self._unsaved) if text]
 
     # ------------------------------------------------------------ life
 
@@ -98,7 +91,9 @@ class Persistence:
         if config.save is not None:
             check_writable(config.save)
         if config.record is not None:
-            self._open_journal(config.record)
+            options = config.options()
+            self._record = RecordFile(config.record, config.policy, options, self._engine)
+            self.note = self._record.note
         if config.ledger is not None:
             self._ledger = LedgerFile(config.ledger)
         return None if config.init is None else self._initialised(config.init)
@@ -126,7 +121,8 @@ class Persistence:
         """
         if self._noting is not None:
             self._noting.cancel()
-        self._end_record()
+        if self._record is not None:
+            self._record.end(self._now())
         if self._ledger is not None:
             self._ledger.write(self._now() - self._began, self._engine.membership.ledger())
             self._ledger.close()
@@ -139,17 +135,15 @@ class Persistence:
 
     def discard(self) -> None:
         """Remove the files of a run that did not begin."""
-        if self._record is not None:
-            new_files.discard(self._record)
-        if self._ledger is not None:
-            self._ledger.discard()
+        for file in (self._record, self._ledger):
+            if file is not None:
+                file.discard()
 
     def forked(self) -> None:
-        """Let go of the files in a fork: their buffered bytes are the parent's to write."""
-        if self._record is not None and not self._record.closed:
-            forks.blank(self._record.fileno())
-        if self._ledger is not None:
-            self._ledger.forked()
+        """Let go of the files in a fork."""
+        for file in (self._record, self._ledger):
+            if file is not None:
+                file.forked()
 
     # ------------------------------------------------------------ the model
 
@@ -270,59 +264,6 @@ class Persistence:
             place += part.nbytes
         given = tuple((row, len(ids)) for row, ids, _rows in tables)
         return Initialised(self._now(), rows, data, given)
-
-    # ------------------------------------------------------------ the record, the ledger
-
-    def note(self, event: Event) -> None:
-        """Record an event; if the file cannot take it, log that and go on without a record."""
-        if self._journal is None or not self.recording:  # cut short, perhaps by the event before
-            return
-        try:
-            self._journal.note(event)
-        except OSError as error:
-            self._cut_record(error)
-
-    def _open_journal(self, path: Path) -> None:
-        config, algorithm = self._config, self._engine.algorithm
-        settings, options = algorithm.settings(), config.options()
-        self._record = new_files.begin("record", path)
-        try:
-            self._journal = Journal(self._record, config.policy, settings, options)
-        except OSError as error:
-            raise UsageError(f"--record {path}: {error.strerror}") from None
-        self.recording = True
-        earlier = f", for {path} is there already" if self._record.name != str(path) else ""
-        _log.info("recording this run in %s%s", self._record.name, earlier)
-
-    def _cut_record(self, error: OSError) -> None:
-        """End the record before the run does: what follows a gap could not be replayed."""
-        assert self._record is not None
-        self.recording = False
-        self._ends_at = self._engine.version
-        self._recorded = (
-            f"--record: {self._record.name} ends at version {self._ends_at} and is incomplete:"
-            f" {error.strerror}; the run goes on without a record until the server is started again"
-        )
-        _log.error("%s", self._recorded)
-        with contextlib.suppress(OSError):  # it tries to write what it could not write before
-            self._record.close()
-
-    def _end_record(self) -> None:
-        """End the record with the run, or log again that it ended before."""
-        if self._journal is None or self._record is None:
-            return
-        if self.recording:
-            try:
-                self._journal.end(self._now(), self._engine)
-                self._record.close()
-            except OSError as error:
-                self._cut_record(error)
-        else:
-            version = self._engine.version
-            _log.error(
-                "--record: %s is incomplete: it ends at version %d, the run at version %d",
-                *(self._record.name, self._ends_at, version),
-            )
 
     def _write_ledger(self, loop: asyncio.AbstractEventLoop, file: LedgerFile) -> None:
         """Write a line of the ledger now, and again after `EVERY` seconds."""

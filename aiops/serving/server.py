@@ -20,7 +20,7 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.common import forks, urls
 from aiops.engine.engine import Engine
-from aiops.engine.events import Event, Stopping
+from aiops.engine.events import End, Event, Stopping
 from aiops.engine.steady import Steady
 from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.model.shared_memory import Memory, SharedMemory
@@ -52,12 +52,17 @@ _UNMOVED = 0.5
 
 
 class Server:
-    """One server.
+    """One server of the running event loop.
 
     Parameters
     ----------
     config
         The settings.
+
+    Attributes
+    ----------
+    url, port
+        The URL that workers connect to and the port that it listens on, once it does (`start`).
 
     Raises
     ------
@@ -67,68 +72,73 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._env = here = SURROUNDINGS.get()
-        self._now = here.now
+        self.url, self.port = "", config.port
+        self._env = env = SURROUNDINGS.get()
+        self._now = env.now
         algorithm = find(config.policy).make(config.settings())
-        options = dataclasses.replace(config.options(), run=here.token_bytes(8).hex())
-        self._pacing = Pacing.of(config, here, self.post)
+        options = dataclasses.replace(config.options(), run=env.token_bytes(8).hex())
+        self._pacing = Pacing.of(config, env, self.post)
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
         alone = alone and self._pacing is None
-        near = alone and not config.no_shm and here.beside is not None
+        near = alone and not config.no_shm and env.beside is not None
         relaxed = config.consistency == "relaxed"  # replies are of the memory as it is then
         self._profile = Profile(config.profile) if config.profile is not None else None
         memory = SharedMemory() if near and not relaxed else Memory()
-        device = here.device(config.device)
+        device = env.device(config.device)
         if device is not None:
             from aiops.store.cuda_backend import PageLocked
 
             memory = PageLocked(memory, device)
         measure = self._profile.measure if self._profile is not None else unmeasured
-        parallel_map = here.parallel_map if config.threads is None else here.shared(config.threads)
-        self._machine = machine = Resources(memory, parallel_map, measure, device, later=True)
-        self._links: ShardLinks | None = None  # to the followers
-        self._lead: Lead | None = None
+        parallel_map = env.parallel_map if config.threads is None else env.shared(config.threads)
+        machine = Resources(memory, parallel_map, measure, device, later=True)
+        links: ShardLinks | None = None
+        lead: Lead | None = None
         self._coordinator: Coordinator
         if config.follower:
             self._coordinator = Follower(algorithm, options, machine)
         else:
             self._coordinator = self._engine = Engine(algorithm, options, machine, self._statistics)
             if config.sharded:
-                self._coordinator = self._lead = Lead(self._engine, config.reach())
-                self._links = self._reaching(options.run)
+                self._coordinator = lead = Lead(self._engine, config.reach())
+                links = self._links_of(lead, options.run)
+        self._lead, self._links = lead, links  # and the connections to the lead's followers
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
-            *(config, self._coordinator, here, self._pacing, self.post, self._stir),
+            *(config, self._coordinator, env, self._pacing, self.post, self._stir),
             self._exchange,
-            self._sink_for if self._lead is not None else self._coordinator.sink_for,
+            self._sink_for if lead is not None else self._coordinator.sink_for,
             machine.measure,
         )
         self._unix_listener: UnixListener | None = None
-        if near and here.beside is not None:
-            self._unix_listener = UnixListener(here.beside, self.connections.accept_near)
+        if near and env.beside is not None:
+            self._unix_listener = UnixListener(env.beside, self.connections.accept_near)
         self._persistence: Persistence | None = None
         if not config.follower:
-            collect = self._collect if self._lead is not None else None
+            collect = partial(self._collect, lead) if lead is not None else None
             self._persistence = Persistence(config, self._engine, self._now, collect)
-        self._runner: EffectRunner | None = None
+        self._runner = EffectRunner(
+            *(asyncio.get_running_loop(), env, self.connections, self._pacing, self.post),
+            *(self._failed, self._end, links, machine),
+        )
         self._events: deque[Event] = deque()
         self._handling = False
-        self._listener: asyncio.Server | None = None
-        self._ended: asyncio.Future[None] | None = None
+        self._listener: asyncio.Server | None = None  # once it listens
+        self._ending = asyncio.Event()
+        self._error: BaseException | None = None  # with which it ends
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._forked = False  # this is a copy of it, in a fork
         self._changed: asyncio.Event | None = None  # set when something happens
         forks.note(self)
 
-    def _reaching(self, run: str) -> ShardLinks:
-        """Return the connections to the followers, not made yet."""
-        assert self._lead is not None
+    def _links_of(self, lead: Lead, run: str) -> ShardLinks:
+        """Return a lead's connections to its followers, not opened yet."""
         config, algorithm = self.config, self._engine.algorithm
         return ShardLinks(
             [(host or _nearest(config.host), port) for host, port in config.reach()],
             *(config.token, run, algorithm.name, algorithm.settings()),
             *(config.heartbeat, self._env),
-            *(self._lead.sink_for_follower, self.post),
+            *(lead.sink_for_follower, self.post),
         )
 
     def _statistics(self) -> Mapping[str, Any]:
@@ -146,7 +156,7 @@ class Server:
     @property
     def warm(self) -> bool:
         """True if all kernels are ready."""
-        return self._runner is not None and self._runner.warm
+        return self._runner.warm
 
     # ------------------------------------------------------------ life
 
@@ -154,18 +164,13 @@ class Server:
         """Open everything and listen; return the URL that workers connect to."""
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
-        self._ended = loop.create_future()
-        self._runner = EffectRunner(
-            loop, self._env, self.connections, self._pacing, self.post, self._failed, self._machine
-        )
-        self._runner.links, self._runner.end = self._links, self._end
         try:
             if self._links is not None:
                 await self._links.connect(self.config.hello_deadline)
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
-            self._listener = await self._listen(loop)
+            self._listener = listener = await self._listen(loop)
         except BaseException:
             if self._links is not None:
                 self._links.end()
@@ -179,10 +184,12 @@ class Server:
             pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
         self.connections.begin(loop)
         if self._unix_listener is not None:
-            self._unix_listener.begin(sock.getsockname()[:2] for sock in self._listener.sockets)
+            self._unix_listener.begin(sock.getsockname()[:2] for sock in listener.sockets)
         if self._pacing is not None:
             self._pacing.begin(loop)
         self._runner.perform(preparation)
+        host, self.port = listener.sockets[0].getsockname()[:2]
+        self.url = urls.write(host, self.port)
         return self.url
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
@@ -201,33 +208,19 @@ class Server:
             raise UsageError(f"cannot listen on {host}:{port}: {why}") from None
         return listener
 
-    @property
-    def url(self) -> str:
-        """The URL that workers connect to."""
-        assert self._listener is not None
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        return urls.write(host, port)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
-
     async def serve(self) -> None:
         """Run until `stop` is called and everything is drained; then save and close."""
-        assert self._ended is not None
         try:
-            await self._ended
+            await self._ending.wait()
+            if self._error is not None:
+                raise self._error
         finally:
             if not self._forked:
                 await self._close()
 
     def stop(self) -> None:
         """Begin to end: take no more pushes, answer open requests, then close."""
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        self._ending.set()
 
     def stop_with_lead(self) -> None:
         """Begin to end as `stop`, but a follower that has a lead ends with it, or a minute later.
@@ -254,10 +247,14 @@ class Server:
         if self._persistence is not None:
             self._persistence.forked()
 
-    def _end(self, why: str) -> None:
+    def _end(self, effect: End) -> None:
         """End as the coordinator has decided, with an error if there is a reason."""
-        if why and self._ended is not None and not self._ended.done():
-            self._ended.set_exception(ConnectionLost(why))
+        self._stop_with(ConnectionLost(effect.why) if effect.why else None)
+
+    def _stop_with(self, error: BaseException | None) -> None:
+        """Begin to end with an error, unless it is ending already."""
+        if not self._ending.is_set():
+            self._error = error
         self.stop()
 
     def _failed(self, error: BaseException) -> None:
@@ -269,12 +266,10 @@ class Server:
             f"the server is ending because of an error of its own ({_brief(error)}), which its log"
             " has in full"
         )
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(error)
+        self._stop_with(error)
 
     async def _close(self) -> None:
         """Drain: let the outstanding update finish, send every answer, save, close."""
-        assert self._runner is not None
         if self._listener is not None:
             self._listener.close()
         if self._unix_listener is not None:
@@ -349,13 +344,12 @@ class Server:
         self._events.append(event)
         if self._handling:
             return
-        assert self._runner is not None
         actions = self._runner.actions
         self._handling = True
         try:
             while self._events:
                 event = self._events.popleft()
-                if self._persistence is not None and self._persistence.recording:
+                if self._persistence is not None and self._persistence.note is not None:
                     self._persistence.note(event)
                 for effect in self._handle(event):
                     happened = actions[type(effect)](effect)
@@ -374,9 +368,9 @@ class Server:
     def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
         """Answer a steady exchange; None: it goes the general way."""
         runner, files = self._runner, self._persistence
-        if self._handling or self._broken or runner is None or steady.cost > runner.at_once:
+        if self._handling or self._broken or steady.cost > runner.at_once:
             return None
-        note = files.note if files is not None and files.recording else None
+        note = files.note if files is not None else None
         try:
             answer = steady.exchange(nbytes, self._now(), note)
         except Exception as error:
@@ -395,16 +389,15 @@ class Server:
         self._flush()
         return sink
 
-    def _collect(self) -> Collecting | None:
+    def _collect(self, lead: Lead) -> Collecting | None:
         """Begin to collect the model from all shards; None while it cannot be read."""
-        assert self._lead is not None
-        collecting = self._lead.collect()
+        collecting = lead.collect()
         self._flush()
         return collecting
 
     def _flush(self) -> None:
         """Carry out the effects of `Coordinator.sink_for`, unless an event is being handled."""
-        if self._lead is None or self._handling or self._runner is None:
+        if self._lead is None or self._handling:
             return
         for effect in self._coordinator.flush():
             self._runner.perform(effect)

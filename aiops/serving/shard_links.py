@@ -40,16 +40,14 @@ _LIMITS = Limits(header=64 << 20)
 
 
 class FollowerLink:
-    """The lead's record of one follower."""
+    """The lead's record of one follower, beside its connection."""
 
-    def __init__(self, shard: int, name: str) -> None:
-        self.shard, self.name = shard, name
-        self.link: MessageTransport | None = None
-        self.hello: LeadHello | None = None
+    def __init__(self, name: str, link: MessageTransport, hello: LeadHello, now: float) -> None:
+        self.name, self.link, self.hello = name, link, hello
         self.challenge: Challenge | None = None
         self.attached = False
         self.lost: AiopsError | None = None  # why it is gone
-        self.heard = (0.0, 0)  # when bytes last came, and how many had come by then
+        self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
 
 
@@ -66,7 +64,7 @@ class ShardLinks:
         The lead's algorithm.
     heartbeat
         Seconds of silence after which a follower is pinged; after three times as long it is lost.
-    here
+    env
         The lead's clock and entropy.
     sink_for
         Returns the sink of payloads, given the shard's number and the message.
@@ -82,19 +80,15 @@ class ShardLinks:
         policy: str,
         settings: Mapping[str, Any],
         heartbeat: float,
-        here: Environment,
+        env: Environment,
         sink_for: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
     ) -> None:
         self._addresses, self._token, self._run = addresses, token, run
         self._policy, self._settings = policy, settings
-        self._heartbeat, self._env, self._sink_for, self._post = heartbeat, here, sink_for, post
-        self._followers = [
-            FollowerLink(shard, f"shard {shard} of {len(addresses) + 1} at {host}:{port}")
-            for shard, (host, port) in enumerate(addresses, 1)
-        ]
-        self._by_link: dict[MessageTransport, FollowerLink] = {}
-        self._stirred = asyncio.Event()
+        self._heartbeat, self._env, self._sink_for, self._post = heartbeat, env, sink_for, post
+        self._followers: dict[int, FollowerLink] = {}  # by shard, the number of their connections
+        self._changed = asyncio.Event()  # a follower is attached, or lost
         self._sweeper: asyncio.TimerHandle | None = None
         self._ending = False
 
@@ -107,15 +101,16 @@ class ShardLinks:
             When one cannot be reached, or refuses this lead; the error names it.
         """
         loop = asyncio.get_running_loop()
-        for follower, (host, port) in zip(self._followers, self._addresses, strict=True):
+        for shard, (host, port) in enumerate(self._addresses, 1):
+            follower = self._followers[shard] = self._follower(shard, host, port)
             try:
                 async with asyncio.timeout(patience):
-                    await self._reach(follower, host, port, loop.time() + patience)
+                    await self._reach(follower.link, host, port, loop.time() + patience)
                     while not follower.attached:
                         if follower.lost is not None:
                             raise follower.lost
-                        self._stirred.clear()
-                        await self._stirred.wait()
+                        self._changed.clear()
+                        await self._changed.wait()
             except (OSError, AiopsError) as error:
                 why = str(error) or f"no answer in {patience:g} s"
                 raise UsageError(
@@ -124,12 +119,25 @@ class ShardLinks:
                 ) from None
         self._sweep(loop)
 
-    async def _reach(self, follower: FollowerLink, host: str, port: int, until: float) -> None:
-        wire = Connection("client", _LIMITS)
-        link = MessageTransport(wire, self, follower.shard, self._sink_for)
-        follower.link = link
-        self._by_link[link] = follower
+    def _follower(self, shard: int, host: str, port: int) -> FollowerLink:
+        name = f"shard {shard} of {len(self._addresses) + 1} at {host}:{port}"
+        link = MessageTransport(Connection("client", _LIMITS), self, shard, self._sink_for)
+        hello = LeadHello(
+            id=0,
+            protocol=PROTOCOL,
+            client=self._run,
+            epoch=1,
+            name=name,
+            run=self._run,
+            pongs=True,
+            nonce=self._env.token_bytes(16),
+            agent=f"aiops-python/{__version__}",
+            policy=self._policy,
+            settings=self._settings,
+        )
+        return FollowerLink(name, link, hello, self._env.now())
 
+    async def _reach(self, link: MessageTransport, host: str, port: int, until: float) -> None:
         async def reach(address: str) -> None:
             await self._env.dialled(lambda: link, address, port)
 
@@ -139,13 +147,12 @@ class ShardLinks:
     @property
     def unsent(self) -> bool:
         """True if bytes are still to be sent to a follower."""
-        return any(f.link is not None and f.link.unsent for f in self._followers)
+        return any(follower.link.unsent for follower in self._followers.values())
 
     def send(self, order: Order) -> None:
         """Send an order; one to a follower that is gone is dropped."""
-        follower = self._followers[order.shard - 1]
-        link = follower.link
-        if link is not None and follower.lost is None and link.wire.state == "lead open":
+        link = self._followers[order.shard].link
+        if link.wire.state == "lead open":
             link.send(link.wire.send(order.message, order.payloads))
 
     def end(self) -> None:
@@ -153,9 +160,9 @@ class ShardLinks:
         self._ending = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for follower in self._followers:
+        for follower in self._followers.values():
             link = follower.link
-            if link is None or follower.lost is not None:
+            if follower.lost is not None:
                 continue
             if link.wire.state == "lead open":
                 link.send(link.wire.send(Leave(0)))
@@ -165,41 +172,25 @@ class ShardLinks:
 
     def forked(self) -> None:
         """Let go of all of them in a fork."""
-        for link in self._by_link:
-            link.forked()
+        for follower in self._followers.values():
+            follower.link.forked()
 
     # ------------------------------------------------------------ calls of the transports
 
     def link_made(self, link: MessageTransport) -> None:
         """Send the lead's hello."""
-        follower = self._by_link[link]
-        follower.heard = (self._env.now(), 0)
-        follower.hello = LeadHello(
-            id=0,
-            protocol=PROTOCOL,
-            client=self._run,
-            epoch=1,
-            name=follower.name,
-            run=self._run,
-            pongs=True,
-            nonce=self._env.token_bytes(16),
-            agent=f"aiops-python/{__version__}",
-            policy=self._policy,
-            settings=self._settings,
-        )
-        link.send(link.wire.send(follower.hello))
+        link.send(link.wire.send(self._followers[link.number].hello))
 
     def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
         """Handle a follower's message."""
         try:
-            self._handle(self._by_link[link], link, message, sink)
+            self._handle(self._followers[link.number], link, message, sink)
         except AiopsError as error:
             link.fault(error)
 
     def _handle(
         self, follower: FollowerLink, link: MessageTransport, message: Message, sink: Sink | None
     ) -> None:
-        assert follower.hello is not None
         if isinstance(message, Challenge):
             follower.challenge = message
             proof = handshake.answer(message, follower.hello, self._token, follower.name)
@@ -208,7 +199,7 @@ class ShardLinks:
             given = follower.challenge, self._token, follower.name
             handshake.check_welcome(message, follower.hello, *given)
             follower.attached = True
-            self._stirred.set()
+            self._changed.set()
         elif isinstance(message, Ping):
             if link.wire.state == "lead open":
                 link.send(link.wire.send(Pong(message.id)))
@@ -216,7 +207,7 @@ class ShardLinks:
             raise ConnectionLost(message.text)
         elif not isinstance(message, Pong):
             try:
-                self._post(Told(self._env.now(), follower.shard, message, sink))
+                self._post(Told(self._env.now(), link.number, message, sink))
             except RemoteProtocolError as error:
                 link.fault(error)
 
@@ -226,12 +217,12 @@ class ShardLinks:
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report that a follower is gone, and why."""
-        follower = self._by_link[link]
+        follower = self._followers[link.number]
         follower.lost = error
-        self._stirred.set()
+        self._changed.set()
         if follower.attached and not self._ending:
             why = f"{follower.name} is gone ({error})"
-            self._post(Lost(self._env.now(), follower.shard, why))
+            self._post(Lost(self._env.now(), link.number, why))
 
     # ------------------------------------------------------------ heartbeat
 
@@ -239,14 +230,14 @@ class ShardLinks:
         """Ping silent followers; end the connection of one that does not answer."""
         self._sweeper = loop.call_later(min(1.0, self._heartbeat / 4), self._sweep, loop)
         now = self._env.now()
-        for follower in self._followers:
+        for follower in self._followers.values():
             link = follower.link
-            if link is None or follower.lost is not None:
+            if follower.lost is not None:
                 continue
             came = link.wire.traffic.bytes_in
-            if came != follower.heard[1]:
-                follower.heard, follower.pinged = (now, came), False
-            quiet = now - follower.heard[0]
+            if came != follower.last_in[1]:
+                follower.last_in, follower.pinged = (now, came), False
+            quiet = now - follower.last_in[0]
             if quiet > 3 * self._heartbeat:
                 link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))
             elif (

@@ -16,7 +16,7 @@ from aiops.errors import UsageError
 from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.parts import Part, Parts, Wants
 from aiops.model.tables import Table
-from aiops.serving.ledger_file import LedgerFile
+from aiops.serving.run_files import LedgerFile
 from aiops.wire.messages import Ack, Error, Fetch, Message, Params, Push, Reapply
 from tests.inline import Inline
 from tests.peers import eventually

@@ -154,11 +154,12 @@ def test_a_child_that_leaves_the_block_of_a_server_writes_nothing(tmp_path: Path
     assert said == {"used": [True], "children": [], "saved": False, "same": True}
 
 
-def test_a_fork_writes_nothing_to_the_files_of_its_parents_server(tmp_path: Path) -> None:
+async def test_a_fork_writes_nothing_to_the_files_of_its_parents_server(tmp_path: Path) -> None:
     record, ledger = tmp_path / "journal", tmp_path / "ledger"
     server = Server(Config(policy="asgd", record=record, ledger=ledger))
     assert server._persistence is not None
     server._persistence.open()
+    assert server._persistence.note is not None
     server._persistence.note(Tick(1.0))
     before = record.read_bytes()
     assert before
@@ -166,7 +167,7 @@ def test_a_fork_writes_nothing_to_the_files_of_its_parents_server(tmp_path: Path
     server._persistence.note(Tick(2.0))
     assert server._persistence._record is not None
     assert server._persistence._ledger is not None
-    server._persistence._record.close()
+    server._persistence._record._file.close()
     server._persistence._ledger.close()
     assert record.read_bytes() == before
 

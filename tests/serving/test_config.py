@@ -297,7 +297,7 @@ class TestValues:
             ),
         ],
     )
-    def test_an_algorithms_settings(
+    async def test_an_algorithms_settings(
         self, settings: dict[str, Any], kind: type[UsageError], said: str
     ) -> None:
         with pytest.raises(kind) as caught:
