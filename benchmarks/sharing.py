@@ -27,7 +27,7 @@ from aiops.kernels.parallel import ParallelMap, copy, serial_map, update
 from aiops.kernels.vocabulary import Array
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
-from aiops.net.thread_pool import HANDS, hands_of
+from aiops.net.thread_pool import DEFAULT_POOL, pool_of
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.sizes import MIB, format_size, parse_size, short_size
@@ -46,7 +46,7 @@ class Options:
     """The options of the benchmark; sizes are bytes of float32."""
 
     sizes: Annotated[tuple[int, ...], "bytes of float32", parse_size] = (16 * MIB, 64 * MIB)
-    threads: Annotated[int, "threads of a server"] = HANDS.count
+    threads: Annotated[int, "threads of a server"] = DEFAULT_POOL.count
     rounds: int = 7
 
     def check(self) -> None:
@@ -85,7 +85,7 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
 
 def _rounds(task: Task, options: Options) -> list[dict[str, float]]:
     do, left = task
-    ways = {"alone_ms": serial_map, "shared_ms": hands_of(options.threads).all}
+    ways = {"alone_ms": serial_map, "shared_ms": pool_of(options.threads).all}
     for parallel_map in ways.values():
         do(parallel_map)  # compiles, and touches every page
         left()

@@ -204,7 +204,7 @@ class ForeignClient:
         """Send a message."""
         self._send(frame({"kind": kind, **fields}, payloads))
 
-    def hear(self) -> tuple[dict[str, Any], list[Payload]]:
+    def receive(self) -> tuple[dict[str, Any], list[Payload]]:
         """Return the next message."""
         mark, length = struct.unpack(">BI", self._receive(5))
         assert mark == 0xCE
@@ -245,11 +245,11 @@ class ForeignClient:
             nonce=nonce,
             agent="foreign/1",
         )
-        header, _ = self.hear()
+        header, _ = self.receive()
         if header["kind"] == "challenge":
             theirs = header["nonce"]
             self.say("prove", id=0, proof=proof(token or "", "client", nonce, theirs, client))
-            header, _ = self.hear()
+            header, _ = self.receive()
             if header["kind"] == "welcome":
                 wanted = proof(token or "", "server", nonce, theirs, client)
                 assert hmac.compare_digest(header["proof"], wanted)
@@ -261,7 +261,7 @@ class ForeignClient:
         """Send a request, and take in the answer."""
         self._id += 1
         self.say(kind, payloads, id=self._id, **fields)
-        header, answered = self.hear()
+        header, answered = self.receive()
         assert header["id"] == self._id
         if "model" in header:
             self.model = header["model"]
@@ -362,16 +362,16 @@ class ForeignNeighbour:
 
     def receive_raw(self) -> tuple[dict[str, Any], list[Payload]]:
         """Return the next message with its payloads, bytes or places; map segments before it."""
-        header, payloads = self.client.hear()
+        header, payloads = self.client.receive()
         while header["kind"] == "share":
             _byte, [fd], _flags, _address = socket.recv_fds(self.side, 1, 1)
             nbytes = header["nbytes"]
             self.theirs[header["segment"]] = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
             os.close(fd)
-            header, payloads = self.client.hear()
+            header, payloads = self.client.receive()
         return header, payloads
 
-    def hear(self) -> tuple[dict[str, Any], list[bytes]]:
+    def receive(self) -> tuple[dict[str, Any], list[bytes]]:
         """Return the next message with its payloads' bytes, wherever they lie."""
         header, payloads = self.receive_raw()
         found = []

@@ -21,7 +21,7 @@ from aiops.algorithms import find
 from aiops.client.sync import connection
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.wire import messages
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message
@@ -69,10 +69,10 @@ class MemoryServer:
         return contextvars.copy_context().run(self._within, function, given, named)
 
     def _within(self, function: Callable[..., Any], given: Any, named: Any) -> Any:
-        here = SURROUNDINGS.get()
-        SURROUNDINGS.set(
+        env = CURRENT_ENVIRONMENT.get()
+        CURRENT_ENVIRONMENT.set(
             dataclasses.replace(
-                here,
+                env,
                 token_bytes=self._token_bytes,
                 below=lambda n: 0,
                 identity=lambda: "memory",

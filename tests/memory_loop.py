@@ -14,7 +14,7 @@ from aiops.client import AsyncClient, AsyncWorker, Params
 from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.request_kinds import Receipt
 from aiops.model.layout import Array
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.sim.virtual.loop import VirtualLoop
 from tests.memory import URL, MemoryServer, MemorySocket
 
@@ -127,8 +127,8 @@ class Awaited:
             self.client = self.worker._client
 
     def _within(self, make: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        here = SURROUNDINGS.get()
-        SURROUNDINGS.set(dataclasses.replace(here, dialled=self._dialled))
+        env = CURRENT_ENVIRONMENT.get()
+        CURRENT_ENVIRONMENT.set(dataclasses.replace(env, dialled=self._dialled))
         return make(*given, **named)
 
     async def _dialled(self, factory: Callable[[], Any], _host: str, _port: int) -> Any:

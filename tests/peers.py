@@ -94,7 +94,7 @@ class Peer:
         self.wire = Driven("client", self._place)
         self.wire.state = "open"  # this side may say anything; what it hears is not policed
         self.payloads: list[bytearray] = []
-        self._heard: list[tuple[Message, Sink | None]] = []
+        self._received: list[tuple[Message, Sink | None]] = []
         self.client = client or secrets.token_hex(16)
         self.nonce = secrets.token_bytes(16)
         self.welcome: Welcome | None = None
@@ -115,12 +115,12 @@ class Peer:
         """Say hello, prove the token if asked, and take in the welcome."""
         self.wire.state = "start"
         self._say(self.hello(role, pongs))
-        answer = self.hear()
+        answer = self.receive()
         if isinstance(answer, messages.Challenge):
             assert token is not None
             given = proof(token, "client", self.nonce, answer.nonce, self.client)
             self._say(messages.Prove(answer.id, given))
-            answer = self.hear()
+            answer = self.receive()
         assert isinstance(answer, Welcome), answer
         self.welcome = answer
 
@@ -149,16 +149,16 @@ class Peer:
         elif isinstance(message, messages.Prove):
             self.wire.state = "proved"
         self.send(frame(message, *payloads))
-        return self.hear()
+        return self.receive()
 
-    def hear(self) -> Message:
+    def receive(self) -> Message:
         """Return the next message; its payloads are in `payloads`."""
-        while not self._heard:
+        while not self._received:
             count = self.sock.recv_into(self.wire.next_buffer())
             if not count:
                 raise ConnectionResetError("the server closed the connection")
-            self._heard.extend(self.wire.take(count))
-        message, sink = self._heard.pop(0)
+            self._received.extend(self.wire.take(count))
+        message, sink = self._received.pop(0)
         self.payloads = sink.parts if isinstance(sink, Taken) else []
         return message
 

@@ -53,7 +53,7 @@ def test_a_script_that_makes_no_sense(line: str, says: str) -> None:
     testing.run(main())
 
 
-def test_servers_and_clients_find_virtual_surroundings() -> None:
+def test_servers_and_clients_use_the_virtual_environment() -> None:
     """Ids, nonces and names too: nothing of the machine is in them."""
 
     async def main() -> tuple[str, str, float]:

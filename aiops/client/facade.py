@@ -17,7 +17,7 @@ from aiops.client.session import Session
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.errors import UsageError
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 
 
 class SessionFacade:
@@ -102,7 +102,7 @@ class Facade(SessionFacade):
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = self._forked = False
-        self._env = env = SURROUNDINGS.get()
+        self._env = env = CURRENT_ENVIRONMENT.get()
         self._session = Session(
             urls.write(self._host, self._port),
             client=env.token_bytes(16).hex(),

@@ -14,7 +14,7 @@ from aiops.averaging.ring_allreduce import Piece, Ring, proof, proves
 from aiops.common import forks, urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.model.parts import Part
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import tune
 from aiops.wire.connection import Connection, Limits, Messages, with_sinks
 from aiops.wire.messages import Error, Message, RingChunk, RingHello, Round
@@ -134,7 +134,7 @@ class Listener:
     """
 
     def __init__(self, host: str, patience: float) -> None:
-        self._socket = SURROUNDINGS.get().listening(host)
+        self._socket = CURRENT_ENVIRONMENT.get().listening(host)
         self._socket.setblocking(False)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._patience = patience
@@ -256,7 +256,7 @@ async def _call(this_round: Round, right: int, host: str, port: int, patience: f
     try:
         async with asyncio.timeout(patience):
             # Never a name: the loop would look it up in a thread that nothing can end.
-            sock = SURROUNDINGS.get().unconnected(str(ipaddress.ip_address(host)))
+            sock = CURRENT_ENVIRONMENT.get().unconnected(str(ipaddress.ip_address(host)))
             sock.setblocking(False)
             await loop.sock_connect(sock, (host, port))
     except ValueError:

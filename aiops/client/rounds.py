@@ -29,7 +29,7 @@ from aiops.errors import (
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.net.dns import addresses
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.wire import messages
 from aiops.wire.traffic import Traffic
 
@@ -189,7 +189,7 @@ class Rounds:
                 " --policy average, or use aiops.Worker"
             )
         layout = await client.agree(replica.arrays())
-        env = SURROUNDINGS.get()
+        env = CURRENT_ENVIRONMENT.get()
         host = host or env.reached_at or client.local_host
         try:
             address = (env.known(host) or await addresses(host, patience))[0]

@@ -113,8 +113,8 @@ class BudgetTick:
 
 
 @value
-class Told:
-    """A message of a follower has come to its lead, its payloads in ``sink``."""
+class Reported:
+    """A follower's message has arrived at its lead, its payloads in ``sink``."""
 
     time: float
     shard: int
@@ -132,7 +132,16 @@ class Lost:
 
 
 Event: TypeAlias = (
-    Initialised | Joined | Received | Left | Tick | Applied | Stopping | BudgetTick | Told | Lost
+    Initialised
+    | Joined
+    | Received
+    | Left
+    | Tick
+    | Applied
+    | Stopping
+    | BudgetTick
+    | Reported
+    | Lost
 )
 
 # ---------------------------------------------------------------- effects

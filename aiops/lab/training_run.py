@@ -93,7 +93,7 @@ class TrainingRun(AsyncExitStack):
         self._environment = dict(environment or {})
         self._supervisor = Supervisor()
         self.push_async_callback(self._supervisor.close)
-        self.enter_context(signals.heard(self._supervisor.interrupt))
+        self.enter_context(signals.handled(self._supervisor.interrupt))
         self._workers: list[SupervisedProcess] = []
         self._params: Params | None = None
         self._messages: deque[tuple[int, Mapping[str, Any]]] = deque()

@@ -45,11 +45,11 @@ async def addresses(host: str, patience: float) -> Addresses:
         if not found.done():
             found.set_result(answer)
 
-    def tell(answer: Addresses | OSError) -> None:
+    def report(answer: Addresses | OSError) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, answer)
 
-    _begin(host, tell)
+    _begin(host, report)
     try:
         async with asyncio.timeout(patience):
             answer = await found
@@ -87,11 +87,11 @@ def addresses_waited_for(host: str, patience: float, check: Callable[[], None]) 
     """
     answered, answers = threading.Event(), list[Addresses | OSError]()
 
-    def tell(answer: Addresses | OSError) -> None:
+    def report(answer: Addresses | OSError) -> None:
         answers.append(answer)
         answered.set()
 
-    _begin(host, tell)
+    _begin(host, report)
     left = patience
     while not answered.wait(min(left, _GLANCE)):
         check()
@@ -101,16 +101,16 @@ def addresses_waited_for(host: str, patience: float, check: Callable[[], None]) 
     return _checked(host, answers[0])
 
 
-def _begin(host: str, tell: Callable[[Addresses | OSError], None]) -> None:
+def _begin(host: str, report: Callable[[Addresses | OSError], None]) -> None:
     def look_up() -> None:
         try:
             rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except OSError as error:
-            tell(error)
+            report(error)
         except UnicodeError as error:  # what cannot be a host's name
-            tell(OSError(str(error)))
+            report(OSError(str(error)))
         else:
-            tell(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
+            report(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
 
     threading.Thread(target=look_up, name="aiops-lookup", daemon=True).start()
 

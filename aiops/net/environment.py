@@ -1,8 +1,8 @@
 """The environment of a server or a client: clock, entropy, threads, sockets, names.
 
 Servers and clients take all of these from an `Environment`, by default that of the real machine. To
-run them elsewhere, such as in virtual time (`aiops.testing`), set `SURROUNDINGS` in a context: all
-servers and clients made in that context use it.
+run them elsewhere, such as in virtual time (`aiops.testing`), set `CURRENT_ENVIRONMENT` in a
+context: all servers and clients made in that context use it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from aiops.net import unix_socket
 from aiops.net.busy_poll import Spin
 from aiops.net.dns import Addresses, literal
 from aiops.net.socket_options import unpace
-from aiops.net.thread_pool import HANDS, hands_of
+from aiops.net.thread_pool import DEFAULT_POOL, pool_of
 from aiops.net.update_thread import KernelRunner, UpdateThread
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
+ParallelMap: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 
 _WAITING = 64  # connections that may wait to be accepted
 
@@ -126,8 +126,8 @@ class Environment:
         [asyncio.AbstractEventLoop, Callable[[BaseException], None]], KernelRunner
     ] = UpdateThread
     spin: Callable[[], Spin] = Spin
-    parallel_map: Together = HANDS.all
-    shared: Callable[[int], Together] = lambda threads: hands_of(threads).all
+    parallel_map: ParallelMap = DEFAULT_POOL.all
+    shared: Callable[[int], ParallelMap] = lambda threads: pool_of(threads).all
     identity: Callable[[], str] = _identity
     listening: Callable[[str], socket.socket] = _listening
     unconnected: Callable[[str], socket.socket] = _unconnected
@@ -141,5 +141,5 @@ class Environment:
 
 _REAL = Environment()
 
-SURROUNDINGS: ContextVar[Environment] = ContextVar("SURROUNDINGS", default=_REAL)
+CURRENT_ENVIRONMENT: ContextVar[Environment] = ContextVar("CURRENT_ENVIRONMENT", default=_REAL)
 """The environment of the current context."""

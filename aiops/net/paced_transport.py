@@ -18,7 +18,7 @@ from aiops.wire.connection import Connection
 
 _PACED = "paced"  # why a peer is not read from
 _SOONEST = 0.001  # seconds: what event loops' timers can tell apart
-_UNTOLD = 16 * 1024  # bytes requested if the system cannot tell how many are to be read
+_UNKNOWN = 16 * 1024  # bytes requested if the system cannot tell how many are to be read
 
 
 class Pacer:
@@ -237,7 +237,7 @@ class PacedTransport(MessageTransport):
         sock = transport.get_extra_info("socket")
         there = readable(sock) if sock is not None else None
         if there is None and more:
-            there = _UNTOLD
+            there = _UNKNOWN
         self._pacer.ask(self.flow, IN, there or 1)
         if not self._allowed and not self._unread:
             super()._stop_reading(_PACED)

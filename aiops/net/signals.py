@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def heard(handler: Callable[[int], None]) -> Iterator[None]:
+def handled(handler: Callable[[int], None]) -> Iterator[None]:
     """Have SIGINT and SIGTERM call a handler, with their number, in the running event loop.
 
     The handlers are removed at the end: uvloop's loop, when it ends, would leave the process

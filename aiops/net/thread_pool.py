@@ -118,11 +118,11 @@ class ThreadPool:
             del task
 
 
-HANDS = ThreadPool(min(MOST, usable()) - 1)
-"""The default threads of this process."""
+DEFAULT_POOL = ThreadPool(min(MOST, usable()) - 1)
+"""The threads of this process, unless a number is given."""
 
 
 @functools.cache
-def hands_of(threads: int) -> ThreadPool:
+def pool_of(threads: int) -> ThreadPool:
     """Return the pool of this many threads, the caller's included; one per number."""
     return ThreadPool(threads - 1)

@@ -295,8 +295,7 @@ class MessageTransport(asyncio.BufferedProtocol):
     def _evict(self, lease: Lease) -> None:
         """Copy the unsent bytes of a lease, so that its version can be let go."""
         self._out = deque(
-            (memoryview(bytes(view)), None) if whose is lease else (view, whose)
-            for view, whose in self._out
+            (memoryview(bytes(view)), None) if of is lease else (view, of) for view, of in self._out
         )
 
     # ------------------------------------------------------------ ending

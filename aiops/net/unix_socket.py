@@ -145,8 +145,8 @@ def peer_process(sock: socket.socket) -> int:
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:
-    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _group = _CREDENTIALS.unpack(said)
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _group = _CREDENTIALS.unpack(credentials)
     return process, user
 
 

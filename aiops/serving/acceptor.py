@@ -184,7 +184,7 @@ class Acceptor:
         for peer in self.peers.values():
             peer.link.forked()
 
-    def tell(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
         """Send all of them a fatal error, and close each when it has been sent."""
         for peer in list(self.peers.values()):
             if peer.link.wire.state != "closed":
@@ -225,7 +225,7 @@ class Acceptor:
             if kind is Push:
                 steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
                 if steady is not None and steady is not peer.steady:
-                    self._shorten(peer, steady)
+                    self._take_shortcut(peer, steady)
         else:
             self._greet(peer, message)
         busy_poll = self.busy_poll
@@ -233,7 +233,7 @@ class Acceptor:
         if not busy_poll.looking:
             busy_poll.begin()
 
-    def _shorten(self, peer: Peer, steady: Steady) -> None:
+    def _take_shortcut(self, peer: Peer, steady: Steady) -> None:
         """Have a connection's exchanges answered by `Steady.exchange` from here on."""
         peer.steady = steady
         peer.link.shortcut = self._measure("policy", partial(self._exchange, steady))
@@ -268,8 +268,8 @@ class Acceptor:
             return
         peer.lost()
         hello = peer.greeter.hello
-        who = f"{hello.role} {hello.name!r}" if hello else "a stranger"
-        _log.info("%s at %s is gone: %s", who, link.peer_name, error)
+        name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"
+        _log.info("%s at %s is gone: %s", name, link.peer_name, error)
         if peer.joined:
             self._post(Left(self._now(), link.number))
         self._gone()

@@ -37,7 +37,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
         else:
             server.stop_with_lead()
 
-    with signals.heard(end):
+    with signals.handled(end):
         async with ShardProcesses(config) as children:
             server = Server(children.config)
             url = await server.start()

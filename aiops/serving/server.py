@@ -24,7 +24,7 @@ from aiops.engine.events import End, Event, Stopping
 from aiops.engine.steady import Steady
 from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.model.shared_memory import Memory, SharedMemory
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import narrow, unpace
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
@@ -73,7 +73,7 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.url, self.port = "", config.port
-        self._env = env = SURROUNDINGS.get()
+        self._env = env = CURRENT_ENVIRONMENT.get()
         self._now = env.now
         algorithm = find(config.policy).make(config.settings())
         options = dataclasses.replace(config.options(), run=env.token_bytes(8).hex())
@@ -105,7 +105,7 @@ class Server:
         self._lead, self._links = lead, links  # and the connections to the lead's followers
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
-            *(config, self._coordinator, env, self._pacing, self.post, self._stir),
+            *(config, self._coordinator, env, self._pacing, self.post, self._note_change),
             self._exchange,
             self._sink_for if lead is not None else self._coordinator.sink_for,
             machine.measure,
@@ -262,7 +262,7 @@ class Server:
         if self._broken:
             return
         self._broken = True
-        self.connections.tell(
+        self.connections.refuse(
             f"the server is ending because of an error of its own ({_brief(error)}), which its log"
             " has in full"
         )
@@ -327,7 +327,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(changed.wait(), seconds)
 
-    def _stir(self) -> None:
+    def _note_change(self) -> None:
         if self._changed is not None:
             self._changed.set()
 

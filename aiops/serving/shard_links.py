@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiops._version import __version__
-from aiops.engine.events import Event, Lost, Order, Told
+from aiops.engine.events import Event, Lost, Order, Reported
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -207,7 +207,7 @@ class ShardLinks:
             raise ConnectionLost(message.text)
         elif not isinstance(message, Pong):
             try:
-                self._post(Told(self._env.now(), link.number, message, sink))
+                self._post(Reported(self._env.now(), link.number, message, sink))
             except RemoteProtocolError as error:
                 link.fault(error)
 

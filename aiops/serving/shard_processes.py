@@ -25,7 +25,7 @@ from aiops.serving.config import Config
 _log = logging.getLogger("aiops.server")
 
 _START = 60.0  # seconds that a follower may take to begin to listen
-_MERCY = 5.0  # seconds between asking a follower to end and ending it
+_GRACE = 5.0  # seconds between asking a follower to end and ending it
 
 FOLLOWERS_SETTINGS = (
     *(
@@ -100,7 +100,7 @@ class ShardProcesses(AsyncClosing):
         """End those that have not ended with their lead."""
         self._ending = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MERCY):
+            async with asyncio.timeout(_GRACE):
                 for process in self._processes:
                     await process.wait()
         for process in self._processes:

@@ -33,7 +33,7 @@ from aiops.engine.events import (
     Order,
     Received,
     Reply,
-    Told,
+    Reported,
     Warm,
 )
 from aiops.engine.steady import Steady
@@ -120,8 +120,8 @@ class Lead:
                 effects = self._on_received(event)
             case Applied():
                 effects = self._on_applied(event)
-            case Told():
-                effects = self._on_told(event)
+            case Reported():
+                effects = self._on_report(event)
             case Lost():
                 effects = self._on_lost(event)
             case Joined():
@@ -290,13 +290,13 @@ class Lead:
 
     # ------------------------------------------------------------ followers
 
-    def _on_told(self, event: Told) -> list[Effect]:
+    def _on_report(self, event: Reported) -> list[Effect]:
         try:
-            return self._handle_told(event)
+            return self._handle_report(event)
         except RemoteProtocolError as error:
             return self._on_lost(Lost(event.time, event.shard, str(error)))
 
-    def _handle_told(self, event: Told) -> list[Effect]:
+    def _handle_report(self, event: Reported) -> list[Effect]:
         message = event.message
         if isinstance(message, PushArrived):
             if message.fault.get("code") == LOST:  # the client must open all connections anew

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aiops.engine.events import Applied, Apply, Effect, Order, Told
+from aiops.engine.events import Applied, Apply, Effect, Order, Reported
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
@@ -73,7 +73,7 @@ class Updating:
         """Take the lead's sums; return `Applied` if all shards are done, else what is to follow."""
         return self._take(0, event.sums, event.time)
 
-    def done(self, event: Told, message: UpdateDone) -> Applied | list[Effect]:
+    def done(self, event: Reported, message: UpdateDone) -> Applied | list[Effect]:
         """Take a follower's sums; return the same.
 
         Raises

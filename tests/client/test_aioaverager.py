@@ -245,7 +245,7 @@ def test_an_average_that_is_not_over_in_time() -> None:
 
 
 def test_over_real_sockets() -> None:
-    """Without virtual surroundings it is the machine's sockets that it uses."""
+    """Without a virtual environment it uses the machine's sockets."""
 
     async def main() -> None:
         params = [model(0.0), model(0.0)]

@@ -446,9 +446,9 @@ class Partner:
         )
         self.peer.send(frame(request))
 
-    def hear_of_a_round(self) -> None:
+    def receive_round(self) -> None:
         """Wait for a round."""
-        told = self.peer.hear()
+        told = self.peer.receive()
         assert isinstance(told, Round)
         self.told = told
         counts = [counts for *_, counts in told.members]
@@ -470,9 +470,9 @@ class Partner:
         """Take the other worker's connection, and greet it."""
         told = self.told
         self.before = Neighbour(self.listener.accept()[0])
-        heard = self.before.hear()
-        assert isinstance(heard, RingHello)
-        assert heard.proof == self.proof("client", 1 - told.rank)
+        received = self.before.receive()
+        assert isinstance(received, RingHello)
+        assert received.proof == self.proof("client", 1 - told.rank)
         self.before.send(
             frame(RingHello(0, told.number, told.rank, self.proof("server", told.rank)))
         )
@@ -482,9 +482,9 @@ class Partner:
         """Greet both ways."""
         self.call()
         self.answer()
-        heard = self.after.hear()
-        assert isinstance(heard, RingHello)
-        assert heard.proof == self.proof("server", 1 - self.told.rank)
+        received = self.after.receive()
+        assert isinstance(received, RingHello)
+        assert received.proof == self.proof("server", 1 - self.told.rank)
 
     def send(self, piece: Piece) -> None:
         nbytes = piece.stop - piece.start
@@ -496,11 +496,11 @@ class Partner:
         for piece in self.ring.begin():
             self.send(piece)
         while not self.ring.done:
-            heard = self.before.hear()
-            assert isinstance(heard, RingChunk)
-            part = heard.parts[0]
-            self.ring.room(part.start, part.stop, heard.hop)[:] = self.before.payloads[0]
-            onward = self.ring.received(part.start, heard.hop)
+            received = self.before.receive()
+            assert isinstance(received, RingChunk)
+            part = received.parts[0]
+            self.ring.room(part.start, part.stop, received.hop)[:] = self.before.payloads[0]
+            onward = self.ring.received(part.start, received.hop)
             if onward is not None:
                 self.send(onward)
 
@@ -514,7 +514,7 @@ class Neighbour(Peer):
         self.wire = _Unpoliced("client", self._land)
         self.wire.state = "open"
         self.payloads = []
-        self._heard: list[tuple[Message, Sink | None]] = []
+        self._received: list[tuple[Message, Sink | None]] = []
 
     @staticmethod
     def _land(message: Message) -> Sink:
@@ -522,10 +522,10 @@ class Neighbour(Peer):
 
 
 class _Unpoliced(Driven):
-    """A wire that hears whatever is said."""
+    """A wire that takes any message in any state."""
 
     def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
-        self.state = "hearing"
+        self.state = "any"
         return super().received(nbytes)
 
 
@@ -545,7 +545,7 @@ def with_partner(
             partner.be_ready()
             eventually(lambda: ready(server) == 1, "the partner is ready")
             asked = pool.submit(averager.average)
-            partner.hear_of_a_round()
+            partner.receive_round()
             return asked
 
         yield averager, partner, both
@@ -556,12 +556,12 @@ LARGE = {"w": np.zeros(1_000_000, np.float32)}
 
 
 @pytest.fixture(autouse=True)
-def _hear_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a partner may hear is the test's to check."""
+def _any_message_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test checks what a partner receives."""
     from aiops.wire import connection
 
-    anything = dict.fromkeys(messages.KINDS, "hearing")
-    says = {"hearing": {"client": anything, "server": anything}}
+    anything = dict.fromkeys(messages.KINDS, "any")
+    says = {"any": {"client": anything, "server": anything}}
     monkeypatch.setattr(connection, "HANDSHAKE", {**connection.HANDSHAKE, **says})
 
 
@@ -758,22 +758,22 @@ class TestHostile:
             asked = both()
             partner.call()
             thief = Neighbour(partner.listener.accept()[0])
-            assert isinstance(thief.hear(), RingHello)
+            assert isinstance(thief.receive(), RingHello)
             thief.send(frame(RingHello(0, partner.told.number, partner.told.rank, b"x" * 32)))
             assert asked.result(PATIENCE) == 0
             assert isinstance(averager.stats.last_error, Unauthorised)
             assert "does not know the secret" in str(averager.stats.last_error)
             with pytest.raises(ConnectionResetError):
-                thief.hear()
+                thief.receive()
             thief.close()
 
     def test_the_server_is_no_worker_of_a_round(self) -> None:
         with meeting_point() as server, Peer(server.url, greet=False) as peer:
             peer.send(frame(RingHello(0, 1, 0, b"x" * 32)))
-            heard = peer.hear()
-            assert isinstance(heard, messages.Error)
-            assert heard.fatal
-            assert "listen at other addresses" in heard.text
+            received = peer.receive()
+            assert isinstance(received, messages.Error)
+            assert received.fatal
+            assert "listen at other addresses" in received.text
             assert peer.dropped()
 
 

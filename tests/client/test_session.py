@@ -65,7 +65,7 @@ class Server:
         algorithm = find(policy).make({"lr": 0.5, **(settings or {})})
         self.engine = Engine(algorithm, Options(**options))
         self.token = token
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         self.down = b""  # to the client
         self.outstanding: list[Apply] = []
         self.hold = False
@@ -92,7 +92,7 @@ class Server:
     def receive(self, data: bytes) -> None:
         """Have bytes arrive."""
         for message, sink in feed(self.wire, data):
-            self.heard.append(message)
+            self.received.append(message)
             self._take(message, sink)
 
     def lost(self) -> None:
@@ -248,7 +248,7 @@ def test_a_push_says_no_more_batches_than_it_may() -> None:
     pair, params = ready()
     for count, said in ((1, 1), (MAX_COUNT, MAX_COUNT), (MAX_COUNT + 1, MAX_COUNT)):
         pair.ask(pair.requests.push(ONES, params, params, count=count))
-        message = pair.server.heard[-1]
+        message = pair.server.received[-1]
         assert isinstance(message, messages.Push)
         assert message.count == said
 
@@ -280,7 +280,7 @@ class TestTogether:
         assert isinstance(report["waited_for"], list)
         pair.up += b"".join(pair.session.leave())
         pair.settle()
-        assert [type(m) for m in pair.server.heard[-1:]] == [messages.Leave]
+        assert [type(m) for m in pair.server.received[-1:]] == [messages.Leave]
         assert pair.server.engine.membership.present() == []
         assert pair.server.engine.admission.pool.out == 0
         traffic = pair.server.wire.traffic
@@ -377,11 +377,11 @@ class TestTogether:
         assert pair.session.waiting_for == "its welcome"
         pair.connect()
         pair.move(None, 0)
-        assert [m.kind for m in server.heard[-1:]] == ["hello"]
+        assert [m.kind for m in server.received[-1:]] == ["hello"]
         pair.settle()
         assert ping.done
         assert stats.done
-        assert [m.kind for m in server.heard[-3:]] == ["hello", "ping", "stats"]
+        assert [m.kind for m in server.received[-3:]] == ["hello", "ping", "stats"]
         waiting = pair.requests.stats()
         assert pair.session.waiting_for == "the statistics"
         pair.session.abandon(waiting)
@@ -391,7 +391,7 @@ class TestTogether:
         pair, _params = ready()
         pair.server.say(messages.Ping(0))
         pair.settle()
-        assert pair.server.heard[-1] == messages.Pong(0)
+        assert pair.server.received[-1] == messages.Pong(0)
 
     def test_what_it_says_of_itself(self) -> None:
         pair = Pair()
@@ -403,7 +403,7 @@ class TestTogether:
             wanted = messages.Hello(
                 0, messages.PROTOCOL, "me", epoch, "w0", "worker", False, nonce, agent
             )
-            assert pair.server.heard[-1] == wanted
+            assert pair.server.received[-1] == wanted
             pair.cut()
 
     def test_a_name_must_fit_into_a_greeting(self) -> None:
@@ -443,10 +443,10 @@ class TestLostConnections:
         assert (receipt.version, receipt.staleness) == (1, 0)
         assert (pair.server.version, pair.server.params()) == (1, stepped(1))
         assert (params.version, values(params)) == (1, stepped(1))
-        pushed = [m.seq for m in pair.server.heard if isinstance(m, messages.Push)]
+        pushed = [m.seq for m in pair.server.received if isinstance(m, messages.Push)]
         assert pushed == [1] * (1 + arrived), "it is sent again under the same number"
         assert pair.ask(pair.requests.push(ONES, params, None)).version == 2
-        assert pair.server.heard[-1].seq == 2  # type: ignore[attr-defined]
+        assert pair.server.received[-1].seq == 2  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("sent", [False, True])
     def test_a_restart_says_whether_a_push_was_sent(self, sent: bool) -> None:
@@ -465,7 +465,7 @@ class TestLostConnections:
         told = "may have been applied to the parameters of the earlier run"
         with pytest.raises(Restarted, match=told if sent else "it was not pushed"):
             pair.ask(request)
-        assert not any(isinstance(message, messages.Push) for message in pair.server.heard)
+        assert not any(isinstance(message, messages.Push) for message in pair.server.received)
 
     def test_a_fetch_cut_anywhere_is_made_again_in_full(self) -> None:
         for down in range(self.FETCH_DOWN):
@@ -484,7 +484,7 @@ class TestLostConnections:
         pair.cut()
         pair.connect()
         assert pair.ask(request) is True
-        haves = [m.have for m in pair.server.heard if isinstance(m, messages.Fetch)]
+        haves = [m.have for m in pair.server.received if isinstance(m, messages.Fetch)]
         assert haves[-1] == -1 or not touched, "all of it, not what is newer"
         assert (params.version, values(params)) == (1, stepped(1))
         assert params.versions.tolist() == [1, 1, 1]
@@ -498,7 +498,7 @@ class TestLostConnections:
         assert params.version == -1
         pair.connect()
         pair.settle()
-        assert pair.server.heard[-1].have == -1  # type: ignore[attr-defined]
+        assert pair.server.received[-1].have == -1  # type: ignore[attr-defined]
         assert params.version == 1
 
     @pytest.mark.parametrize("finished", ["before it comes back", "after", "while it is away"])
@@ -559,7 +559,7 @@ class TestLostConnections:
         assert [request.value().version for request in requests] == [1, 2, 3]
         assert last.value() is True
         assert (pair.server.version, values(params)) == (3, stepped(3))
-        pushed = [m.seq for m in pair.server.heard if isinstance(m, messages.Push)]
+        pushed = [m.seq for m in pair.server.received if isinstance(m, messages.Push)]
         assert pushed == [*range(1, arrived + 1), 1, 2, 3]
 
     def test_a_define_cut_midway_lets_the_next_one_define(self) -> None:
@@ -585,7 +585,7 @@ class TestLostConnections:
             pair.connect()
             assert not request.done
         assert pair.ask(request).version == 1
-        epochs = [m.epoch for m in pair.server.heard if isinstance(m, messages.Hello)]
+        epochs = [m.epoch for m in pair.server.received if isinstance(m, messages.Hello)]
         assert epochs == sorted(set(epochs))
         assert values(params) == stepped(1)
 
@@ -643,7 +643,7 @@ class TestTokens:
         assert not request.done
         assert not pair.session.ready
         assert pair.session.outgoing() == []
-        assert [m.kind for m in pair.server.heard] == ["hello"]
+        assert [m.kind for m in pair.server.received] == ["hello"]
 
     def test_a_server_that_pretends(self) -> None:
         """It challenges, but cannot show that it knows the token."""
@@ -680,7 +680,7 @@ class TestTokens:
             pair.settle()
             assert pair.session.ready
             pair.cut()
-        proofs = [m.proof for m in pair.server.heard if isinstance(m, messages.Prove)]
+        proofs = [m.proof for m in pair.server.received if isinstance(m, messages.Prove)]
         assert len(set(proofs)) == 2
 
 

@@ -383,7 +383,7 @@ class TestFromThePageAlone:
 
         client = ForeignClient(lambda data: None, receive)
         payloads = places_of(example) or payloads_of(example)
-        assert client.hear() == (plain(example["header"]), payloads)
+        assert client.receive() == (plain(example["header"]), payloads)
         assert rest == b""
 
     def test_it_trains_against_a_real_server(self) -> None:
@@ -440,16 +440,16 @@ class TestFromThePageAlone:
                 part = [0, nbytes, "raw", nbytes, 0]
                 asked = {"fetch": True, "have": -1, "wants": [], "coded": False, "count": 1}
                 near.client.say("push", [(7, 64)], id=2, seq=1, parts=[part], **asked)
-                ack, [values] = near.hear()
+                ack, [values] = near.receive()
                 assert (ack["kind"], ack["id"], ack["version"]) == ("ack", 2, 1)
                 assert near.theirs, "the parameters are lent, too"
                 assert values == struct.pack("<f", 1.5) * count
                 near.client.say("push", [(7, 64)], id=3, seq=2, parts=[part], **asked)
-                _ack, [later] = near.hear()
+                _ack, [later] = near.receive()
                 assert later == struct.pack("<f", 1) * count
                 assert near.theirs[1][:nbytes] == values, "what has not been released stays"
                 near.client.say("release", id=2)
                 near.client.say("release", id=3)
                 near.client.say("push", [(7, 65)], id=4, seq=3, parts=[part], **asked)
                 with pytest.raises(AssertionError, match="no more"):
-                    near.hear()  # there is no such place
+                    near.receive()  # there is no such place

@@ -122,7 +122,7 @@ class TestIntegers:
             client._id += 1
             header = {"id": Wide(client._id), "seq": seq, "parts": [part], "count": count, **asked}
             client.say("push", [ONES + B], **header)
-            answer, [values] = client.hear()
+            answer, [values] = client.receive()
             assert (answer["kind"], answer["version"]) == ("ack", 1)
             assert values == struct.pack("<6f", 0.5, 1.5, 2.5, 3.5, 2.5, 3)
             assert client.ask("fetch", have=Wide(1), wants=[], coded=False)["parts"] == []

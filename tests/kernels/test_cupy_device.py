@@ -20,7 +20,7 @@ import aiops
 from aiops import testing
 from aiops.errors import BadPush, UsageError
 from aiops.kernels import cupy_device
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.config import Config
 from aiops.serving.shard_processes import FOLLOWERS_SETTINGS
 from tests.contract.cases import CASES
@@ -136,8 +136,8 @@ class TestRefused:
 
 def on(device: Any) -> None:
     """Have servers of this context find that device, whatever they ask for."""
-    here = dataclasses.replace(SURROUNDINGS.get(), device=lambda name: device)
-    SURROUNDINGS.set(here)
+    env = dataclasses.replace(CURRENT_ENVIRONMENT.get(), device=lambda name: device)
+    CURRENT_ENVIRONMENT.set(env)
 
 
 async def trained(params: Any, steps: int = 12, **settings: Any) -> tuple[dict[str, bytes], Any]:

@@ -110,7 +110,7 @@ class Echo:
             peer.sendall(data)
 
 
-def send_and_hear(url: str, data: bytes) -> bytes:
+def send_and_receive(url: str, data: bytes) -> bytes:
     with socket.create_connection(urls.parse(url), timeout=PATIENCE) as sock:
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
@@ -142,7 +142,7 @@ class TestSlowLink:
             SlowLink(echo.url, rate=rate, delay=0.002, each=each, watch=watch) as link,
         ):
             senders = [
-                threading.Thread(target=lambda m=m: heard.append(send_and_hear(link.url, m)))
+                threading.Thread(target=lambda m=m: heard.append(send_and_receive(link.url, m)))
                 for m in messages
             ]
             for sender in senders:

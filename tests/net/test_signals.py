@@ -1,4 +1,4 @@
-"""Ctrl-C and a request to end, heard in an event loop."""
+"""Ctrl-C and a request to end, handled in an event loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 @pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_heard(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_handled(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> int:
         came = asyncio.get_running_loop().create_future()
-        with signals.heard(came.set_result):
+        with signals.handled(came.set_result):
             signal.raise_signal(number)
             return int(await came)
 
@@ -32,7 +32,7 @@ def test_ctrl_c_interrupts_again_afterwards(loop: Callable[[], asyncio.AbstractE
     """Whatever ended the block; the rest of a program is not to be deaf."""
 
     async def main() -> None:
-        with signals.heard(lambda _number: None):
+        with signals.handled(lambda _number: None):
             raise ValueError("ended")
 
     with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(ValueError, match="ended"):

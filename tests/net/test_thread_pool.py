@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from aiops.net.cpu_count import usable
-from aiops.net.thread_pool import HANDS, MOST, ThreadPool, hands_of
+from aiops.net.thread_pool import DEFAULT_POOL, MOST, ThreadPool, pool_of
 from tests.support import PATIENCE
 
 
@@ -28,9 +28,9 @@ def test_every_piece_is_done_once(helpers: int, count: int) -> None:
 
 
 def test_as_many_as_there_are_processors_or_as_one_says() -> None:
-    assert HANDS.count == min(MOST, usable())
-    assert [hands_of(threads).count for threads in (1, 2, 9)] == [1, 2, 9]
-    assert hands_of(2) is hands_of(2)
+    assert DEFAULT_POOL.count == min(MOST, usable())
+    assert [pool_of(threads).count for threads in (1, 2, 9)] == [1, 2, 9]
+    assert pool_of(2) is pool_of(2)
 
 
 def test_helpers_do_help() -> None:

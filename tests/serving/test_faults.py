@@ -421,7 +421,7 @@ class TestSameClientTwice:
                 with Peer(server.url, client="a") as new:
                     new.send(frame(push(SIZE, 1, fetch=True, id=5), payload))
                     assert isinstance(other.ask(push(SIZE, 1), payload), messages.Ack)
-                    answer = new.hear()
+                    answer = new.receive()
                     assert isinstance(answer, messages.Ack)
                     assert (answer.id, answer.version) == (5, 1)
                     assert len(new.payloads[0]) == SIZE

@@ -30,7 +30,7 @@ from aiops.engine.events import (
     Order,
     Received,
     Reply,
-    Told,
+    Reported,
 )
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.shards.follower import Follower
@@ -209,7 +209,7 @@ class Leash:
                 self.attached = True
             else:
                 assert not isinstance(message, Error), message
-                self.world.lead.post(Told(self.world.now, self.shard, message, sink))
+                self.world.lead.post(Reported(self.world.now, self.shard, message, sink))
 
     def lost(self) -> None:
         self.world.lead.post(Lost(self.world.now, self.shard, f"shard {self.shard} is gone"))

@@ -20,7 +20,7 @@ from aiops.averaging.ring_allreduce import Flat, Ring
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.bandwidth.tallies import Tally
 from aiops.codecs import find as codec
-from aiops.engine.events import Received, Told
+from aiops.engine.events import Received, Reported
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST, Part
@@ -454,7 +454,7 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
                 told = decode(msgpack.packb(header))
             except RemoteProtocolError:
                 continue
-            world.lead.post(Told(world.now, 1, told))
+            world.lead.post(Reported(world.now, 1, told))
             world.lead.post(Received(world.now, line.number, Stats(6)))
             world.settle()
 
@@ -496,7 +496,7 @@ def test_a_server_outlives_a_push_of_any_count(policy: str) -> None:
     with serving("--policy", policy, "--log-level", "error", *flags) as process:
         with Peer(process.url) as definer:
             definer.send(define(MODEL))
-            assert isinstance(definer.hear(), messages.Model)
+            assert isinstance(definer.receive(), messages.Model)
         for count in (2**56, 2**60, 2**63 - 1, 2**64 - 1, -1, 0):
             for message, size in ((whole, END), (push(nbytes, 1), nbytes)):
                 with Peer(process.url) as peer:
@@ -512,7 +512,7 @@ def test_a_server_outlives_a_push_of_any_count(policy: str) -> None:
                     message = push(nbytes, seq)
                     message.count = MAX_COUNT  # type: ignore[misc]
                     peer.send(frame(message, bytes(nbytes)))
-                    assert isinstance(peer.hear(), Ack | Error)
+                    assert isinstance(peer.receive(), Ack | Error)
                 assert isinstance(observer.ask(Stats(2)), Report)
         assert process.popen.poll() is None
         assert process.stderr() == ""

@@ -277,7 +277,7 @@ class TestMembers:
             assert isinstance(answer, Error)
             assert "connect with role='worker'" in answer.text
             peer.send(define({"w": np.zeros(SIZE // 4, np.float32)}))
-            answer = peer.hear()
+            answer = peer.receive()
             assert isinstance(answer, Error)
             assert "only a worker may define" in answer.text
 
@@ -327,7 +327,7 @@ class TestMembers:
                     assert answer.code == "bad-push"
             with Peer(server.url) as peer:
                 peer.send(define({"w": np.zeros(3, np.float32)}))
-                assert isinstance(peer.hear(), messages.Model), "an honest offer gets through"
+                assert isinstance(peer.receive(), messages.Model), "an honest offer gets through"
 
     def test_a_model_larger_than_the_memory(self) -> None:
         """It passes every check of its numbers, and still there is no room for it."""
@@ -342,7 +342,7 @@ class TestMembers:
                 assert peer.dropped(), "the payload was not what was announced"
             with Peer(server.url) as peer:
                 peer.send(define({"w": np.zeros(3, np.float32)}))
-                assert isinstance(peer.hear(), messages.Model)
+                assert isinstance(peer.receive(), messages.Model)
 
     def test_a_description_with_very_many_names(self, live: Live) -> None:
         """A few megabytes of names must not keep the server busy for minutes."""
@@ -542,7 +542,7 @@ class TestMany:
                 for peer in peers:
                     peer.send(frame(push(SIZE, seq, fetch=True), payload))
                 for peer in peers:
-                    answer = peer.hear()
+                    answer = peer.receive()
                     assert isinstance(answer, messages.Ack), answer
                     got = np.frombuffer(peer.payloads[0], np.float32)
                     assert (got == -answer.version).all()
@@ -734,7 +734,7 @@ class TestMutations:
                     last = peer.ask(messages.Ping(END))
                     while last.id != END:
                         answered += 1
-                        last = peer.hear()
+                        last = peer.receive()
                     speak(peer, b"".join(mutator.hard() for _ in range(hard)))
                 if index == connections // 2:  # what a server remembers of clients has a bound
                     grown_from = live.process.rss()

@@ -12,7 +12,7 @@ from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.errors import ConnectionLost
 from aiops.net.dns import addresses, first_reached
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.unix_socket import welcomed
 from aiops.wire.shared_payloads import SharedPayloads
 
@@ -32,7 +32,7 @@ class AsyncDialler:
 
     def __init__(self, session: Session, host: str, port: int) -> None:
         self._session, self._host, self._port = session, host, port
-        self._env = SURROUNDINGS.get()
+        self._env = CURRENT_ENVIRONMENT.get()
 
     async def server_reached(self, until: float) -> tuple[asyncio.Transport, AsyncConnection]:
         """Connect to the first of the server's addresses that answers."""

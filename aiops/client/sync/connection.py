@@ -23,7 +23,7 @@ from aiops.client.sync.shard_socket import move as move_all
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.unix_socket import UnixSide
 from aiops.wire.connection import Buffer
 from aiops.wire.shared_payloads import SharedPayloads
@@ -65,7 +65,7 @@ class BlockingConnection:
     def __init__(self, session: Session, host: str, port: int) -> None:
         self._session = session
         self.dialler = Dialler(session.server, host, port, self._left)
-        self._below = SURROUNDINGS.get().below
+        self._below = CURRENT_ENVIRONMENT.get().below
         self.socket: socket.socket | None = None
         self._near: UnixSide | None = None  # on a connection within this machine
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several

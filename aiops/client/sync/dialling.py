@@ -12,7 +12,7 @@ from aiops.client.shard_channel import ShardChannel
 from aiops.common import forks
 from aiops.errors import ConnectionLost
 from aiops.net.dns import addresses_waited_for
-from aiops.net.environment import SURROUNDINGS
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import tune
 from aiops.net.unix_socket import UnixSide, welcomed
 
@@ -42,7 +42,7 @@ class Dialler:
 
     def __init__(self, server: str, host: str, port: int, left: Callable[[float], float]) -> None:
         self._server, self._host, self._port, self._left = server, host, port, left
-        self._env = SURROUNDINGS.get()
+        self._env = CURRENT_ENVIRONMENT.get()
         self.socket: socket.socket | None = None
         self.interrupted = self._forked = False
         self._woken = threading.Event()  # when it is interrupted

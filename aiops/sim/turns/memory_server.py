@@ -1,7 +1,7 @@
 """A server and its clients in memory: every message crosses a wire, none crosses a socket.
 
-The engine, the conversations and the routines are those of real runs, and so are the bytes, which
-the wires count. A client computes when `SimulatedClient.step` is called; all exchanges that follow
+The engine, the sessions and the strategies are those of real runs, and so are the bytes, which the
+wires count. A client computes when `SimulatedClient.step` is called; all exchanges that follow
 are over when the call returns.
 """
 
@@ -148,7 +148,7 @@ class MemoryServer:
 
 
 class SimulatedClient:
-    """One worker: its conversation, and its routine once it has the model.
+    """One worker: its session, and its strategy once it has the model.
 
     Parameters
     ----------
@@ -165,8 +165,8 @@ class SimulatedClient:
     ----------
     params
         Its parameters.
-    routine
-        Its strategy: when to push and fetch, and what.
+    strategy
+        Decides when to push and fetch, and what.
     steps, recomputed
         Gradients that it has computed, and those of them that the policy refused.
     refused
@@ -206,21 +206,21 @@ class SimulatedClient:
         self.params, self.strategy = self._model(ahead)
 
     def _model(self, ahead: bool) -> tuple[Params, LocalStrategy]:
-        """Fetch the parameters; return them, with the routine that trains them.
+        """Fetch the parameters; return them, with the strategy that trains them.
 
-        They are read in the server's memory, unless the routine writes to them.
+        They are read in the server's memory, unless the strategy writes to them.
         """
         plan, layout = self.session.info.plan, self.session.info.known_layout
         params = Leased(layout)
         self.ask(self.requests.fetch(params))
         if ahead:
             return params, PipelinedPush(params)
-        routine = strategy_for(plan, params)
-        if routine.writes:
+        strategy = strategy_for(plan, params)
+        if strategy.writes:
             mine = params.copy()
             params.let_go()
             return mine, strategy_for(plan, mine)
-        return params, routine
+        return params, strategy
 
     def _nonce(self) -> bytes:
         self._nonces += 1
@@ -252,7 +252,7 @@ class SimulatedClient:
         return self._blocked or (self.strategy.under_way is not None and self.strategy.waits)
 
     def step(self, gradient: Gradient) -> Receipt | None:
-        """Compute one gradient and let the routine use it; return the receipt of a push, if any."""
+        """Compute one gradient for the strategy to use; return the receipt of a push, if any."""
         assert not self.waits, "it has to wait for an answer first"
         return self.give(gradient(self.params))
 
@@ -270,7 +270,7 @@ class SimulatedClient:
         return None if transfer is None else self._carry(transfer)
 
     def finish(self) -> None:
-        """Push what the routine has held back."""
+        """Push what the strategy has held back."""
         rest = self.strategy.rest()
         if rest is not None:
             self._carry(rest)
@@ -282,7 +282,7 @@ class SimulatedClient:
         return self._receipt
 
     def settle(self) -> None:
-        """Tell the routine the answer to its transfer, if it has arrived."""
+        """Give the strategy the answer to its transfer, if it has arrived."""
         request = self._carried
         if request is None or not request.done:
             return

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from aiops.errors import UsageError
 from aiops.kernels.parallel import serial_map
 from aiops.net.busy_poll import Spin
-from aiops.net.environment import SURROUNDINGS, Environment
+from aiops.net.environment import CURRENT_ENVIRONMENT, Environment
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
 from aiops.sim.virtual.sockets import ListeningSocket, MemorySocket
@@ -96,7 +96,7 @@ class World:
         self.loop = VirtualLoop(limit)
         self.network = Network(self.loop, seed=seed, pieces=pieces)
         entropy = random.Random(f"aiops {seed}")
-        self.surroundings = Environment(
+        self.environment = Environment(
             now=self.loop.time,
             token_bytes=entropy.randbytes,
             below=entropy.randrange,
@@ -117,5 +117,5 @@ class World:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, in virtual time; the world ends with it."""
         context = copy_context()
-        context.run(SURROUNDINGS.set, self.surroundings)
+        context.run(CURRENT_ENVIRONMENT.set, self.environment)
         return context.run(run_on, self.loop, main)

@@ -16,7 +16,7 @@ from aiops.engine.events import (
     Order,
     Received,
     Reply,
-    Told,
+    Reported,
 )
 from aiops.model.parts import Part, Parts
 from aiops.shards.follower import Follower
@@ -99,7 +99,7 @@ class Sharded:
             elif isinstance(effect, Reply):
                 self.orders.append(("server", effect.message, _payloads(effect)))
                 if not isinstance(effect.message, messages.ShardWelcome):
-                    self._lead_handles(Told(0.0, 1, effect.message))
+                    self._lead_handles(Reported(0.0, 1, effect.message))
 
 
 def _filled(sink: Sink | None, message: Message, payloads: tuple[bytes, ...]) -> Sink | None:
