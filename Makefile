@@ -3,15 +3,13 @@
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
 #   make golden  write the kernels' agreed texts again, when a change of them is meant
-#   make fast    compile what every message goes through (a C compiler is needed)
-#   make plain   go back to the sources alone
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs golden fast plain clean
+.PHONY: demo test check bench docs golden clean
 .DELETE_ON_ERROR:
 
 # The demo needs little, so it installs little; the development tools come when they are asked for.
@@ -50,19 +48,5 @@ golden: $(VENV)/.dev
 	@$(BIN)/python -m tests.kernels.test_numba_source
 	@$(BIN)/python -m tests.kernels.test_cuda_source
 
-# Compiled in place, by the list that a compiled wheel is made by.
-LISTED := import tomllib; \
-  made = tomllib.load(open("pyproject.toml", "rb"))["tool"]["hatch"]["build"]["targets"]["wheel"]; \
-  print(*(path.lstrip("/") for path in made["hooks"]["mypyc"]["include"]))
-
-fast: $(VENV)/.dev plain
-	@echo "compiling (this takes some minutes)"
-	@$(BIN)/mypyc $$($(BIN)/python -c '$(LISTED)') > build.log 2>&1 || { cat build.log; exit 1; }
-	@rm -r build build.log
-
-plain:
-	@find aiops -name '*.so' -delete
-	@rm -f *__mypyc.*.so
-
-clean: plain
+clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -72,9 +72,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from aiops.wire.compiled import COMPILED
-
-        print(f"aiops {__version__}" + (", compiled" if COMPILED else ""))
+        print(f"aiops {__version__}")
         raise typer.Exit
 
 

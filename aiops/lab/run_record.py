@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import aiops
 from aiops.net.cpu_count import usable
-from aiops.wire.compiled import COMPILED
 
 PACKAGES = (
     *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),
@@ -118,7 +117,6 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "kernel_settings": _kernel_settings(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "revision": _revision(),
-        "compiled": COMPILED,
         "packages": {name: v for name in ("aiops-ps", *packages) if (v := _version(name))},
         "load_at_start": round(os.getloadavg()[0], 2),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,7 +131,7 @@ def physical_memory() -> int:
 def describe(about: Mapping[str, Any]) -> str:
     """Put `machine`'s description on two lines."""
     versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
-    versions += ", compiled" * about.get("compiled", False)
+    versions += ", compiled" * about.get("compiled", False)  # of reports before 2026-11-23
     return (
         f"{about['cpu']}, {about['usable_cores']} of {about['cores']} cores,"
         f" {about['memory_gib']} GiB, {about['system']}, {about['python']}\n{versions}"
