@@ -13,6 +13,7 @@ it full: hundreds of messages are on it at any time. Time is the processor's.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -208,6 +209,7 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     _cluster(replace(options, seconds=0.1))  # kernels are compiled
     found: dict[str, list[float]] = {name: [] for name in _CASES}
     for number, name in itertools.product(range(options.rounds), _CASES):
+        gc.collect()  # a case does not pay for what the one before it has left
         found[name].append(_CASES[name](options))
         log(f"round {number + 1}, {name}: {found[name][-1]:,.0f} messages/s")
     cases = {name: report.spread(rates) | {"rounds": rates} for name, rates in found.items()}
