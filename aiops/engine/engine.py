@@ -15,13 +15,13 @@ which they must be carried out. An effect that takes a lease or a buffer along (
 the driver releases it once the reply has been sent, or at once if it cannot be sent. `handle` is
 not reentrant, and all events of one engine come from one thread.
 
-Payloads take another way, because they arrive before their message is complete. `Engine.sink_for`
-gets a message's header and returns the sink that the payload is written into. It decides from the
-header alone: it takes a buffer, and touches neither parameters nor queue. If the pool has no room,
-it returns None, and the connection stops reading until `Engine.wait` has it try again. This bounds
-the memory of pushes under way. The event `Received` brings message and sink together. From then on
-the engine owns the sink: it ends in `free` or `keep`, or leaves with a reply that sends rows out of
-it.
+Payloads take another way, because they arrive before their message is complete.
+`Admission.sink_for` gets a message's header and returns the sink that the payload is written into.
+It decides from the header alone: it takes a buffer, and touches neither parameters nor queue. If
+the pool has no room, it returns None, and the connection stops reading until `Engine.wait` has it
+try again. This bounds the memory of pushes under way. The event `Received` brings message and sink
+together. From then on the engine owns the sink: it ends in `free` or `keep`, or leaves with a reply
+that sends rows out of it.
 
 **Owners.** Each part of the state has one object that changes it. The engine has those that exist
 from the start, and, once a worker has offered a model (or `Initialised` has given it), a `Training`
@@ -81,7 +81,7 @@ checks every condition before it changes anything: if one fails, the general way
 before it is handled. A fresh engine makes the same decisions from the same events and, because the
 kernels are deterministic, the same parameters to the last bit. So what decides about parameters
 must come from an event or the options, never from a clock or a random number. A steady exchange
-records the events that the general way would have had. Calls of `sink_for` are not recorded: replay
+records the events that the general way would have had. Requests for sinks are not recorded: replay
 repeats them. Nor are the ends of leases, which decide whether an update is written in place, and so
 which version a fetch is sent meanwhile. Relaxed reads cannot be recorded (the versions that they
 mix depend on the moment), nor can sharded runs (no server receives a whole push).
@@ -132,7 +132,7 @@ from aiops.store.resources import Resources
 from aiops.store.sparse_table import SparseTable
 from aiops.store.warmup import Warmup
 from aiops.wire import messages
-from aiops.wire.connection import Connection
+from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.messages import (
     Define,
     Describe,
@@ -142,7 +142,6 @@ from aiops.wire.messages import (
     Hello,
     JoinRound,
     Leave,
-    Message,
     Ping,
     Pong,
     Push,
@@ -152,7 +151,7 @@ from aiops.wire.messages import (
     Stats,
     Welcome,
 )
-from aiops.wire.sinks import Discard, Sink
+from aiops.wire.sinks import Discard
 
 _TRANSMISSIONS = (Push, Reapply, Fetch, PushRows, FetchRows)
 """Messages that a gate may skip, and whose rate a bandwidth budget follows."""
@@ -256,14 +255,14 @@ class Engine:
                     member.ledger.answered(effect.message)
         return effects
 
-    def sink_for(self, peer: int, message: Message) -> Sink | None:
-        """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
-        return self.admission.sink_for(message)
+    def sinks_of(self, peer: int) -> SinkFor:
+        """Return the function that gives a connection's messages sinks; None: call `wait`."""
+        return self.admission.sink_for
 
     def wait(self, again: Callable[[], bool]) -> None:
         """Have ``again`` called when there may be room; it returns whether there was.
 
-        It joins the line of the pool in which the last `sink_for` found no room.
+        It joins the line of the pool in which the last `Admission.sink_for` found no room.
         """
         self.admission.lacking.wait(again)
 
@@ -280,7 +279,7 @@ class Engine:
         return training.shortcut.learn(member, peer, wire, push, known)
 
     def flush(self) -> list[Effect]:
-        """Return the effects of calls of `sink_for`: an engine has none (a lead has)."""
+        """Return the effects of requests for sinks: an engine has none (a lead has)."""
         return []
 
     def preparation(self) -> Warm:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from aiops.bandwidth.token_bucket import IN, OUT, Budget, Way
 from aiops.net.socket_options import narrow, readable
-from aiops.net.transport import MessageTransport, PeerSinkFor, TransportOwner
-from aiops.wire.connection import Connection
+from aiops.net.transport import MessageTransport, TransportOwner
+from aiops.wire.connection import Connection, SinkFor
 
 _PACED = "paced"  # why a peer is not read from
 _SOONEST = 0.001  # seconds: what event loops' timers can tell apart
@@ -129,7 +129,7 @@ class PacedTransport(MessageTransport):
         wire: Connection,
         owner: TransportOwner,
         number: int,
-        sink_for: PeerSinkFor,
+        sink_for: SinkFor,
         pacer: Pacer,
     ) -> None:
         super().__init__(wire, owner, number, sink_for)

@@ -11,22 +11,19 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, cast
 
 from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.net.socket_options import tune, unacknowledged
 from aiops.net.unix_socket import UnixSide
 from aiops.store.snapshots import Lease
-from aiops.wire.connection import Buffer, Connection
+from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 
 _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # bytes: a peer with more unsent is not read from
-
-
-PeerSinkFor: TypeAlias = Callable[[int, Message], "Sink | None"]
 
 
 class TransportOwner(Protocol):
@@ -57,8 +54,7 @@ class MessageTransport(asyncio.BufferedProtocol):
     number
         The owner's number for this connection.
     sink_for
-        Returns the sink of a message with payloads, given ``number`` and the message; None: there
-        is no room now.
+        Returns the sink of a message with payloads; None: there is no room now.
 
     Attributes
     ----------
@@ -71,7 +67,7 @@ class MessageTransport(asyncio.BufferedProtocol):
     _at_once = _CHUNK  # bytes: a smaller message is written without being queued
 
     def __init__(
-        self, wire: Connection, owner: TransportOwner, number: int, sink_for: PeerSinkFor
+        self, wire: Connection, owner: TransportOwner, number: int, sink_for: SinkFor
     ) -> None:
         self.wire, self._owner, self.number, self._sink_for = wire, owner, number, sink_for
         self.transport: asyncio.Transport | None = None
@@ -131,7 +127,7 @@ class MessageTransport(asyncio.BufferedProtocol):
                         self._owner.link_received(self, message, sink)
                 if wire.pending is None or "no room" in self._unread:  # then `resume` goes on
                     return
-                room = self._sink_for(self.number, wire.pending)
+                room = self._sink_for(wire.pending)
                 if room is None:
                     break
                 messages = wire.fill(room)
@@ -187,7 +183,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         had_room = False
         try:
             while wire.pending is not None:
-                room = self._sink_for(self.number, wire.pending)
+                room = self._sink_for(wire.pending)
                 if room is None:
                     if had_room:
                         self._owner.link_waits(self)

@@ -16,14 +16,14 @@ from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.net.busy_poll import BusyPoll
 from aiops.net.environment import Environment
 from aiops.net.paced_transport import PacedTransport
-from aiops.net.transport import MessageTransport, PeerSinkFor
+from aiops.net.transport import MessageTransport
 from aiops.net.unix_socket import peer_process, welcome
 from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
 from aiops.store.resources import Measure, unmeasured
-from aiops.wire.connection import Connection
+from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Error, Message, Push, Release, Share
 from aiops.wire.shared_payloads import SharedPayloads
@@ -46,14 +46,14 @@ class Coordinator(Protocol):
     def pools(self) -> Sequence[BufferPool]:
         """The pools of receive buffers."""
 
-    def sink_for(self, peer: int, message: Message) -> Sink | None:
-        """Return the sink of a message's payloads; None: no room now, call `wait`."""
+    def sinks_of(self, peer: int) -> SinkFor:
+        """Return the function that gives a connection's messages sinks; None: call `wait`."""
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Have ``again`` called when `sink_for` may have room; it returns whether it had."""
+        """Have ``again`` called when there may be room for a sink; it returns whether it had."""
 
     def flush(self) -> list[Effect]:
-        """Return the effects that calls of `sink_for` have made due."""
+        """Return the effects that requests for sinks have made due."""
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
@@ -75,7 +75,7 @@ class Acceptor:
     config
         The server's settings: token, deadlines, bound on connections.
     coordinator
-        Makes the decisions; its `Coordinator.sink_for` provides sinks.
+        Makes the decisions.
     env
         The server's clock and entropy.
     pacing
@@ -87,8 +87,8 @@ class Acceptor:
     exchange
         Answers a steady exchange, given the number of bytes received; returns as
         `Steady.exchange` does.
-    sink_for
-        Returns the sink of a message of a connection, given by its number; None: no room now.
+    sinks_of
+        Returns the function that gives the messages of a connection, given by its number, sinks.
     measure
         Counts the time spent on received bytes.
 
@@ -111,11 +111,11 @@ class Acceptor:
         post: Callable[[Event], None],
         gone: Callable[[], None],
         exchange: Callable[[Steady, int], bytes | None],
-        sink_for: PeerSinkFor,
+        sinks_of: Callable[[int], SinkFor],
         measure: Measure = unmeasured,
     ) -> None:
         self._config, self._coordinator, self._env, self._pacing = config, coordinator, env, pacing
-        self._post, self._gone, self._sink_for, self._now = post, gone, sink_for, env.now
+        self._post, self._gone, self._sinks_of, self._now = post, gone, sinks_of, env.now
         self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
@@ -131,7 +131,7 @@ class Acceptor:
 
     def _link(self) -> MessageTransport:
         self._numbers += 1
-        given = Connection("server"), self, self._numbers, self._sink_for
+        given = Connection("server"), self, self._numbers, self._sinks_of(self._numbers)
         if self._pacing is None:
             return MessageTransport(*given)
         return PacedTransport(*given, self._pacing.pacer)

@@ -38,6 +38,7 @@ from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.store.resources import Resources, unmeasured
+from aiops.wire.connection import SinkFor
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 
@@ -107,7 +108,7 @@ class Server:
         self.connections = Acceptor(
             *(config, self._coordinator, env, self._pacing, self.post, self._note_change),
             self._exchange,
-            self._sink_for if lead is not None else self._coordinator.sink_for,
+            self._sinks_of if lead is not None else self._coordinator.sinks_of,
             machine.measure,
         )
         self._unix_listener: UnixListener | None = None
@@ -383,11 +384,16 @@ class Server:
                 busy_poll.begin()
         return answer
 
-    def _sink_for(self, peer: int, message: Message) -> Sink | None:
-        """Return the sink of a message's payloads, and carry out the orders that this has made."""
-        sink = self._coordinator.sink_for(peer, message)
-        self._flush()
-        return sink
+    def _sinks_of(self, peer: int) -> SinkFor:
+        """Return a lead's function for the sinks of a connection; its orders are carried out."""
+        sink_for = self._coordinator.sinks_of(peer)
+
+        def ordered(message: Message) -> Sink | None:
+            sink = sink_for(message)
+            self._flush()
+            return sink
+
+        return ordered
 
     def _collect(self, lead: Lead) -> Collecting | None:
         """Begin to collect the model from all shards; None while it cannot be read."""
@@ -396,7 +402,7 @@ class Server:
         return collecting
 
     def _flush(self) -> None:
-        """Carry out the effects of `Coordinator.sink_for`, unless an event is being handled."""
+        """Carry out the effects of requests for sinks, unless an event is being handled."""
         if self._lead is None or self._handling:
             return
         for effect in self._coordinator.flush():

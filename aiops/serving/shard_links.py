@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiops._version import __version__
@@ -121,7 +122,8 @@ class ShardLinks:
 
     def _follower(self, shard: int, host: str, port: int) -> FollowerLink:
         name = f"shard {shard} of {len(self._addresses) + 1} at {host}:{port}"
-        link = MessageTransport(Connection("client", _LIMITS), self, shard, self._sink_for)
+        sink_for = partial(self._sink_for, shard)
+        link = MessageTransport(Connection("client", _LIMITS), self, shard, sink_for)
         hello = LeadHello(
             id=0,
             protocol=PROTOCOL,

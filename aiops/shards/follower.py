@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from aiops.store.parameters import Store, UpdateJob
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
 from aiops.store.warmup import Warmup
-from aiops.wire.connection import Connection
+from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.messages import (
     PROTOCOL,
     CountTraffic,
@@ -190,6 +191,10 @@ class Follower:
     def pools(self) -> Sequence[BufferPool]:
         """The pools that portions get their buffers from."""
         return self.admission.pools
+
+    def sinks_of(self, peer: int) -> SinkFor:
+        """Return the function that gives a connection's messages sinks: `sink_for`."""
+        return partial(self.sink_for, peer)
 
     def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""

@@ -51,7 +51,7 @@ from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
-from aiops.wire.connection import Connection
+from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import (
     CountTraffic,
@@ -146,6 +146,10 @@ class Lead:
         """Have ``again`` called when there may be room; it returns whether there was."""
         self.engine.wait(again)
 
+    def sinks_of(self, peer: int) -> SinkFor:
+        """Return the function that gives a connection's messages sinks: `sink_for`."""
+        return partial(self.sink_for, peer)
+
     def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`.
 
@@ -153,9 +157,9 @@ class Lead:
         """
         placement = self.placement
         if not isinstance(message, Push) or placement is None or peer not in self._clients:
-            return self.engine.sink_for(peer, message)
+            return self.engine.admission.sink_for(message)
         if self._alone and not self._broken:
-            return self.engine.sink_for(peer, message)
+            return self.engine.admission.sink_for(message)
         try:
             if self._broken:
                 raise Unavailable(self._why())
@@ -165,7 +169,7 @@ class Lead:
             return self._refused(peer, message, fault)
         sink: Any = Nothing()
         if pieces[0]:
-            sink = self.engine.sink_for(peer, replace(message, parts=tuple(pieces[0])))
+            sink = self.engine.admission.sink_for(replace(message, parts=tuple(pieces[0])))
             if sink is None:
                 return None
         if isinstance(sink, Discard):

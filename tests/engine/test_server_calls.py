@@ -21,7 +21,7 @@ from tests.calls import Calls, calls
 from tests.peers import define, frame
 from tests.pipes import Piped
 
-GENERAL = 59
+GENERAL = 58
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 
 STEADY = 18

@@ -103,7 +103,7 @@ class Host:
         return line
 
     def sink_for(self, line: Line, message: Any) -> Any:
-        sink = self.coordinator.sink_for(line.number, message)
+        sink = self.coordinator.sinks_of(line.number)(message)
         if not self.handling:
             self.perform(self.coordinator.flush())
         return sink

@@ -176,7 +176,7 @@ class Shell:
     def connect(self, role: str = "worker") -> tuple[int, Driven]:
         self.peers += 1
         peer, engine = self.peers, self.inline.engine
-        wire = Driven("server", lambda message: engine.sink_for(peer, message))
+        wire = Driven("server", engine.sinks_of(peer))
         wire.state = "open"
         self.inline.join(peer, role)
         return peer, wire

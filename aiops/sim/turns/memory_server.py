@@ -42,7 +42,7 @@ class MemoryServer:
     note
         Records an event; None: there is no record.
     line
-        Makes a connection, given the engine's `Engine.sink_for`.
+        Makes a connection, given the engine's `Admission.sink_for`.
     """
 
     now = 0.0
