@@ -82,7 +82,7 @@ class Hand:
         self.inline.receive(self.peer, push, data)
 
     def _hear(self, message: Message, lease: Lease | None) -> None:
-        if not isinstance(message, Ack | Error | messages.Params):
+        if not isinstance(message, Ack | Error | messages.FetchedParams):
             return
         into = self._into
         if into is not None and lease is not None:

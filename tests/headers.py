@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from aiops.model.parts import Part
-from aiops.wire.messages import KINDS
+from aiops.wire.encoding import KINDS
 
 GOOD: dict[str, Any] = {
     "UInt": 5,

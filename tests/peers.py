@@ -22,6 +22,7 @@ from aiops.common import urls
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
+from aiops.wire.encoding import encode
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message, Welcome
 from aiops.wire.sinks import Sink
@@ -31,7 +32,7 @@ from tests.support import PATIENCE
 
 def frame(message: Message, *payloads: bytes) -> bytes:
     """Return the bytes of a message, whether it is legal or not."""
-    header = messages.encode(message)
+    header = encode(message)
     return enclose(header, *payloads)
 
 

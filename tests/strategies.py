@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from aiops.model.parts import LARGEST, Part
-from aiops.wire import messages
+from aiops.wire.encoding import KINDS
 from aiops.wire.fields import LONGEST, MAX_COUNT
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import HANDSHAKE
@@ -105,7 +105,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
 
 def of_kind(kind: str) -> st.SearchStrategy[Message]:
     """Messages of one kind."""
-    cls = messages.KINDS[kind]
+    cls = KINDS[kind]
     return st.builds(cls, **{f.name: FIELDS[str(f.type)] for f in dataclasses.fields(cls)})
 
 

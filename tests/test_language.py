@@ -97,12 +97,6 @@ def test_the_language_of_a_room(room: str) -> None:
     assert len(FOUND[room]) == limit, f"fewer than {limit}: lower the number in LEFT"
 
 
-NAMED_TWICE: dict[str, str] = {
-    "Params": "the public class of a client; the wire's message is to be renamed",
-}
-"""Names that several classes still have: none may come, and those that go leave this list."""
-
-
 def class_names() -> Counter[str]:
     """Return how often each class name of aiops is defined."""
     return Counter(
@@ -115,8 +109,7 @@ def class_names() -> Counter[str]:
 
 def test_no_two_classes_have_one_name() -> None:
     twice = {name for name, count in class_names().items() if count > 1}
-    assert twice <= set(NAMED_TWICE), "give one of them another name"
-    assert twice >= set(NAMED_TWICE), "these are gone: take them out of NAMED_TWICE"
+    assert not twice, "give one of them another name"
 
 
 def test_this_test_sees_them() -> None:

@@ -32,9 +32,9 @@ from aiops.wire.messages import (
     Ack,
     Error,
     Fetch,
+    FetchedParams,
     FetchRows,
     Message,
-    Params,
     Push,
     PushRows,
     Reapply,
@@ -139,7 +139,7 @@ class Ledger:
             self._settle_push(request, message.used)
             if not request.fetch:
                 return
-        elif not isinstance(message, Params):
+        elif not isinstance(message, FetchedParams):
             if isinstance(message, Error) and message.parts and taken:
                 self._note(self._fetched, message.parts)
             return

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 
 from aiops._version import __version__
 from aiops.wire import handshake
-from aiops.wire.messages import (
-    PROTOCOL,
-    Challenge,
-    Greeting,
-    Hello,
-    Prove,
-    ShardHello,
-    ShardWelcome,
-    Welcome,
-)
+from aiops.wire.messages import PROTOCOL, Challenge, Hello, Prove, Welcome
+from aiops.wire.server_messages import Greeting, ShardHello, ShardWelcome
 
 _AGENT = f"aiops-python/{__version__}"
 

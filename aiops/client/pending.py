@@ -16,7 +16,7 @@ from aiops.wire import messages
 from aiops.wire.messages import Ack, Error, Message
 from aiops.wire.sinks import Discard, Sink
 
-_BRINGS_PARAMETERS = (Ack, messages.Params)
+_BRINGS_PARAMETERS = (Ack, messages.FetchedParams)
 
 
 class PendingRequests:

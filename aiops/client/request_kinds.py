@@ -23,7 +23,7 @@ from aiops.common.frozen import value
 from aiops.errors import AiopsError
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
-from aiops.wire import messages
+from aiops.wire import messages, ring_messages
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
 
@@ -160,7 +160,7 @@ class Request:
         self.have = -1
         self.wants: Wants = ()
         self.lent: Lending | None = None
-        self.reply: Ack | messages.Params | None = None
+        self.reply: Ack | messages.FetchedParams | None = None
         self.attempted = False
         self.on_done: Callable[[], None] | None = None
 
@@ -328,7 +328,7 @@ class FetchRequest(Request):
 
     __slots__ = ("_params", "_wanted")
     what = "the parameters it fetches"
-    answer = messages.Params
+    answer = messages.FetchedParams
 
     def __init__(self, into: Params, wanted: Ints | None) -> None:
         super().__init__((), into)
@@ -340,7 +340,7 @@ class FetchRequest(Request):
         self.have, self.wants = wants_of(self._params, self._wanted)
         return messages.Fetch(id, self.have, self.wants, info.increments)
 
-    def finish(self, message: messages.Params, info: ServerInfo) -> bool:
+    def finish(self, message: messages.FetchedParams, info: ServerInfo) -> bool:
         """Return whether there was anything new."""
         return bool(message.parts)
 
@@ -391,11 +391,11 @@ class PushRowsRequest(Request):
 
 
 class JoinRoundRequest(Request):
-    """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
+    """Be ready to average (or, with port 0, no longer); the result is a `Round`."""
 
     __slots__ = ("_said",)
     what = "the others of a round"
-    answer = messages.Round
+    answer = ring_messages.Round
 
     def __init__(self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes) -> None:
         super().__init__()
@@ -403,9 +403,9 @@ class JoinRoundRequest(Request):
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the request to join a round."""
-        return messages.JoinRound(id, *self._said)
+        return ring_messages.JoinRound(id, *self._said)
 
-    def finish(self, message: messages.Round, info: ServerInfo) -> messages.Round:
+    def finish(self, message: ring_messages.Round, info: ServerInfo) -> ring_messages.Round:
         """Return the round."""
         return message
 

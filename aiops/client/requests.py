@@ -140,7 +140,7 @@ class Requests:
         return session.ask(PushRowsRequest(session.pending.seq, asked, connection))
 
     def join_round(self, host: str, port: int, rounds: int) -> Request:
-        """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
+        """Be ready to average (or, with port 0, no longer); the result is a `Round`."""
         session = self._session
         digest = session.info.known_layout.digest
         return session.ask(JoinRoundRequest(host, port, rounds, digest, session.identity.nonce()))

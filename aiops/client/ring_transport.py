@@ -17,7 +17,8 @@ from aiops.model.parts import Part
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import tune
 from aiops.wire.connection import Connection, Limits, Messages, with_sinks
-from aiops.wire.messages import Error, Message, RingChunk, RingHello, Round
+from aiops.wire.messages import Error, Message
+from aiops.wire.ring_messages import RingChunk, RingHello, Round
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 from aiops.wire.traffic import Traffic

@@ -30,7 +30,7 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.net.dns import addresses
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.wire import messages
+from aiops.wire import ring_messages
 from aiops.wire.traffic import Traffic
 
 _log = logging.getLogger("aiops.client")
@@ -76,12 +76,12 @@ class Averages:
 class RoundsClient(AsyncClient):
     """An `AsyncClient` that also joins rounds of averaging."""
 
-    async def join_round(self, host: str, port: int, taken: int) -> messages.Round:
+    async def join_round(self, host: str, port: int, taken: int) -> ring_messages.Round:
         """Wait for a round, reachable at ``host`` and ``port``; with port 0, withdraw.
 
         ``taken``: the rounds that this worker has taken part in.
         """
-        found: messages.Round = await self._run(
+        found: ring_messages.Round = await self._run(
             partial(self._requests.join_round, host, port, taken)
         )
         return found
@@ -264,7 +264,7 @@ class Rounds:
                     tensor=name,
                 )
 
-    async def _join(self) -> messages.Round:
+    async def _join(self) -> ring_messages.Round:
         """Wait for others."""
         listener = self._listener
         try:
@@ -273,7 +273,7 @@ class Rounds:
             await self._client.define_again(self._copy.views)
             raise
 
-    async def _average(self, found: messages.Round) -> None:
+    async def _average(self, found: ring_messages.Round) -> None:
         """Average with the others, and take the mean over."""
         counts = [counts for _host, _port, counts in found.members]
         if not (found.rank < len(counts) and any(counts)):

@@ -14,7 +14,8 @@ from aiops.client.handshake import Handshake, Identity
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, Messages, with_sinks
-from aiops.wire.messages import Challenge, Error, Message, Ping, ShardParts, ShardWelcome
+from aiops.wire.messages import Challenge, Error, Message, Ping
+from aiops.wire.server_messages import ShardParts, ShardWelcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 

@@ -18,7 +18,8 @@ from aiops.client.shard_channel import ShardChannel
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.model.placement import Placement
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Message, Push, ShardParts, Welcome
+from aiops.wire.messages import Message, Push, Welcome
+from aiops.wire.server_messages import ShardParts
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.traffic import Traffic
 

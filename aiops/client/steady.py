@@ -37,8 +37,8 @@ from aiops.client.server_info import ServerInfo
 from aiops.codecs.raw import NAME as RAW
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import LARGEST as LARGEST_INTEGER
-from aiops.wire import messages
 from aiops.wire.connection import Buffer
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Message, Push
 from aiops.wire.sinks import Sink
 from aiops.wire.template import Path, Template, framed, slots
@@ -162,7 +162,7 @@ class SteadyExchange:
     ) -> None:
         self._pending, self._ledger, self._traffic = pending, ledger, ledger.traffic
         self._layout, nbytes = layout, layout.nbytes
-        self._push, _others = _template(messages.encode(push), nbytes, _PUSH)
+        self._push, _others = _template(encode(push), nbytes, _PUSH)
         self._ack, found = _template(ack, nbytes, _ACK, _STATISTICS)
         self._has_vbar, self._has_vbars = (path in found for path in _STATISTICS)
         if self._has_vbars and not self._has_vbar:

@@ -14,7 +14,7 @@ from aiops.model.layout import Ints
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
-from aiops.wire.messages import Ack, Params
+from aiops.wire.messages import Ack, FetchedParams
 
 
 class DeltaReplies:
@@ -35,10 +35,10 @@ class DeltaReplies:
         self.replica, self._store = replica, store
         self.due = False
         self._job: ReplicaJob | None = None
-        self._waiting: list[tuple[int, Ack | Params, Wanted, Member | None]] = []
+        self._waiting: list[tuple[int, Ack | FetchedParams, Wanted, Member | None]] = []
 
     def answer(
-        self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
+        self, peer: int, message: Ack | FetchedParams, wanted: Wanted, member: Member | None
     ) -> list[Effect]:
         """Send an answer with what its reader wants of the replica; ``member`` is the reader.
 
@@ -80,7 +80,7 @@ class DeltaReplies:
         return [self._reply(*entry) for entry in waiting]
 
     def _reply(
-        self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
+        self, peer: int, message: Ack | FetchedParams, wanted: Wanted, member: Member | None
     ) -> Reply:
         parts, lease = self.replica.answer(wanted)
         if self._store.rule.reads and member is not None and member.worker:

@@ -140,7 +140,6 @@ from aiops.wire.messages import (
     Fetch,
     FetchRows,
     Hello,
-    JoinRound,
     Leave,
     Ping,
     Pong,
@@ -151,6 +150,7 @@ from aiops.wire.messages import (
     Stats,
     Welcome,
 )
+from aiops.wire.ring_messages import JoinRound
 from aiops.wire.sinks import Discard
 
 _TRANSMISSIONS = (Push, Reapply, Fetch, PushRows, FetchRows)

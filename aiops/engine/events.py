@@ -21,7 +21,8 @@ from aiops.store.delta_replica import ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Lease
 from aiops.store.sparse_table import TableJob
-from aiops.wire.messages import Greeting, Message
+from aiops.wire.messages import Message
+from aiops.wire.server_messages import Greeting
 from aiops.wire.sinks import Sink
 from aiops.wire.traffic import Traffic
 

@@ -39,6 +39,7 @@ from aiops.errors import UsageError, refusal
 from aiops.model.arena import aligned
 from aiops.wire import messages
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Discard, Sink
 
@@ -118,12 +119,12 @@ def _row(event: Event) -> list[Any]:
     if isinstance(event, Initialised):
         return [event.time, "initialised", event.rows, event.tables, True]
     if isinstance(event, Joined):
-        return [event.time, "joined", event.peer, messages.encode(event.hello), event.proof]
+        return [event.time, "joined", event.peer, encode(event.hello), event.proof]
     if isinstance(event, Received):
         fault = getattr(event.sink, "fault", None)
         said = [fault.code, str(fault)] if fault is not None else None
         kept = _payload(event) is not None
-        return [event.time, "received", event.peer, messages.encode(event.message), said, kept]
+        return [event.time, "received", event.peer, encode(event.message), said, kept]
     if isinstance(event, Left):
         return [event.time, "left", event.peer]
     if isinstance(event, Applied):

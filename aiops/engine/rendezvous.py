@@ -29,7 +29,8 @@ from aiops.common import urls
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout
-from aiops.wire.messages import WIRE_NAME, Error, JoinRound, Round
+from aiops.wire.messages import WIRE_NAME, Error
+from aiops.wire.ring_messages import JoinRound, Round
 
 
 @dataclass(slots=True)

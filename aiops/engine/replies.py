@@ -22,7 +22,7 @@ from aiops.model.parts import Parts
 from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
 from aiops.wire.fields import Sparse
-from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Push, PushRows, Reapply
+from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Model, Push, PushRows, Reapply
 
 
 @dataclass(slots=True)
@@ -82,14 +82,14 @@ class Replies:
         store, wanted = self._store, self._wanted(message)
         said = store.vbar(), store.vbars(), self._gate()
         if message.coded and self._delta_replies is not None:
-            params = Params(message.id, store.version, (), *said)
+            params = FetchedParams(message.id, store.version, (), *said)
             return self._delta_replies.answer(peer, params, wanted, member)
         if not store.readable:
             self.readers.append((peer, message.id, partial(self.fetch, peer, message, member)))
             return []
         self._note_sent(member)
         parts = store.current.parts_for(wanted)
-        params = Params(message.id, store.version, parts, *said)
+        params = FetchedParams(message.id, store.version, parts, *said)
         return [Reply(peer, params, store.lease() if parts else None)]
 
     def describe(self, peer: int, id: int, created: bool = False) -> Reply:

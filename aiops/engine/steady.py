@@ -37,9 +37,9 @@ from aiops.model.arena import Arena
 from aiops.model.parts import LARGEST, Part, Parts
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources
-from aiops.wire import messages
 from aiops.wire.connection import SMALL, Connection
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Push
 from aiops.wire.template import Path, Template, framed, slots
 
@@ -206,7 +206,7 @@ def _answers(store: Store) -> Template:
     nbytes = store.layout.nbytes
     vbar, vbars = store.statistic()
     part = Part(0, nbytes, "raw", nbytes, 0)
-    header = messages.encode(Ack(0, 0, 0, True, 0, 0.0, vbar, vbars, (part,)))
+    header = encode(Ack(0, 0, 0, True, 0, 0.0, vbar, vbars, (part,)))
     found = slots(header)
     paths: list[Path] = [("id",), ("version",), ("current",), ("staleness",), ("mean_staleness",)]
     paths += [("vbar",), ("vbars",)] if vbar is not None else []

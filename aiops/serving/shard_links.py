@@ -22,17 +22,8 @@ from aiops.net.environment import Environment
 from aiops.net.transport import MessageTransport
 from aiops.wire import handshake
 from aiops.wire.connection import Connection, Limits
-from aiops.wire.messages import (
-    PROTOCOL,
-    Challenge,
-    Error,
-    LeadHello,
-    Leave,
-    Message,
-    Ping,
-    Pong,
-    ShardWelcome,
-)
+from aiops.wire.messages import PROTOCOL, Challenge, Error, Leave, Message, Ping, Pong
+from aiops.wire.server_messages import LeadHello, ShardWelcome
 from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")

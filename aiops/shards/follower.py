@@ -47,20 +47,14 @@ from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
 from aiops.store.warmup import Warmup
 from aiops.wire.connection import Connection, SinkFor
-from aiops.wire.messages import (
-    PROTOCOL,
+from aiops.wire.messages import PROTOCOL, Error, Leave, Message, Ping, Pong, Push
+from aiops.wire.server_messages import (
     CountTraffic,
-    Error,
     ExpectPush,
     FinishPush,
     HoldVersion,
     LeadHello,
-    Leave,
     LoadShard,
-    Message,
-    Ping,
-    Pong,
-    Push,
     PushArrived,
     RunUpdate,
     SendIncrements,

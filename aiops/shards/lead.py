@@ -54,25 +54,27 @@ from aiops.store.snapshots import Version
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import (
-    CountTraffic,
     Error,
-    ExpectPush,
     Fetch,
-    FinishPush,
     Hello,
-    HoldVersion,
-    LoadShard,
     Message,
     Model,
     Push,
-    PushArrived,
     Reapply,
     Report,
-    ShardParts,
     Stats,
+    Welcome,
+)
+from aiops.wire.server_messages import (
+    CountTraffic,
+    ExpectPush,
+    FinishPush,
+    HoldVersion,
+    LoadShard,
+    PushArrived,
+    ShardParts,
     TrafficCounted,
     UpdateDone,
-    Welcome,
 )
 from aiops.wire.sinks import Discard, Sink
 

@@ -16,7 +16,7 @@ from aiops.model.layout import Array, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
 from aiops.store.parameters import UpdateJob
-from aiops.wire.messages import SendIncrements, SendParams
+from aiops.wire.server_messages import SendIncrements, SendParams
 
 REPLICA = "replica"
 """The key of work on the delta replica: the number of the oldest increment to keep."""
@@ -25,7 +25,7 @@ REPLICA = "replica"
 def work_of(
     job: UpdateJob, shard: int, placement: Placement, *, sent: int, replica: bool = False
 ) -> dict[str, Any]:
-    """Return one shard's part of a job, as `aiops.wire.messages.RunUpdate` carries it.
+    """Return one shard's part of a job, as `aiops.wire.server_messages.RunUpdate` carries it.
 
     ``sent``: the version that the rule reads (-1: none); ``replica``: it is one of the
     delta replica.

@@ -19,7 +19,8 @@ from aiops.errors import BadPush, Refused
 from aiops.model.parts import Ranges
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
-from aiops.wire.messages import ExpectPush, Push, ShardParts
+from aiops.wire.messages import Push
+from aiops.wire.server_messages import ExpectPush, ShardParts
 from aiops.wire.sinks import Discard, Sink
 
 _MOST = 4096

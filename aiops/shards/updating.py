@@ -16,7 +16,7 @@ from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.updater import clipping
-from aiops.wire.messages import RunUpdate, UpdateDone
+from aiops.wire.server_messages import RunUpdate, UpdateDone
 
 
 @dataclass(slots=True)

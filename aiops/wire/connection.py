@@ -84,8 +84,8 @@ import numpy as np
 
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.model.parts import Parts
-from aiops.wire import messages
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Message, Share
 from aiops.wire.shared_payloads import LentPayload, SharedPayloads
 from aiops.wire.sinks import Discard, Sink, copy
@@ -213,7 +213,7 @@ class Connection:
         if kind == "error" and message.fatal:  # type: ignore[attr-defined]
             following = "closed"
         self.state = following
-        header = messages.encode(message)
+        header = encode(message)
         prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
         chunks: list[Buffer] = [prefix + header]
         copied = payload = 0

@@ -17,8 +17,9 @@ import msgpack
 
 from aiops.errors import RemoteProtocolError
 from aiops.model.parts import LARGEST, Part
+from aiops.wire.encoding import KINDS
 from aiops.wire.fields import CHECKS, MAX_COUNT, TYPES
-from aiops.wire.messages import KINDS, Message
+from aiops.wire.messages import Message
 
 MAX_PAYLOAD = (1 << 32) - 1
 """Bytes of a payload, at most: its prefix has 32 bits for them."""

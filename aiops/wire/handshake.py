@@ -17,16 +17,13 @@ from aiops.wire.messages import (
     WIRE_NAME,
     Challenge,
     Error,
-    Greeting,
     Hello,
-    LeadHello,
     Message,
     Prove,
-    RingHello,
-    ShardHello,
-    ShardWelcome,
     Welcome,
 )
+from aiops.wire.ring_messages import RingHello
+from aiops.wire.server_messages import Greeting, LeadHello, ShardHello, ShardWelcome
 from aiops.wire.state_machine import Side
 
 ROLES = ("worker", "observer")

@@ -28,7 +28,7 @@ from aiops.net.paced_transport import PacedTransport
 from aiops.net.transport import MessageTransport
 from aiops.serving.config import Config
 from aiops.serving.server import Server
-from aiops.wire.messages import Ack, Fetch, Params
+from aiops.wire.messages import Ack, Fetch, FetchedParams
 from tests.inline import Inline
 from tests.support import PATIENCE, ServerThread, assert_same, server_process
 
@@ -396,7 +396,7 @@ class TestEngine:
         assert ack.gate == inline.engine.budget.constants(ack.vbar)
         assert ack.gate[0] > 0
         params = inline.receive(1, Fetch(7, -1, coded=bool(codecs)))
-        assert isinstance(params, Params)
+        assert isinstance(params, FetchedParams)
         assert params.gate == ack.gate
 
     def test_without_a_budget_there_are_none(self) -> None:

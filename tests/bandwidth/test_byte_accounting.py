@@ -17,7 +17,7 @@ from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.parts import Part, Parts, Wants
 from aiops.model.tables import Table
 from aiops.serving.run_files import LedgerFile
-from aiops.wire.messages import Ack, Error, Fetch, Message, Params, Push, Reapply
+from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Message, Push, Reapply
 from tests.inline import Inline
 from tests.peers import eventually
 from tests.proxy import Proxy
@@ -102,7 +102,7 @@ class TestByTensor:
     def test_several_increments_spare_one_tensor(self) -> None:
         ledger = Ledger(LAYOUT)
         increments = (Part(0, A, "int8", 25, 1), Part(0, A, "int8", 25, 2))
-        exchange(ledger, Fetch(1, 0), Params(1, 2, increments))
+        exchange(ledger, Fetch(1, 0), FetchedParams(1, 2, increments))
         assert column(ledger, "fetched")["a"] == 50
         assert column(ledger, "fetched_raw")["a"] == A
 
@@ -120,14 +120,14 @@ class TestByTensor:
 class TestReasons:
     def test_nothing_has_changed(self) -> None:
         ledger = Ledger(LAYOUT)
-        exchange(ledger, Fetch(1, 5), Params(1, 5))
+        exchange(ledger, Fetch(1, 5), FetchedParams(1, 5))
         assert ledger.times["not_modified"] == 1
         assert column(ledger, "not_modified") == {"a": A, "b": B, "c": C}
 
     def test_some_tensors_are_not_wanted(self) -> None:
         ledger = Ledger(LAYOUT)
         wants = ((0, 2, 1),)
-        exchange(ledger, Fetch(1, 1, wants), Params(1, 5, (Part(A, A + B, "raw", B, 5),)))
+        exchange(ledger, Fetch(1, 1, wants), FetchedParams(1, 5, (Part(A, A + B, "raw", B, 5),)))
         assert column(ledger, "fetched") == {"a": 0, "b": B, "c": 0}
         assert column(ledger, "not_modified") == {"a": A, "b": 0, "c": 0}
         assert column(ledger, "not_wanted") == {"a": 0, "b": 0, "c": C}
@@ -135,11 +135,11 @@ class TestReasons:
     def test_pushes_after_which_nothing_was_fetched(self) -> None:
         """Mini-batches less fetches, in whatever order; the first fetch is no one's."""
         ledger = Ledger(LAYOUT)
-        exchange(ledger, Fetch(9, -1), Params(9, 0, WHOLE))
+        exchange(ledger, Fetch(9, -1), FetchedParams(9, 0, WHOLE))
         for seq in (1, 2, 3):
             exchange(ledger, push(seq, WHOLE, fetch=False), ack(seq))
-        exchange(ledger, Fetch(9, 0), Params(9, 3, WHOLE))
-        exchange(ledger, Fetch(9, 3), Params(9, 3))
+        exchange(ledger, Fetch(9, 0), FetchedParams(9, 3, WHOLE))
+        exchange(ledger, Fetch(9, 3), FetchedParams(9, 3))
         exchange(ledger, push(4, WHOLE, count=2), ack(4, WHOLE))
         assert ledger.unfetched == 2
         assert ledger.brief()["not_wanted"] == 2 * LAYOUT.nbytes

@@ -29,8 +29,10 @@ from aiops.errors import (
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
-from aiops.wire import messages
-from aiops.wire.messages import Message, RingChunk, RingHello, Round
+from aiops.wire import messages, ring_messages
+from aiops.wire.encoding import KINDS
+from aiops.wire.messages import Message
+from aiops.wire.ring_messages import RingChunk, RingHello, Round
 from aiops.wire.sinks import Sink
 from tests.driven import Driven
 from tests.peers import Peer, Taken, eventually, frame
@@ -441,7 +443,7 @@ class Partner:
     def be_ready(self) -> None:
         """Ask for a round."""
         port, nonce = self.listener.getsockname()[1], secrets.token_bytes(16)
-        request = messages.JoinRound(
+        request = ring_messages.JoinRound(
             next(self._ids), "127.0.0.1", port, 1, self.layout.digest, nonce
         )
         self.peer.send(frame(request))
@@ -560,7 +562,7 @@ def _any_message_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test checks what a partner receives."""
     from aiops.wire import connection
 
-    anything = dict.fromkeys(messages.KINDS, "any")
+    anything = dict.fromkeys(KINDS, "any")
     says = {"any": {"client": anything, "server": anything}}
     monkeypatch.setattr(connection, "HANDSHAKE", {**connection.HANDSHAKE, **says})
 

@@ -32,6 +32,7 @@ from aiops.errors import (
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
+from aiops.wire.encoding import encode
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Error, Message
@@ -800,7 +801,7 @@ class TestServersThatBreakTheRules:
     ANSWERS: Mapping[str, Callable[[int], Message]] = {
         "model": lambda id: messages.Model(id, False, 0, ()),
         "ack": lambda id: messages.Ack(id, 1, 1, True, 0, 0.0, None, b""),
-        "params": lambda id: messages.Params(id, 1),
+        "params": lambda id: messages.FetchedParams(id, 1),
         "report": lambda id: messages.Report(id, {}),
         "pong": messages.Pong,
     }
@@ -868,7 +869,7 @@ class TestServersThatBreakTheRules:
     def said(pair: Pair, parts: tuple[Part, ...]) -> None:
         """A header is enough: no payload is waited for."""
         id = pair.session.pending.next_id - 1
-        head = messages.encode(messages.Params(id, 1, parts))
+        head = encode(messages.FetchedParams(id, 1, parts))
         pair.server.down += b"\xce" + len(head).to_bytes(4, "big") + head
 
     @pytest.mark.parametrize("vbars", [b"123", b"1234", b"x" * 16])
@@ -883,7 +884,7 @@ class TestServersThatBreakTheRules:
     def test_an_answer_that_nobody_asked_for(self) -> None:
         pair, params = ready()
         pair.server.down += frame(
-            "server", messages.Params(77, 1, (Part(0, 5, "raw", 5, 1),)), b"12345"
+            "server", messages.FetchedParams(77, 1, (Part(0, 5, "raw", 5, 1),)), b"12345"
         )
         pair.server.say(Error(78, "refused", "no", {}, False))
         pair.settle()

@@ -20,7 +20,7 @@ from aiops.client import Client, Params
 from aiops.client.request_kinds import Receipt
 from aiops.errors import AiopsError, BadPush, ConnectionLost
 from aiops.model.layout import Array
-from aiops.wire import messages
+from aiops.wire import encoding
 from aiops.wire.messages import Ack, Message
 from tests.memory import PING, URL, Faults, MemoryServer, patch_select, without_waiting
 from tests.memory_loop import Awaited
@@ -503,7 +503,7 @@ def test_a_server_with_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) ->
     import msgpack
 
     def encode(message: Message) -> bytes:
-        names, values = messages._NAMES[type(message)]
+        names, values = encoding._NAMES[type(message)]
         pairs = list(zip(names, values(message), strict=True))
         if type(message) is not Ack:
             return bytes(msgpack.Packer().pack_map_pairs(pairs))
@@ -515,7 +515,8 @@ def test_a_server_with_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) ->
         return b"".join(packed)
 
     with Twins() as twins:
-        monkeypatch.setattr(messages, "encode", encode)
+        for module in ("wire.connection", "client.steady", "engine.steady"):
+            monkeypatch.setattr(f"aiops.{module}.encode", encode)
         for _ in range(5):
             twins.push()
         assert twins.short == 4

@@ -23,10 +23,11 @@ from aiops.common import urls
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Layout
 from aiops.model.parts import Part
-from aiops.wire import messages
+from aiops.wire import encoding, messages
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import KINDS
 from aiops.wire.handshake import proof as our_proof
-from aiops.wire.messages import KINDS, Message
+from aiops.wire.messages import Message
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.state_machine import HANDSHAKE, Side
 from docs._tools.wire import page, vectors
@@ -274,7 +275,7 @@ class TestBytes:
     @each_example
     def test_message_to_bytes(self, example: dict[str, Any]) -> None:
         message = message_of(example)
-        assert messages.encode(message).hex() == example["header_hex"]
+        assert encoding.encode(message).hex() == example["header_hex"]
         wire = Driven(example["sender"], no_sink)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]

@@ -10,7 +10,8 @@ from aiops.model.layout import Array
 from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.decoding import decode
-from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
+from aiops.wire.encoding import encode
+from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Model, Report, Welcome
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}
@@ -85,8 +86,8 @@ class TestReading:
     def test_an_unchanged_model_is_not_sent_again(self) -> None:
         inline = running("asgd")
         full, unchanged = inline.receive(1, Fetch(1, -1)), inline.receive(1, Fetch(2, 0))
-        assert isinstance(full, Params)
-        assert isinstance(unchanged, Params)
+        assert isinstance(full, FetchedParams)
+        assert isinstance(unchanged, FetchedParams)
         assert (len(full.parts), len(unchanged.parts)) == (1, 0)
 
     def test_a_fetch_during_an_update_in_place_waits_for_it(self) -> None:
@@ -95,7 +96,7 @@ class TestReading:
         assert inline.receive(2, Fetch(5, -1)) is None
         inline.run_kernel()
         answer = inline.said[2][-1]
-        assert isinstance(answer, Params)
+        assert isinstance(answer, FetchedParams)
         assert answer.version == 1
 
     def test_a_fetch_during_an_update_out_of_place_does_not_wait(self) -> None:
@@ -103,7 +104,7 @@ class TestReading:
         inline.receive(2, Fetch(5, -1))  # its lease is still held
         inline.push(1, G)
         answer = inline.receive(2, Fetch(6, -1))
-        assert isinstance(answer, Params)
+        assert isinstance(answer, FetchedParams)
         assert answer.version == 0
         inline.run_kernel()
         assert inline.version == 1
@@ -392,7 +393,7 @@ def test_statistics() -> None:
     assert content["staleness"] == {"0": 1}
     assert 0 < content["vbar"] < 1
     assert [w["pushes"] for w in content["workers"]] == [1, 0]
-    assert decode(messages.encode(report)).id == 4
+    assert decode(encode(report)).id == 4
 
 
 def test_memory_of_departed_clients_is_bounded() -> None:

@@ -11,7 +11,8 @@ import pytest
 from aiops.algorithms.average import Average
 from aiops.engine.events import Stopping
 from aiops.errors import UsageError
-from aiops.wire.messages import Error, Fetch, JoinRound, Leave, Message, Round
+from aiops.wire.messages import Error, Fetch, Leave, Message
+from aiops.wire.ring_messages import JoinRound, Round
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}

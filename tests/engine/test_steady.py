@@ -30,6 +30,7 @@ from aiops.model.parts import Part
 from aiops.serving.server import Server
 from aiops.wire import messages
 from aiops.wire.connection import SMALL
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Message
 from tests import foreign
 from tests.peers import define, enclose
@@ -116,7 +117,7 @@ class Worker:
 
     def written(self, message: Message, data: bytes = b"") -> bytes:
         """Return a message's bytes, as this client writes them."""
-        header = messages.encode(message)
+        header = encode(message)
         if self.style != "ours":
             fields = msgpack.unpackb(header)
             header = foreign.pack(fields) if self.style == "short" else turned(fields)
@@ -235,7 +236,7 @@ class Course:
             worker.id += 1
             worker.line.feed(worker.written(messages.Fetch(worker.id, -1)))
         elif op.what == "watch":
-            self.observer.feed(enclose(messages.encode(messages.Fetch(1, op.seed - 1))))
+            self.observer.feed(enclose(encode(messages.Fetch(1, op.seed - 1))))
         elif op.what == "ping":
             worker.id += 1
             ping = worker.written(messages.Ping(worker.id))

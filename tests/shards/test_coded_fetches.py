@@ -14,7 +14,7 @@ from aiops.model.layout import Layout
 from aiops.model.parts import Part
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import _codecs
-from aiops.wire.messages import ShardParts
+from aiops.wire.server_messages import ShardParts
 from tests.shards.test_hostile import done, ones
 from tests.shards.world import Actor, World
 

@@ -12,8 +12,9 @@ from aiops.client.params import Params
 from aiops.client.request_kinds import Request
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.parts import Part
-from aiops.wire import messages
-from aiops.wire.messages import Push, ShardParts
+from aiops.wire import messages, server_messages
+from aiops.wire.messages import Push
+from aiops.wire.server_messages import ShardParts
 from tests.driven import Driven
 from tests.shards.world import Actor, World
 
@@ -193,7 +194,7 @@ def test_nobody_else_gives_orders(world: World) -> None:
     [(_session, _line), (_branch, line)] = actor.lines
     order = Driven("client", lambda message: None)
     order.state = "lead open"
-    for buffer in order.send(messages.FinishPush(1, False)):
+    for buffer in order.send(server_messages.FinishPush(1, False)):
         line.up.bytes += buffer
     with pytest.raises(RemoteProtocolError, match="may not send 'finish_push' when 'shard open'"):
         world.settle()
@@ -217,8 +218,8 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
     rule = world.engine.algorithm
     who = 0, messages.PROTOCOL, "stranger", 1, "stranger", run, False, bytes(16), ""
     hello: Any = {
-        "lead": lambda: messages.LeadHello(*who, rule.name, rule.settings()),
-        "follow": lambda: messages.ShardHello(*who),
+        "lead": lambda: server_messages.LeadHello(*who, rule.name, rule.settings()),
+        "follow": lambda: server_messages.ShardHello(*who),
         "hello": lambda: messages.Hello(
             0, messages.PROTOCOL, "x", 1, "x", "worker", False, bytes(16), ""
         ),
@@ -241,7 +242,7 @@ def test_a_server_without_shards_follows_nobody() -> None:
     line = world.lead.accept(None)
     wire = Driven("client", lambda message: None)
     who = 0, messages.PROTOCOL, "x", 1, "x", "run", False, bytes(16), ""
-    line.up.say(wire.send(messages.ShardHello(*who)))
+    line.up.say(wire.send(server_messages.ShardHello(*who)))
     world.settle()
     came = bytes(line.down.bytes)
     wire.next_buffer()[: len(came)] = came

@@ -36,7 +36,8 @@ from aiops.errors import AiopsError, ConnectionLost
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import PROTOCOL, Error, LeadHello, ShardWelcome
+from aiops.wire.messages import PROTOCOL, Error
+from aiops.wire.server_messages import LeadHello, ShardWelcome
 from tests.driven import Driven
 
 

@@ -25,17 +25,17 @@ from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.tables import Table, fetch_parts, push_parts
-from aiops.wire import messages
+from aiops.wire import encoding, messages, ring_messages, server_messages
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import KINDS
 from aiops.wire.fields import LONGEST, MAX_COUNT
 from aiops.wire.messages import (
-    KINDS,
     Ack,
     Error,
     Fetch,
+    FetchedParams,
     FetchRows,
     Message,
-    Params,
     Push,
     PushRows,
     Reapply,
@@ -91,7 +91,7 @@ def variants(header: Any) -> Iterator[tuple[tuple[Any, ...], int, Any]]:
 
 
 def header_of(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = msgpack.unpackb(messages.encode(message), use_list=False)
+    found: dict[str, Any] = msgpack.unpackb(encoding.encode(message), use_list=False)
     return found
 
 
@@ -121,7 +121,7 @@ def test_a_header_is_a_message_within_the_bounds_or_names_what_is_not(kind: str)
         assert not why or why.startswith((f"{kind}.{path[0]}", "memory can be shared")), why
         wire.lost()
         for message, _sink in heard:
-            assert decode(messages.encode(message)) == message
+            assert decode(encoding.encode(message)) == message
         assert why or number <= LARGEST or len(path) > 1, f"{kind}.{path[0]}"
 
 
@@ -139,8 +139,8 @@ def test_no_integer_of_a_message_is_unbounded() -> None:
 
 def test_what_cannot_be_packed_leaves_nothing_before_the_next_message() -> None:
     with pytest.raises(OverflowError):
-        messages.encode(Report(1, {"a": 1, "b": 2**64}))
-    assert decode(messages.encode(Stats(2))) == Stats(2)
+        encoding.encode(Report(1, {"a": 1, "b": 2**64}))
+    assert decode(encoding.encode(Stats(2))) == Stats(2)
 
 
 # ---------------------------------------------------------------- an engine
@@ -197,7 +197,7 @@ class Shell:
         answers = self.inline.said.get(peer, [])[before:]
         self.inline.release()
         for answer in answers:  # it can be sent
-            assert decode(messages.encode(answer)).id == answer.id
+            assert decode(encoding.encode(answer)).id == answer.id
         return answers
 
     def leave(self, line: tuple[int, Driven]) -> None:
@@ -208,7 +208,7 @@ class Shell:
         self.inline.receive(self.honest[0], Stats(1))
         report = self.inline.said[self.honest[0]].pop()
         assert isinstance(report, Report)
-        again = decode(messages.encode(report))
+        again = decode(encoding.encode(report))
         assert isinstance(again, Report)
         return dict(again.report)
 
@@ -235,8 +235,8 @@ def requests(shell: Shell) -> list[tuple[Message, list[bytes]]]:
         (messages.Ping(2), []),
         (messages.Pong(2), []),
         (Stats(2), []),
-        (messages.JoinRound(2, "10.0.0.1", 7171, 1, digest, nonce), []),
-        (messages.JoinRound(2, "10.0.0.1", 0, 1, digest, nonce), []),
+        (ring_messages.JoinRound(2, "10.0.0.1", 7171, 1, digest, nonce), []),
+        (ring_messages.JoinRound(2, "10.0.0.1", 0, 1, digest, nonce), []),
         (messages.Release(2), []),
     ]
     if shell.tables:
@@ -378,15 +378,15 @@ def test_a_ledger_says_no_more_than_a_message_can_carry(kind: str) -> None:
         if kind == "reapplied" and seq > 1:
             request = Reapply(1, seq, False, 0)
         elif kind == "not_modified":
-            request, reply = Fetch(1, 0, ((0, 1, 0),)), Params(1, 1)
+            request, reply = Fetch(1, 0, ((0, 1, 0),)), FetchedParams(1, 1)
         elif kind == "not_wanted":
-            request, reply = Fetch(1, 0, ((0, 1, 0),)), Params(1, 1, parts[:1])
+            request, reply = Fetch(1, 0, ((0, 1, 0),)), FetchedParams(1, 1, parts[:1])
         ledger.asked(request)
         ledger.answered(reply)
     total.add(ledger)
     for each in (ledger, total):
         report = each.report()
-        messages.encode(Report(1, report))
+        encoding.encode(Report(1, report))
         found = {**report["pushed"], **report["fetched"]}
         assert found[kind] == LONGEST
         assert each.tensors()[kind][:2] == sorted(each.tensors()[kind][:2])
@@ -402,19 +402,19 @@ def orders() -> list[Message]:
     work["steps"] = np.ones(1).tobytes()
     run = ((512, 520, 0),)
     return [
-        messages.LoadShard(0, {"push_codecs": ()}, LAYOUT.rows, (("", 7001, 1400),), 1),
-        messages.ExpectPush(9, "c", 1, 3, run),
-        messages.RunUpdate(9, 0, 0, work),
-        messages.RunUpdate(9, 0, 0, {"replica": 1}),
-        messages.RunUpdate(9, 1, 0, {**work, "weights": np.ones(1).tobytes()}),
-        messages.SendParams(9, "", 1, 0, run),
-        messages.SendParams(9, "c", 1, 0, run),
-        messages.SendIncrements(9, "", 1, 0, (), run),
-        messages.HoldVersion(9, 0, True, False),
-        messages.FinishPush(9, False),
-        messages.CountTraffic(9),
+        server_messages.LoadShard(0, {"push_codecs": ()}, LAYOUT.rows, (("", 7001, 1400),), 1),
+        server_messages.ExpectPush(9, "c", 1, 3, run),
+        server_messages.RunUpdate(9, 0, 0, work),
+        server_messages.RunUpdate(9, 0, 0, {"replica": 1}),
+        server_messages.RunUpdate(9, 1, 0, {**work, "weights": np.ones(1).tobytes()}),
+        server_messages.SendParams(9, "", 1, 0, run),
+        server_messages.SendParams(9, "c", 1, 0, run),
+        server_messages.SendIncrements(9, "", 1, 0, (), run),
+        server_messages.HoldVersion(9, 0, True, False),
+        server_messages.FinishPush(9, False),
+        server_messages.CountTraffic(9),
         messages.Ping(9),
-        messages.ShardParts(9, 0, (Part(1400, 1408, "raw", 8, 0),)),
+        server_messages.ShardParts(9, 0, (Part(1400, 1408, "raw", 8, 0),)),
     ]
 
 
@@ -436,12 +436,12 @@ def test_a_follower_takes_refuses_or_ends(place: int) -> None:
 def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
     counted = {"c": (1, 1, 1, 1, {"push": (1, 1, 1)}, {})}
     for message in (
-        messages.PushArrived(1, {}),
-        messages.UpdateDone(1, bytes(8)),
-        messages.TrafficCounted(1, counted),
+        server_messages.PushArrived(1, {}),
+        server_messages.UpdateDone(1, bytes(8)),
+        server_messages.TrafficCounted(1, counted),
         messages.Error(1, "protocol", "no", {"n": 1}, True, 1),
         messages.Pong(1),
-        messages.ShardParts(1, 1, (Part(1400, 1408, "raw", 8, 0),)),
+        server_messages.ShardParts(1, 1, (Part(1400, 1408, "raw", 8, 0),)),
     ):
         for _path, _number, header in variants(header_of(message)):
             world = begun()

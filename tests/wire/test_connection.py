@@ -16,7 +16,8 @@ from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import SMALL, Limits
 from aiops.wire.decoding import decode
-from aiops.wire.messages import KINDS, Error, Fetch, Hello, Message, Ping, Pong, Push, Welcome
+from aiops.wire.encoding import KINDS
+from aiops.wire.messages import Error, Fetch, Hello, Message, Ping, Pong, Push, Welcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.state_machine import HANDSHAKE, Side

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from aiops.errors import RemoteProtocolError
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import KINDS, encode
 from aiops.wire.fields import TYPES
-from aiops.wire.messages import KINDS, Message, Ping, encode
+from aiops.wire.messages import Message, Ping
 from tests.headers import BAD, header
 from tests.strategies import DETERMINISTIC, of_kind
 

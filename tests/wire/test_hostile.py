@@ -22,6 +22,7 @@ from aiops.client import Client, Worker
 from aiops.errors import Unavailable
 from aiops.model.parts import LARGEST, Part
 from aiops.wire import messages
+from aiops.wire.encoding import encode
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Error, Message, Pong, Push
 from tests.peers import Peer, Process, define, enclose, eventually, frame, header_of, push, serving
@@ -165,7 +166,7 @@ class TestStrangers:
     def test_answers_to_nothing(self, live: Live) -> None:
         for message in (
             messages.Ack(1, 1, 1, True, 0, 0.0, None, b""),
-            messages.Params(1, 1),
+            messages.FetchedParams(1, 1),
             messages.Report(1, {}),
             messages.Error(1, "bad-push", "no", {}, False),
         ):
@@ -295,7 +296,7 @@ class TestMembers:
     def test_a_lie_about_a_payloads_length(self, live: Live) -> None:
         for length in (0, 1, SIZE - 1, SIZE + 1, (1 << 32) - 1):
             with Peer(live.url) as peer:
-                header = messages.encode(push(SIZE, 1))
+                header = encode(push(SIZE, 1))
                 peer.send(enclose(header) + b"\xc6" + length.to_bytes(4, "big") + bytes(100))
                 assert peer.dropped()
 
@@ -338,7 +339,7 @@ class TestMembers:
         offer = messages.Define(1, (("w", "float32", (count * length // 4,)),), parts)
         with ServerThread(policy="asgd", max_model=1 << 61, kernels="numpy") as server:
             with Peer(server.url) as peer:
-                peer.send(enclose(messages.encode(offer), bytes(8)))
+                peer.send(enclose(encode(offer), bytes(8)))
                 assert peer.dropped(), "the payload was not what was announced"
             with Peer(server.url) as peer:
                 peer.send(define({"w": np.zeros(3, np.float32)}))

@@ -319,7 +319,7 @@ class TestRequests:
             shadow = worker.params.arena.data.tobytes()
             for id, have in enumerate((-1, 0, 3, 6, LARGEST), 1):
                 answer = peer.ask(Fetch(id, have, (), True))
-                assert isinstance(answer, messages.Params)
+                assert isinstance(answer, messages.FetchedParams)
                 assert answer.version == 5
                 raw = {p.codec for p in answer.parts} == {"raw"}
                 assert raw == (have in (-1, 0, 6, LARGEST)), have

@@ -7,7 +7,8 @@ from hypothesis import given
 
 from aiops.model.parts import MAX_TEXT
 from aiops.wire.decoding import decode
-from aiops.wire.messages import KINDS, Error, Message, Ping, encode
+from aiops.wire.encoding import KINDS, encode
+from aiops.wire.messages import Error, Message, Ping
 from tests.strategies import DETERMINISTIC, of_kind
 
 

@@ -15,7 +15,7 @@ from aiops.client.session import Session
 from aiops.engine.membership import Member
 from aiops.engine.steady import Note, Shortcut, is_steady
 from aiops.model.layout import Layout
-from aiops.wire import messages
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Push
 from aiops.wire.traffic import Traffic
 
@@ -51,7 +51,7 @@ class SteadyTurn:
         self._session, self._params, self._parts = session, params, push.parts
         self._ledger = session.ledger
         self._fits = params.layout  # the layout of the last gradient
-        self._push, self._ack = (_PREFIXES + len(messages.encode(one)) for one in (push, ack))
+        self._push, self._ack = (_PREFIXES + len(encode(one)) for one in (push, ack))
 
     def exchange(self, gradients: object, now: float, note: Note | None) -> Receipt | None:
         """Push a gradient, and read the parameters after it; None: it must go the general way.

@@ -19,8 +19,27 @@ from aiops.model.layout import Bytes, Layout
 from aiops.model.parts import Part, Parts
 from aiops.wire import messages
 from aiops.wire.connection import Connection, Messages, with_sinks
+from aiops.wire.encoding import KINDS, encode
 from aiops.wire.handshake import Greeter, answer, check_welcome, proof
 from aiops.wire.messages import Message
+from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
+from aiops.wire.server_messages import (
+    CountTraffic,
+    ExpectPush,
+    FinishPush,
+    HoldVersion,
+    LeadHello,
+    LoadShard,
+    PushArrived,
+    RunUpdate,
+    SendIncrements,
+    SendParams,
+    ShardHello,
+    ShardParts,
+    ShardWelcome,
+    TrafficCounted,
+    UpdateDone,
+)
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import HANDSHAKE, Side
@@ -40,7 +59,7 @@ class Example:
     @property
     def header(self) -> bytes:
         """The header map's bytes."""
-        return messages.encode(self.message)
+        return encode(self.message)
 
     @property
     def frame(self) -> bytes:
@@ -90,7 +109,7 @@ def hello(epoch: int = 1, role: str = "worker") -> messages.Hello:
 
 
 def one_of_each() -> list[Example]:
-    """Return one small message of each kind, in the order of `messages.KINDS`."""
+    """Return one small message of each kind, in the order of `encoding.KINDS`."""
     m, version = messages, messages.PROTOCOL
     rows, row = (("w", "float32", (3,)),), ("w", "float32", (3,), 0)
     push = (*_rows_of(1, 8), *_rows_of(2, 8), *_rows_of(1, 4))
@@ -113,7 +132,7 @@ def one_of_each() -> list[Example]:
         _sent("client", m.Stats(8)),
         _sent("client", m.Ping(9)),
         _sent("client", m.Leave(10)),
-        _sent("client", m.JoinRound(8, "10.0.0.5", 40001, 2, digest, NONCES[0])),
+        _sent("client", JoinRound(8, "10.0.0.5", 40001, 2, digest, NONCES[0])),
         _sent("server", m.Challenge(0, NONCES[1])),
         _sent(
             "server",
@@ -125,50 +144,50 @@ def one_of_each() -> list[Example]:
             m.Ack(3, 7, 7, True, 1, 0.5, 0.25, vbars, _floats(7)),
             struct.pack("<3f", 3, 2, 1),
         ),
-        _sent("server", m.Params(5, 7)),
+        _sent("server", m.FetchedParams(5, 7)),
         _sent("server", m.TableRows(7, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
         _sent("server", m.Report(8, {"version": 7, "workers": ()})),
-        _sent("server", m.Round(8, 3, 0, ring, bytes(range(32)))),
+        _sent("server", Round(8, 3, 0, ring, bytes(range(32)))),
         _sent("server", m.Pong(9)),
         _sent("server", m.Error(3, "bad-push", refused, {}, False, 7)),
         _sent("server", m.Share(0, 1, 16_384)),
         _sent("client", m.Release(3)),
         *_of_shards(row),
-        _sent("client", m.RingHello(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
-        _sent("client", m.RingChunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
+        _sent("client", RingHello(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
+        _sent("client", RingChunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
     ]
-    order = list(m.KINDS)
+    order = list(KINDS)
     return sorted(found, key=lambda example: order.index(example.name))
 
 
 def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     """Return one small message of each kind that shards have to do with."""
-    m, version = messages, messages.PROTOCOL
+    version = messages.PROTOCOL
     who = "5f0c", 1, "w0", "8c2f", False, NONCES[0], "example/1"
     lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}
     half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
     work = {"factor": 1.0, "measure": False, "sent": -1, "spare": True, "touched": None}
     return [
-        _sent("client", m.ShardHello(0, version, *who)),
-        _sent("server", m.ShardWelcome(0, version, b"")),
-        _sent("client", m.ShardParts(3, 0, half), struct.pack("<f", 0)),
-        _sent("client", m.LeadHello(0, *lead)),
+        _sent("client", ShardHello(0, version, *who)),
+        _sent("server", ShardWelcome(0, version, b"")),
+        _sent("client", ShardParts(3, 0, half), struct.pack("<f", 0)),
+        _sent("client", LeadHello(0, *lead)),
         _sent(
             "client",
-            m.LoadShard(0, {}, (row,), (("", 7172, 8),), 1, half),
+            LoadShard(0, {}, (row,), (("", 7172, 8),), 1, half),
             struct.pack("<f", 3),
         ),
-        _sent("client", m.ExpectPush(1, "5f0c", 1, 3, ((8, 12, 7),))),
-        _sent("client", m.RunUpdate(1, 1, 7, {**work, "steps": numbers})),
-        _sent("client", m.SendParams(3, "5f0c", 1, 8, ((8, 12, 8),))),
-        _sent("client", m.SendIncrements(3, "5f0c", 1, 8, (), ((8, 12, 1),))),
-        _sent("client", m.HoldVersion(0, 8, True, False)),
-        _sent("client", m.FinishPush(1, False)),
-        _sent("client", m.CountTraffic(2)),
-        _sent("server", m.PushArrived(1, {})),
-        _sent("server", m.UpdateDone(1, struct.pack("<q", 1 << 22))),
+        _sent("client", ExpectPush(1, "5f0c", 1, 3, ((8, 12, 7),))),
+        _sent("client", RunUpdate(1, 1, 7, {**work, "steps": numbers})),
+        _sent("client", SendParams(3, "5f0c", 1, 8, ((8, 12, 8),))),
+        _sent("client", SendIncrements(3, "5f0c", 1, 8, (), ((8, 12, 1),))),
+        _sent("client", HoldVersion(0, 8, True, False)),
+        _sent("client", FinishPush(1, False)),
+        _sent("client", CountTraffic(2)),
+        _sent("server", PushArrived(1, {})),
+        _sent("server", UpdateDone(1, struct.pack("<q", 1 << 22))),
         _sent(
-            "server", m.TrafficCounted(2, {"5f0c": (52, 9, 1, 0, {"shard_parts": (1, 48, 4)}, {})})
+            "server", TrafficCounted(2, {"5f0c": (52, 9, 1, 0, {"shard_parts": (1, 48, 4)}, {})})
         ),
     ]
 
@@ -314,8 +333,8 @@ def two_workers_average() -> Conversation:
         flat.load(arena)
         rings.append(Ring(rank, [True, True], flat))
     sent: list[tuple[Side, Message, bytes]] = [
-        ("client", messages.RingHello(0, number, 0, ring_proof(secret, "client", number, 0)), b""),
-        ("server", messages.RingHello(0, number, 1, ring_proof(secret, "server", number, 1)), b""),
+        ("client", RingHello(0, number, 0, ring_proof(secret, "client", number, 0)), b""),
+        ("server", RingHello(0, number, 1, ring_proof(secret, "server", number, 1)), b""),
     ]
     (first,), (other,) = (ring.begin() for ring in rings)
     rings[0].room(*other[:3])[:] = other.view  # on the other connection, from the second worker
@@ -323,7 +342,7 @@ def two_workers_average() -> Conversation:
     assert second is not None
     for piece in (first, second):
         part = Part(piece.start, piece.stop, "raw", piece.stop - piece.start, number)
-        sent.append(("client", messages.RingChunk(0, piece.hop, (part,)), bytes(piece.view)))
+        sent.append(("client", RingChunk(0, piece.hop, (part,)), bytes(piece.view)))
     return Conversation(
         title,
         tuple(
@@ -373,7 +392,7 @@ def conversations() -> list[Conversation]:
     layout = Layout(rows)
     alone = Recorder("Ready to average, and no other worker is there", engine=_averaging(layout))
     alone.greet(hello())
-    alone.send(m.JoinRound(1, "10.0.0.5", 40001, 0, layout.digest, NONCES[0]))
+    alone.send(JoinRound(1, "10.0.0.5", 40001, 0, layout.digest, NONCES[0]))
     near = Recorder("A gradient and parameters in shared memory", near=True)
     near.greet(hello())
     near.send(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)

@@ -17,6 +17,7 @@ from aiops.model.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MA
 from aiops.serving.config import Config
 from aiops.wire import fields, messages
 from aiops.wire.connection import Limits
+from aiops.wire.encoding import KINDS
 from aiops.wire.fields import MAX_AXES, MAX_COUNT
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import HANDSHAKE
@@ -54,7 +55,7 @@ def _table(head: str, rows: Iterable[str]) -> str:
 
 def _fields(kind: str) -> list[tuple[str, str]]:
     """Return the fields of a kind besides ``id``, with their types."""
-    found = dataclasses.fields(messages.KINDS[kind])
+    found = dataclasses.fields(KINDS[kind])
     return [(f.name, str(f.type)) for f in found if f.name != "id"]
 
 
@@ -69,7 +70,7 @@ def messages_table(kinds: Sequence[str]) -> str:
     for kind in kinds:
         senders = [side for side in ("client", "server") if _may_send(side, kind)]
         own = ", ".join(f"`{name}`" for name, _type in _fields(kind)) or "none"
-        text = _prose(messages.KINDS[kind].__doc__)
+        text = _prose(KINDS[kind].__doc__)
         if kind in ANSWERS:
             text += f" Answered by {ANSWERS[kind]}."
         rows.append(f"`{kind}` | {' or '.join(senders)} | {own} | {text}")

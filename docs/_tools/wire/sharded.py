@@ -23,6 +23,7 @@ from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire import messages
 from aiops.wire.messages import Message
+from aiops.wire.server_messages import LeadHello, ShardHello, ShardParts, ShardWelcome
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 
@@ -63,7 +64,7 @@ class Sharded:
     def send_to_follower(self, message: Message, *payloads: bytes) -> None:
         """Have the client send a message to the follower."""
         self.to_follower.append(("client", message, payloads))
-        if isinstance(message, messages.ShardHello):
+        if isinstance(message, ShardHello):
             self._follower_handles(Joined(0.0, _CLIENT, message))
             return
         sink = _filled(self._follower.sink_for(_CLIENT, message), message, payloads)
@@ -72,7 +73,7 @@ class Sharded:
     def order(self, message: Message, payloads: tuple[bytes, ...] = ()) -> None:
         """Have the lead send a message to the follower."""
         self.orders.append(("client", message, payloads))
-        if isinstance(message, messages.LeadHello):
+        if isinstance(message, LeadHello):
             self._follower_handles(Joined(0.0, _LEAD, message))
             return
         sink = _filled(self._follower.sink_for(_LEAD, message), message, payloads)
@@ -98,7 +99,7 @@ class Sharded:
                 self.to_follower.append(("server", effect.message, _payloads(effect)))
             elif isinstance(effect, Reply):
                 self.orders.append(("server", effect.message, _payloads(effect)))
-                if not isinstance(effect.message, messages.ShardWelcome):
+                if not isinstance(effect.message, ShardWelcome):
                     self._lead_handles(Reported(0.0, 1, effect.message))
 
 
@@ -126,16 +127,16 @@ def exchange(hello: messages.Hello, nonce: bytes) -> Sharded:
     m, sharded = messages, Sharded()
     rule = DCASGD(lr=0.5)
     named = "8c2f", 1, "shard 1 of 2", "8c2f", True, nonce, "example/1"
-    sharded.order(m.LeadHello(0, m.PROTOCOL, *named, rule.name, rule.settings()))
+    sharded.order(LeadHello(0, m.PROTOCOL, *named, rule.name, rule.settings()))
     sharded.send_to_lead(hello)
     sharded.send_to_follower(
-        m.ShardHello(0, m.PROTOCOL, hello.client, 1, hello.name, "8c2f", False, nonce, named[-1])
+        ShardHello(0, m.PROTOCOL, hello.client, 1, hello.name, "8c2f", False, nonce, named[-1])
     )
     rows = (("w", "float32", (4,)),)
     offer = m.Define(1, rows, (Part(0, 16, "raw", 16, 0),))
     sharded.send_to_lead(offer, struct.pack("<4f", 1, 2, 3, 4))
     parts = Part(0, 8, "raw", 8, 0), Part(8, 16, "shard", 0, 0)
     sharded.send_to_lead(m.Push(2, 1, True, 0, parts), struct.pack("<2f", 2, 2), b"")
-    portion = m.ShardParts(2, 0, (Part(8, 16, "raw", 8, 0),))
+    portion = ShardParts(2, 0, (Part(8, 16, "raw", 8, 0),))
     sharded.send_to_follower(portion, struct.pack("<2f", -2, 4))
     return sharded

@@ -12,6 +12,7 @@ import msgpack
 from aiops.model.layout import Layout
 from aiops.wire import messages
 from aiops.wire.connection import Limits
+from aiops.wire.encoding import encode
 from aiops.wire.fields import Offered
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message
@@ -102,7 +103,7 @@ def _vector(example: Example) -> dict[str, Any]:
 def _broken() -> list[dict[str, str]]:
     """Return first messages for which a server closes the connection."""
     good = hello()
-    header, good_fields = messages.encode(good), fields(good) | {"nonce": good.nonce}
+    header, good_fields = encode(good), fields(good) | {"nonce": good.nonce}
     short = bytes([0xCD]) + len(header).to_bytes(2, "big") + header
     changed: dict[str, dict[str, Any]] = {
         "a field is missing": {k: v for k, v in good_fields.items() if k != "agent"},

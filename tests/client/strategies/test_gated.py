@@ -70,7 +70,7 @@ def news(routine: Gated, vbar: float | None, *vbars: float, told: tuple[float, .
     transfer = routine.under_way
     assert transfer is not None
     request = Request()
-    request.reply = messages.Params(0, 1, (), vbar, np.array(vbars, "<f4").tobytes(), told)
+    request.reply = messages.FetchedParams(0, 1, (), vbar, np.array(vbars, "<f4").tobytes(), told)
     transfer.request = request
     arrive(routine)
 

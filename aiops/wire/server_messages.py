@@ -1,0 +1,195 @@
+"""The messages between the servers of one model, and between its shards and their clients.
+
+See `aiops.wire.messages` for the form of the classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+from aiops.common.frozen import value
+from aiops.model.parts import Parts, Ranges
+from aiops.wire.fields import Blob, Nonce, Plain, Rows, ShardTable, Text, UInt
+from aiops.wire.messages import Hello, Message
+
+# ---------------------------------------------------------------- between shards and clients
+
+
+@value
+class ShardHello(Message):
+    """The first message to a follower: the connection to the lead that this one belongs to."""
+
+    kind = "shard_hello"
+    role: ClassVar[str] = "client of a shard"
+    protocol: UInt
+    client: Text
+    epoch: UInt
+    name: Text
+    run: Text
+    pongs: bool
+    nonce: Nonce
+    agent: Text
+
+
+@value
+class ShardWelcome(Message):
+    """The follower has accepted the connection."""
+
+    kind = "shard_welcome"
+    protocol: UInt
+    proof: Blob
+
+
+@value
+class ShardParts(Message):
+    """The parts of a push, or of an answer, that this shard holds, under the request's ``id``."""
+
+    kind = "shard_parts"
+    version: UInt
+    parts: Parts = ()
+
+
+# ---------------------------------------------------------------- from a lead to its followers
+
+
+@value
+class LeadHello(Message):
+    """The first message of a lead to a follower, which takes orders from it from then on."""
+
+    kind = "lead_hello"
+    role: ClassVar[str] = "lead"
+    protocol: UInt
+    client: Text  # the lead's own id
+    epoch: UInt
+    name: Text
+    run: Text
+    pongs: bool
+    nonce: Nonce
+    agent: Text
+    policy: Text
+    settings: Plain
+
+
+@value
+class LoadShard(Message):
+    """The model's description, and the bytes of it that this follower holds: the payloads."""
+
+    kind = "load_shard"
+    plan: Plain
+    model: Rows
+    shards: ShardTable
+    shard: UInt
+    parts: Parts = ()
+
+
+@value
+class ExpectPush(Message):
+    """A client's request will bring `shard_parts`, which are push ``id`` by the lead's count.
+
+    Buffers are given in the order of these. Without ``ranges`` what arrives is discarded.
+    """
+
+    kind = "expect_push"
+    client: Text
+    epoch: UInt
+    request: UInt
+    ranges: Ranges
+
+
+@value
+class RunUpdate(Message):
+    """Compute update ``id`` with push ``push`` (0: none) and with the gradients collected.
+
+    ``version`` is the model's before the update: a follower publishes what it computed when an
+    order names that version.
+    """
+
+    kind = "run_update"
+    push: UInt
+    version: UInt
+    work: Plain
+
+
+@value
+class SendParams(Message):
+    """Send a client its parts of the answer to request ``id``, of this version.
+
+    ``client`` is empty when the lead itself is the receiver.
+    """
+
+    kind = "send_params"
+    client: Text
+    epoch: UInt
+    version: UInt
+    ranges: Ranges
+
+
+@value
+class SendIncrements(Message):
+    """Send a client its parts of a coded answer, from the version of the delta replica.
+
+    ``ranges`` are sent as they are, ``increments`` as increments.
+    """
+
+    kind = "send_increments"
+    client: Text
+    epoch: UInt
+    version: UInt
+    ranges: Ranges
+    increments: Ranges
+
+
+@value
+class HoldVersion(Message):
+    """Keep a version with which gradients will be compared, or (``keep`` false) let it go."""
+
+    kind = "hold_version"
+    version: UInt
+    keep: bool
+    replica: bool
+
+
+@value
+class FinishPush(Message):
+    """Push ``id`` by the lead's count has been applied, or will not come.
+
+    ``keep``: its buffer is free again, but the gradient may be applied once more.
+    """
+
+    kind = "finish_push"
+    keep: bool
+
+
+@value
+class CountTraffic(Message):
+    """Request what has crossed between this follower and each client."""
+
+    kind = "count_traffic"
+
+
+@value
+class PushArrived(Message):
+    """All of this shard's parts of push ``id`` are there; ``fault``: why they cannot be used."""
+
+    kind = "push_arrived"
+    fault: Plain
+
+
+@value
+class UpdateDone(Message):
+    """Update ``id`` is computed."""
+
+    kind = "update_done"
+    sums: Blob
+
+
+@value
+class TrafficCounted(Message):
+    """The traffic by client: its bytes in and out, messages in and out, and these by kind."""
+
+    kind = "traffic_counted"
+    clients: Plain
+
+
+Greeting: TypeAlias = Hello | ShardHello | LeadHello
+"""The messages that may come first on a connection to a server."""
