@@ -54,7 +54,10 @@ class Rendezvous:
     """
 
     def __init__(self, plan: Mapping[str, Any] | None) -> None:
-        self._plan = plan
+        self._averages = plan is not None
+        self._interval, self._grace = 0.0, 0.0  # seconds
+        if plan is not None:
+            self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
         self._seats: dict[int, _Seat] = {}  # by connection
         self._stopping = False
         self.rounds = 0
@@ -70,7 +73,7 @@ class Rendezvous:
         seat = self._seats.get(peer)
         if message.port == 0:
             return [*_withdraw(peer, seat, message), *self._form(now)]
-        if self._plan is None:
+        if not self._averages:
             raise Refused("this server's policy averages no models: start it with --policy average")
         if self._stopping:
             raise _ending()
@@ -155,10 +158,9 @@ class Rendezvous:
 
     def _due(self, since: list[float], baseless: bool) -> float:
         """Return the time until which workers that are not ready are waited for."""
-        assert self._plan is not None
-        interval, grace = float(self._plan["interval"]), float(self._plan["grace"])
         first, *others = sorted(since)
-        return first + interval + grace if baseless or not others else others[0] + grace
+        alone = baseless or not others
+        return (first + self._interval if alone else others[0]) + self._grace
 
     def _answer(self, ready: dict[int, JoinRound], settled: bool) -> list[Effect]:
         """Send each worker of the round its rank, all members, and the secret."""

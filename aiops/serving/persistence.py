@@ -103,8 +103,9 @@ class Persistence:
         self._began = self._now()
         if self._ledger is not None:
             self._write_ledger(loop, self._ledger)
-        if self._config.save_every is not None:
-            self._saving = loop.create_task(self._save_now_and_then(self._config.save_every))
+        path, seconds = self._config.save, self._config.save_every
+        if path is not None and seconds is not None:
+            self._saving = loop.create_task(self._save_at_intervals(path, seconds))
 
     def stop(self) -> None:
         """Begin no further copy of the model."""
@@ -194,10 +195,8 @@ class Persistence:
         _log.info("version %d saved to %s", version, path)
         return True
 
-    async def _save_now_and_then(self, seconds: float) -> None:
+    async def _save_at_intervals(self, path: Path, seconds: float) -> None:
         """Write the parameters at intervals; a lease keeps the version unchanged meanwhile."""
-        path = self._config.save
-        assert path is not None
         while True:
             await asyncio.sleep(seconds)
             if self._collect is not None:
