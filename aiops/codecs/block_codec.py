@@ -106,7 +106,7 @@ class BlockCodec(Codec):
         add: bool = False,
         backend: str = "auto",
     ) -> None:
-        """Decode all chunks by one call: the calls of `pieces` take as long as 100 KiB of values."""
+        """Decode all chunks by one call: calls of `pieces` take as long as 100 KiB of values."""
         cls.decode_sections(cls.sections(payload, out.size), out, add, current_backend(backend))
 
     @classmethod
