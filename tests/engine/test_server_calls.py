@@ -35,6 +35,7 @@ class Line(Piped):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
+        self.busy_poll = server.connections.busy_poll
         self.seq = 0
 
     def push(self, size: int = SIZE, **fields: Any) -> bytes:
@@ -51,6 +52,7 @@ class Line(Piped):
         assert len(room) >= len(data)
         room[: len(data)] = data
         self.pipe.written.clear()
+        self.busy_poll.looking = True  # whether a poll begins depends on how busy the machine is
         found = calls(lambda: self.protocol.buffer_updated(len(data)))
         assert self.pipe.written, "it was not answered at once"
         return found
