@@ -133,7 +133,7 @@ class SteadyExchange:
     direct
         True if payloads are received in the parameters, once the header is known to match.
     failed
-        True after an exchange that did not match the templates: they are to be made anew.
+        True after an exchange that did not match the templates: others are to be made.
     unsettled
         The number of exchanges that the accounts do not contain yet.
 
@@ -146,7 +146,7 @@ class SteadyExchange:
     __slots__ = (
         *("_ack", "_age", "_bounds", "_connection", "_gradients", "_has_vbar", "_has_vbars"),
         *("_have", "_last", "_layout", "_ledger", "_most_age", "_most_have", "_most_id"),
-        *("_most_seq", "_nbytes", "_numbers", "_overhead", "_params", "_parts", "_payload"),
+        *("_most_seq", "_nbytes", "_numbers", "_params", "_parts", "_payload"),
         *("_pending", "_push", "_tensors", "_traffic", "_usual", "_whole"),
         *("answer_size", "direct", "failed", "push_size", "room", "unsettled"),
     )
@@ -179,7 +179,6 @@ class SteadyExchange:
         self._whole = memoryview(bytearray(self._ack.size if self.direct else self.answer_size))
         self.room = self._whole
         self._payload = self._whole[self._ack.size :]
-        self._overhead = self._push.size, self._ack.size
         self._nbytes, self._parts = nbytes, push.parts
         self.push_size = self._push.size + nbytes
         self.failed = False
@@ -286,18 +285,15 @@ class SteadyExchange:
             return None
         found = template.pick(pieces)
         id, version, current, age, staleness, mean = found[:6]
+        fits = self._have <= current <= self._most_have and self._age <= age <= self._most_age
         # Nearly always the model is a later one, and the next push has room for its numbers.
         if not (
-            (id == self._numbers[0] and mean - mean == 0.0 and not self._has_vbar)
-            and (staleness <= version <= current and self._have <= current <= self._most_have)
-            and self._age <= age <= self._most_age
-        ):
-            if not self._permits(found):
-                return None
-            if not (
-                self._have <= current <= self._most_have and self._age <= age <= self._most_age
-            ):
-                self._usual = None  # the next push is to look at the width of its numbers
+            (fits and id == self._numbers[0] and staleness <= version <= current)
+            and (mean - mean == 0.0 and not self._has_vbar)
+        ) and not self._permits(found):
+            return None
+        if not fits:
+            self._usual = None  # the next push is to look at the width of its numbers
         if not self.direct:
             params.arena.data.data[:] = self._payload
         params.level = self._have = current
@@ -322,13 +318,8 @@ class SteadyExchange:
         count, self.unsettled = self.unsettled, 0
         if not count:
             return
-        traffic, nbytes, (out, back) = self._traffic, self._nbytes, self._overhead
-        traffic.messages_out += count
-        traffic.messages_in += count
-        traffic.bytes_out += count * (out + nbytes)
-        traffic.bytes_in += count * (back + nbytes)
-        traffic.kinds_out["push"].add(count, out, nbytes)
-        traffic.kinds_in["ack"].add(count, back, nbytes)
+        push, ack = ("push", self._push.size), ("ack", self._ack.size)
+        self._traffic.exchanged(push, ack, self._nbytes, count)
         self._ledger.exchanged(self._last, True, self._parts, count)
         self._pending.answered += count
 

@@ -43,7 +43,7 @@ sent.
 the shard table comes with the lead's welcome. Requests and answers go to and from the lead. Their
 headers list all parts; a part that lies elsewhere has the codec ``shard`` and no bytes. Those bytes
 cross between the client and the follower as `ShardParts` under the id of the request. The client's
-connections stand and fall together: if one is lost, all are opened anew, under a higher epoch.
+connections stand and fall together: if one is lost, all are opened again, under a higher epoch.
 
 **Gathering.** `Gathering` holds a push back until the lead has its own portion and each follower
 has reported `PushArrived`. The engine then receives it as one message, with one verdict: a bad
@@ -69,6 +69,6 @@ follower is lost, its bytes and its part of the optimiser's state are lost too, 
 the model: pushes and fetches of parameters, waiting or new, are answered with `Unavailable`, an
 outstanding update is never published, and no new snapshot of the whole model can be collected. The
 lead and the other followers stay up; statistics and earlier files remain. To recover, start all
-servers anew from the last ``--save``. A follower whose lead is lost ends. A failed shard cannot
+servers again from the last ``--save``. A follower whose lead is lost ends. A failed shard cannot
 join again.
 """

@@ -305,7 +305,7 @@ class Lead:
     def _handle_report(self, event: Reported) -> list[Effect]:
         message = event.message
         if isinstance(message, PushArrived):
-            if message.fault.get("code") == LOST:  # the client must open all connections anew
+            if message.fault.get("code") == LOST:  # the client must open all connections again
                 peer = self._gathering.peer_of(message.id)
                 why = f"its connection to {self._name(event.shard)} is gone"
                 return [] if peer is None else [Drop(peer, why)]
@@ -361,7 +361,7 @@ class Lead:
         return training is not None and training.of_replica(version)
 
     def _unavailable(self, id: int) -> Error:
-        text = f"{self._why()}; start the servers anew, from the last --save"
+        text = f"{self._why()}; start the servers again, from the last --save"
         return Error(id, Unavailable.code, text, {"shards": sorted(self._broken)}, False)
 
     def _why(self) -> str:

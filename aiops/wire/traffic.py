@@ -27,12 +27,6 @@ class KindTraffic:
     def __init__(self) -> None:
         self.messages = self.overhead = self.payload = 0
 
-    def add(self, messages: int, overhead: int, payload: int) -> None:
-        """Add messages, each of ``payload`` bytes and ``overhead`` beside them."""
-        self.messages += messages
-        self.overhead += messages * overhead
-        self.payload += messages * payload
-
 
 @dataclass(slots=True)
 class Traffic:
@@ -48,6 +42,34 @@ class Traffic:
     messages_out: int = 0
     kinds_in: dict[str, KindTraffic] = field(default_factory=lambda: defaultdict(KindTraffic))
     kinds_out: dict[str, KindTraffic] = field(default_factory=lambda: defaultdict(KindTraffic))
+
+    def exchanged(
+        self, sent: tuple[str, int], received: tuple[str, int], nbytes: int, count: int = 1
+    ) -> None:
+        """Count equal exchanges: a message sent, and one received, each with one payload.
+
+        Parameters
+        ----------
+        sent, received
+            Of each message: its kind, and its bytes beside the payload.
+        nbytes
+            Bytes of either payload.
+        count
+            The number of exchanges. Default: 1.
+        """
+        (kind_out, out), (kind_in, back) = sent, received
+        self.messages_out += count
+        self.messages_in += count
+        self.bytes_out += count * (out + nbytes)
+        self.bytes_in += count * (back + nbytes)
+        counted = self.kinds_out[kind_out]
+        counted.messages += count
+        counted.overhead += count * out
+        counted.payload += count * nbytes
+        counted = self.kinds_in[kind_in]
+        counted.messages += count
+        counted.overhead += count * back
+        counted.payload += count * nbytes
 
     def add(self, other: Traffic) -> None:
         """Add the counts of another connection."""

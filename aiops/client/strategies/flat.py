@@ -196,7 +196,7 @@ class LocalModel:
                 target[...] = x
 
     def adopt(self) -> None:
-        """Take over the parameters where they have 16 bits: they have been filled anew."""
+        """Take over the parameters where they have 16 bits: they have new values."""
         for x, source in self._narrow():
             x[...] = source
 

@@ -173,7 +173,7 @@ class Gated(LocalStrategy):
         """Stamp what has been accumulated with the versions that are fetched next."""
         self._sent_once = False
         if self._kept is not None:
-            self._kept.anew = True
+            self._kept.restarted = True
 
 
 class _Sum:
@@ -191,7 +191,7 @@ class _Sum:
         self._connection = params.connection
         self._out = params.like()
         self._sent: tuple[Ints, Ints, Ints] | None = None  # tensors, counts, versions
-        self.anew = False  # the server was restarted: older versions mean nothing
+        self.restarted = False  # the server was restarted: older versions mean nothing
 
     def add(self, gradient: Params, tensors: Ints, params: Params) -> None:
         """Add a gradient that was computed at these parameters."""
@@ -242,7 +242,7 @@ class _Sum:
 
     def settled(self, fetched: Params | None) -> None:
         """Note that what was taken has arrived, or that parameters have been fetched."""
-        if self.anew and fetched is not None:
+        if self.restarted and fetched is not None:
             self._restamp(fetched)
         if fetched is None:
             self._sent = None
@@ -270,7 +270,7 @@ class _Sum:
         self._count[tensors] += counts
 
     def _restamp(self, params: Params) -> None:
-        self.anew = False
+        self.restarted = False
         times = self._count if self._gate.stamp == "mean" else 1
         self._versions[:] = params.versions * times
         self._connection = params.connection

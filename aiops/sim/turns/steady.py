@@ -80,8 +80,8 @@ class SteadyTurn:
         pending.answered += 1
         self._ledger.exchanged(seq, True, self._parts)
         nbytes, sent, received = len(arena.data), self._push, self._ack
-        _count(session.wire.traffic, ("push", sent), ("ack", received), nbytes)
-        _count(self._traffic, ("ack", received), ("push", sent), nbytes)
+        session.wire.traffic.exchanged(("push", sent), ("ack", received), nbytes)
+        self._traffic.exchanged(("ack", received), ("push", sent), nbytes)
         lease = self._shared.store.lease()
         params.read(lease.version.room, lease.release)
         number, _used, staleness, mean, vbar, vbars = said
@@ -101,20 +101,3 @@ def are_steady(push: Push, ack: Ack, nbytes: int) -> bool:
     """Return whether all ``nbytes`` of a model, raw, were pushed in one part, and answered so."""
     parts = [part[:4] for part in ack.parts]
     return is_steady(push, nbytes) and parts == [(0, nbytes, "raw", nbytes)] and not ack.gate
-
-
-def _count(traffic: Traffic, sent: tuple[str, int], received: tuple[str, int], nbytes: int) -> None:
-    """Count two messages by kind and bytes beside their payloads, of ``nbytes`` bytes each."""
-    (kind_out, bytes_out), (kind_in, bytes_in) = sent, received
-    traffic.messages_out += 1
-    traffic.messages_in += 1
-    traffic.bytes_out += bytes_out + nbytes
-    traffic.bytes_in += bytes_in + nbytes
-    counted = traffic.kinds_out[kind_out]
-    counted.messages += 1
-    counted.overhead += bytes_out
-    counted.payload += nbytes
-    counted = traffic.kinds_in[kind_in]
-    counted.messages += 1
-    counted.overhead += bytes_in
-    counted.payload += nbytes
