@@ -98,7 +98,7 @@ WRITES = "pathlib.Path(sys.argv[-1], 'NAME.txt').write_text(' '.join(sys.argv[1:
 def test_one_that_fails_is_told_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fails = "print('a'); print('it broke', file=sys.stderr); sys.exit(3)"
+    fails = "print('a', flush=True); print('it broke', file=sys.stderr); sys.exit(3)"
     bodies = {"first": WRITES.replace("NAME", "first"), "second": fails}
     bodies["third"] = WRITES.replace("NAME", "third")
     scripts(tmp_path, monkeypatch, **bodies)
