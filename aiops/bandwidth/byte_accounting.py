@@ -357,7 +357,7 @@ class Ledger:
             columns[name] = getattr(self, name).by_tensor(layout)
         order = np.argsort(-(columns["pushed"] + columns["fetched"]), kind="stable")[:SHOWN]
         names = [layout.tensors[index].name for index in order.tolist()]
-        lists = {name: _told(column[order]) for name, column in columns.items()}
+        lists = {name: _sendable(column[order]) for name, column in columns.items()}
         return {"names": names, **lists, "more": len(layout.tensors) - len(names)}
 
     def report(self) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def _times(times: Counter[str], *reasons: str) -> dict[str, int]:
     return {reason: min(times[reason], LONGEST) for reason in reasons}
 
 
-def _told(counts: Array) -> list[int]:
+def _sendable(counts: Array) -> list[int]:
     """Return counts as a message can carry them."""
     found: list[int] = counts.tolist()
     return found if counts.dtype != object else [min(count, LONGEST) for count in found]

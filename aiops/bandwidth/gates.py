@@ -155,7 +155,7 @@ class Gate:
         return {"routine": "gated", "gate": {"kind": self.name, **values}}
 
     @classmethod
-    def told(cls, values: Mapping[str, Any]) -> Gate:
+    def from_plan(cls, values: Mapping[str, Any]) -> Gate:
         """Return the gate that a client plan announces.
 
         Raises

@@ -182,11 +182,11 @@ def _carry_out(cases: Sequence[BandwidthCase], results: BandwidthResults, consol
                 for case in group:
                     progress.update(whole, description=case.name, completed=before)
 
-                    def tell(done: int, before: int = before) -> None:
+                    def on_progress(done: int, before: int = before) -> None:
                         progress.update(whole, completed=before + done)
 
                     try:
-                        outcome = asyncio.run(carry_out(case, files, tell))
+                        outcome = asyncio.run(carry_out(case, files, on_progress))
                     except Interrupted as stopped:
                         return 128 + int(stopped.details["signal"])
                     except AiopsError as error:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aiops.sim.cluster.spec import Cluster, ClusterEvent
     from aiops.sim.cluster.workload import Workload
 
-_TELL = 0.1  # seconds between two updates of the progress bar
+_PROGRESS_EVERY = 0.1  # seconds between two updates of the progress bar
 
 Budget = Annotated[str | None, typer.Option("--bandwidth-budget", help="2MB/s, all together.")]
 Workers = Annotated[int, typer.Option(help="Number of workers (the papers' λ).")]
@@ -194,22 +194,22 @@ def _carry_out(what: Cluster) -> ClusterResult:
     progress = progress_bar("{task.fields[done]:,} mini-batches")
     shown = progress.add_task("", total=1.0, done=0)
     stopped = threading.Event()
-    told = 0.0
+    shown_at = 0.0
 
-    def tell(done: int, seconds: float) -> None:
-        nonlocal told
+    def on_progress(done: int, seconds: float) -> None:
+        nonlocal shown_at
         now = time.monotonic()
         share = _share(what, done, seconds)
-        if now - told > _TELL or share >= 1:
-            told = now
+        if now - shown_at > _PROGRESS_EVERY or share >= 1:
+            shown_at = now
             progress.start()
             progress.update(shown, completed=share, done=done)
 
     try:
         with interrupts(stopped.set):
-            return simulate(what, tell, stopped.is_set)
+            return simulate(what, on_progress, stopped.is_set)
     finally:
-        if told:
+        if shown_at:
             progress.stop()
 
 
@@ -231,8 +231,8 @@ def _report(outcome: ClusterResult) -> dict[str, Any]:
     found["samples"] = [dataclasses.asdict(sample) for sample in outcome.samples]
     found["staleness"] = {str(tau): count for tau, count in sorted(outcome.staleness.items())}
     found |= {"idle": outcome.idle, "mean_staleness": outcome.mean_staleness}
-    told: dict[str, Any] = plain(found)
-    return told
+    described: dict[str, Any] = plain(found)
+    return described
 
 
 def _table(outcome: ClusterResult) -> Table:

@@ -187,7 +187,7 @@ def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) 
     from aiops.sim.turns.simulation import Simulation
 
     flags = {"set": "assign", "waits": "wait"}
-    found = asdict(Simulation.told(simulation_of(path)))
+    found = asdict(Simulation.from_dict(simulation_of(path)))
     for name, value in settings.items():
         source = context.get_parameter_source(flags.get(name, name))
         if source is not None and source.name == "COMMANDLINE":
@@ -202,7 +202,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
     with bar as progress, interrupts(run.stop):
         shown = progress.add_task("", total=run.simulation.iterations, completed=run.iteration)
 
-        def tell(done: int) -> None:
+        def on_progress(done: int) -> None:
             nonlocal due
             progress.update(shown, completed=done)
             began = time.monotonic()
@@ -212,7 +212,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
                 due = now + max(_EVERY, _SHARE * (now - began))
 
         try:
-            outcome = run.go_on(tell)
+            outcome = run.go_on(on_progress)
         except UsageError:  # between two turns: no client can be selected
             if checkpoint is not None:
                 run.save(checkpoint)

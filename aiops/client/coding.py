@@ -66,7 +66,7 @@ class Coding:
 
         A codec that is not known here is not used: a server takes raw tensors at any time.
         """
-        choice = CodecChoice.told(plan.get("push_codec", ()))
+        choice = CodecChoice.from_announced(plan.get("push_codec", ()))
         return cls(layout, choice, placement, parallel_map) if choice else None
 
     def coded(self, index: int) -> bool:

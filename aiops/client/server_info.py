@@ -143,7 +143,7 @@ class ServerInfo:
         rows = described.model
         try:
             layout = Layout.shared((row[:3] for row in rows), empty=bool(described.tables))
-            tables = Tables.told(described.tables, layout.index)
+            tables = Tables.from_description(described.tables, layout.index)
         except UsageError as error:
             text = f"{self.url} has a model that this client cannot hold: {error}"
             raise RemoteProtocolError(text) from None
@@ -193,5 +193,5 @@ class ServerInfo:
             return
         self.coding = Coding.planned(layout, self.plan, self.placement, self._parallel_map)
         # An observer is sent the values themselves, never increments.
-        increments = CodecChoice.told(self.plan.get("fetch_codec", ()))
+        increments = CodecChoice.from_announced(self.plan.get("fetch_codec", ()))
         self.increments = self._role == "worker" and bool(increments)

@@ -46,7 +46,7 @@ class CodecChoice:
         return cls(tuple(pairs))
 
     @classmethod
-    def told(cls, rows: Any) -> CodecChoice | None:
+    def from_announced(cls, rows: Any) -> CodecChoice | None:
         """Return the choice in a message (as `announced`), or None if a codec is unknown here."""
         pairs = []
         try:

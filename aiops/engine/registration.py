@@ -80,7 +80,7 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
         When it has tables, and the algorithm cannot have any, or more parameters than it can train.
     """
     layout = Layout(event.rows, empty=bool(event.tables))
-    tables = Tables.told((row for row, _count in event.tables), layout.index)
+    tables = Tables.from_description((row for row, _count in event.tables), layout.index)
     why = tables_obstacle(algorithm) if tables else None
     if why is not None:
         raise ConflictError(f"the model to begin with has tables, but {why}")
@@ -148,6 +148,8 @@ def table_stores(
 def _tables_of(message: Define) -> Tables:
     """Return the tables of an offer."""
     try:
-        return Tables.told(message.tables, (name for name, _dtype, _shape in message.tensors))
+        return Tables.from_description(
+            message.tables, (name for name, _dtype, _shape in message.tensors)
+        )
     except UsageError as error:
         raise BadPush(str(error)) from None

@@ -56,7 +56,7 @@ def report(
         "rows_bytes_peak": admission.row_pool.peak,
         "waiting": len(updates.held.pushes) if updates else 0,
         "waited_for": sorted(membership.waited_for()),
-        "shadow": delta_replies.replica.report() if delta_replies else None,
+        "delta_replica": delta_replies.replica.report() if delta_replies else None,
         "averages": rendezvous.report(),
         "ledger": membership.ledger(),
         "budget": budget.report(vbar) if budget else None,

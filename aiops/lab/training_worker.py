@@ -31,7 +31,7 @@ PATIENCE = 120.0
 """Seconds that a worker waits for the others to be ready."""
 
 
-def tell(message: Mapping[str, Any]) -> None:
+def send_line(message: Mapping[str, Any]) -> None:
     """Write a line of JSON for the parent."""
     print(json.dumps(message), flush=True)
 
@@ -49,13 +49,13 @@ def run(task_type: Callable[..., T], train: Callable[[T, Ready], Mapping[str, An
     guard = ChildGuard()
 
     def ready() -> None:
-        tell({"ready": True})
+        send_line({"ready": True})
         if not guard.wait_for_word(PATIENCE):
             raise SystemExit(f"the other workers were not ready within {PATIENCE:g} s")
 
     try:
         task = task_type(**json.loads(sys.argv[1]))
-        tell({"report": dict(train(task, ready))})
+        send_line({"report": dict(train(task, ready))})
     except AiopsError as error:
         sys.exit(f"aiops: {error}")
 

@@ -219,15 +219,15 @@ class Tables(Mapping[str, NamedTable]):
         self._by_name = {named.name: named for named in self.each}
 
     @classmethod
-    def told(
+    def from_description(
         cls,
-        rows: Iterable[tuple[str, int, int, str, str, float, int]],
+        described: Iterable[tuple[str, int, int, str, str, float, int]],
         tensors: Iterable[str] = (),
     ) -> Tables:
-        """Return the tables of a message; ``rows`` are as in `described`."""
-        described = [(row[0], Table(*row[1:])) for row in rows]
-        tables = dict(described)
-        if len(tables) < len(described):
+        """Return the tables of a message; ``described`` is as the property is."""
+        named = [(row[0], Table(*row[1:])) for row in described]
+        tables = dict(named)
+        if len(tables) < len(named):
             raise UsageError("two tables have the same name; names must differ")
         return cls(tables, tensors)
 

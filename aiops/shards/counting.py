@@ -47,8 +47,8 @@ class PushCounts:
         if number != self.number or shard not in self._missing:
             return False
         self._missing.discard(shard)
-        for client, told in clients.items():
-            traffic = Traffic.read(told)
+        for client, counts in clients.items():
+            traffic = Traffic.from_counts(counts)
             self._volume += traffic.volume
             if self._volume > LONGEST:  # no message could carry the number
                 raise RemoteProtocolError("counted.clients: more than can have crossed")

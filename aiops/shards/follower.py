@@ -316,7 +316,7 @@ class Follower:
         except MemoryError as error:
             raise ValueError(f"there is no room for its part of the model: {error}") from None
         self.store.read_packed(message.plan.get("push_codecs", ()))
-        choice = CodecChoice.told(message.plan.get("fetch_codec", ()))
+        choice = CodecChoice.from_announced(message.plan.get("fetch_codec", ()))
         if choice is None:
             raise ValueError("parameters are to be sent in a codec that is not known here")
         if choice:
@@ -389,7 +389,7 @@ class Follower:
         ticket, job = self._outstanding
         self._outstanding = None
         if isinstance(job, ReplicaJob):
-            job.shadow.followed(job, event.sums)
+            job.replica.followed(job, event.sums)
         elif job.target is not None:
             self._computed = job
         return self._report(UpdateDone(ticket, event.sums.astype("<i8").tobytes()))
@@ -437,8 +437,8 @@ class Follower:
             *((self._branches[peer][0], traffic) for peer, traffic in self._traffic.items()),
         ):
             found.setdefault(client, Traffic()).add(traffic)
-        told = {client: traffic.told() for client, traffic in found.items()}
-        return self._report(TrafficCounted(event.message.id, told))
+        counts = {client: traffic.counts() for client, traffic in found.items()}
+        return self._report(TrafficCounted(event.message.id, counts))
 
     def _on_leave(self, event: Received) -> list[Effect]:
         self._lead = None

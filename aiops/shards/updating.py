@@ -126,7 +126,7 @@ class Updating:
         placement = self._placement
         update.missing = set(placement.used)
         update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in placement.layouts]
-        work = {REPLICA: job.shadow.oldest}
+        work = {REPLICA: job.replica.oldest}
         message = RunUpdate(update.ticket, 0, job.model.number, work)
         return [Order(shard, message) for shard in placement.used[1:]]
 

@@ -257,17 +257,17 @@ class DeltaReplica:
         behind = np.flatnonzero(self._behind | changed)
         return ReplicaJob(self, model, self._snapshots.target(), behind)
 
-    def followed(self, job: ReplicaJob, told: Ints) -> None:
-        """Publish a job's result; ``told`` is what `ReplicaJob.run` returned on all shards."""
+    def followed(self, job: ReplicaJob, results: Ints) -> None:
+        """Publish a job's result; ``results`` is what `ReplicaJob.run` returned on all shards."""
         target, model, owners = job.target, job.model, self._pieces.owners
-        target.follow(model, np.unique(owners[told != UNTOUCHED]))
+        target.follow(model, np.unique(owners[results != UNTOUCHED]))
         self._snapshots.publish(target)
         self._behind = job.behind
-        self._since[owners[told == WHOLE]] = model.number
+        self._since[owners[results == WHOLE]] = model.number
         coded = {}
-        for piece in np.flatnonzero(told >= 0).tolist():
-            coded[piece] = Coded(self._names[piece], int(told[piece]), job.payloads.get(piece))
-        nbytes = int(told[told > 0].sum())
+        for piece in np.flatnonzero(results >= 0).tolist():
+            coded[piece] = Coded(self._names[piece], int(results[piece]), job.payloads.get(piece))
+        nbytes = int(results[results > 0].sum())
         self._increments.append(Increment(model.number, coded, nbytes))
         self._points[model.number] = None
         self._kept += nbytes
@@ -294,18 +294,18 @@ class DeltaReplica:
         base, target = self.current.arena, job.target.arena
         if target is not base:
             target.data[:] = base.data
-        told: Ints = np.full(len(self._own), UNTOUCHED, np.int64)
+        results: Ints = np.full(len(self._own), UNTOUCHED, np.int64)
         for piece in job.pieces.tolist():
             name = self._own[piece].name
             held = target.views[name].reshape(-1)
             model = job.model.arena.views[name].reshape(-1)
             payload = self._encoded(piece, model, held)
             if payload is None:
-                told[piece], held[:] = WHOLE, model
+                results[piece], held[:] = WHOLE, model
                 continue
-            told[piece], job.payloads[piece] = len(payload), payload
+            results[piece], job.payloads[piece] = len(payload), payload
             job.behind[piece] = not np.array_equal(held, model)
-        return told
+        return results
 
     def _encoded(self, piece: int, model: Array, held: Array) -> Bytes | None:
         """Encode a piece's difference, and add what that decodes to; None: it is sent whole."""
@@ -337,8 +337,10 @@ class DeltaReplica:
 class ReplicaJob:
     """One step of the replica, queued like an update of the model."""
 
-    def __init__(self, shadow: DeltaReplica, model: Version, target: Version, pieces: Ints) -> None:
-        self.shadow = shadow
+    def __init__(
+        self, replica: DeltaReplica, model: Version, target: Version, pieces: Ints
+    ) -> None:
+        self.replica = replica
         self.model, self.target, self.pieces = model, target, pieces
         self.payloads: dict[int, Bytes] = {}
         self.behind = np.zeros(len(target.arena.layout.tensors), bool)
@@ -350,7 +352,7 @@ class ReplicaJob:
 
     def run(self) -> Ints:
         """Run the step; return for each piece its payload's bytes, -1 (whole) or -2 (untouched)."""
-        return self.shadow.encode(self)
+        return self.replica.encode(self)
 
 
 def _codecs(pieces: Pieces, choice: CodecChoice) -> list[Codec | None]:

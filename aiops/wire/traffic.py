@@ -93,11 +93,11 @@ class Traffic:
         """The sum of all counts, a bound on each."""
         kinds = [*self.kinds_in.values(), *self.kinds_out.values()]
         messages = self.messages_in + self.messages_out
-        told = sum(kind.messages + kind.overhead + kind.payload for kind in kinds)
-        return self.bytes_in + self.bytes_out + messages + told
+        by_kind = sum(kind.messages + kind.overhead + kind.payload for kind in kinds)
+        return self.bytes_in + self.bytes_out + messages + by_kind
 
-    def told(self) -> tuple[Any, ...]:
-        """Return all counts as plain values, for `read`."""
+    def counts(self) -> tuple[Any, ...]:
+        """Return all counts as plain values, for `from_counts`."""
         kinds = (
             {name: (kind.messages, kind.overhead, kind.payload) for name, kind in found.items()}
             for found in (self.kinds_in, self.kinds_out)
@@ -105,8 +105,8 @@ class Traffic:
         return self.bytes_in, self.bytes_out, self.messages_in, self.messages_out, *kinds
 
     @classmethod
-    def read(cls, told: Any) -> Traffic:
-        """Return the `Traffic` of which `told` returned these values.
+    def from_counts(cls, values: Any) -> Traffic:
+        """Return the `Traffic` of which `counts` returned these values.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class Traffic:
         """
         traffic = cls()
         try:
-            *counts, kinds_in, kinds_out = told
+            *counts, kinds_in, kinds_out = values
             traffic.bytes_in, traffic.bytes_out, traffic.messages_in, traffic.messages_out = counts
             for mine, theirs in ((traffic.kinds_in, kinds_in), (traffic.kinds_out, kinds_out)):
                 for name, (count, overhead, payload) in theirs.items():

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import aiops
-from aiops.lab.training_worker import BatchGradients, Ready, mapped, run, tell
+from aiops.lab.training_worker import BatchGradients, Ready, mapped, run, send_line
 from aiops.lab.workloads import MLP, batches
 
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -213,14 +213,14 @@ class _TrainingLoop:
         ):
             self._snapshot()
         elif self._steps % max(task.steps // 100, 1) == 0:
-            tell({"steps": self._steps})
+            send_line({"steps": self._steps})
 
     def _snapshot(self) -> None:
         model = self.trainee.model()
         assert model is not None
         path = Path(self._task.snapshots) / f"{self._steps}.npz"
         np.savez(path, **model)
-        tell({"steps": self._steps, "snapshot": str(path)})
+        send_line({"steps": self._steps, "snapshot": str(path)})
 
 
 def _name(task: AlgorithmTask) -> str:

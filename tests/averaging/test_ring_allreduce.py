@@ -95,11 +95,11 @@ class TestMean:
         run(flats, chunk=chunk, seed=seed)
         assert len({flat.data.tobytes() for flat in flats}) == 1
         for index, run_of in enumerate(flats[0].runs):
-            told = [Flat(flats[0].layout) for _ in flats]
-            for one, data in zip(told, before, strict=True):
+            found = [Flat(flats[0].layout) for _ in flats]
+            for one, data in zip(found, before, strict=True):
                 one.data[:] = data
             for element in range(run_of.size):
-                values = [float(one.runs[index][element]) for one in told]
+                values = [float(one.runs[index][element]) for one in found]
                 spread = max(map(abs, values))
                 error = abs(float(run_of[element]) - exact_mean(values))
                 assert error <= 4 * len(values) * np.finfo(run_of.dtype).eps * spread

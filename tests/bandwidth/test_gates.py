@@ -174,7 +174,7 @@ class TestPlan:
     @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.spec)
     def test_what_is_announced_is_understood(self, gate: Gate) -> None:
         announced = gate.plan(algorithm("fasgd").make({}))["gate"]
-        told = Gate.told(announced)
+        told = Gate.from_plan(announced)
         assert type(told) is type(gate)
         if not getattr(gate, "floor_free", False):
             assert told == gate
@@ -200,5 +200,5 @@ class TestPlan:
     )
     def test_a_plan_that_lies(self, values: dict[str, Any], words: str) -> None:
         with pytest.raises(UsageError, match=words) as caught:
-            Gate.told(values)
+            Gate.from_plan(values)
         assert len(str(caught.value)) < 300

@@ -420,7 +420,7 @@ class Partner:
         self.flat.load(arena)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.settimeout(PATIENCE)
-        self.told: Round
+        self.round: Round
         self.before: Peer
         self.after: Peer
         self.ring: Ring
@@ -450,33 +450,33 @@ class Partner:
 
     def receive_round(self) -> None:
         """Wait for a round."""
-        told = self.peer.receive()
-        assert isinstance(told, Round)
-        self.told = told
-        counts = [counts for *_, counts in told.members]
-        self.ring = Ring(told.rank, counts, self.flat)
+        round = self.peer.receive()
+        assert isinstance(round, Round)
+        self.round = round
+        counts = [counts for *_, counts in round.members]
+        self.ring = Ring(round.rank, counts, self.flat)
 
     def proof(self, side: Any, rank: int) -> bytes:
-        return proof(self.told.secret, side, self.told.number, rank)
+        return proof(self.round.secret, side, self.round.number, rank)
 
     def call(self, given: bytes | None = None) -> Peer:
         """Connect to the other worker, and greet it."""
-        told = self.told
-        host, port, _counts = told.members[1 - told.rank]
+        round = self.round
+        host, port, _counts = round.members[1 - round.rank]
         self.after = Neighbour(socket.create_connection((host, port), PATIENCE))
-        proof = self.proof("client", told.rank) if given is None else given
-        self.after.send(frame(RingHello(0, told.number, told.rank, proof)))
+        proof = self.proof("client", round.rank) if given is None else given
+        self.after.send(frame(RingHello(0, round.number, round.rank, proof)))
         return self.after
 
     def answer(self) -> Peer:
         """Take the other worker's connection, and greet it."""
-        told = self.told
+        round = self.round
         self.before = Neighbour(self.listener.accept()[0])
         received = self.before.receive()
         assert isinstance(received, RingHello)
-        assert received.proof == self.proof("client", 1 - told.rank)
+        assert received.proof == self.proof("client", 1 - round.rank)
         self.before.send(
-            frame(RingHello(0, told.number, told.rank, self.proof("server", told.rank)))
+            frame(RingHello(0, round.number, round.rank, self.proof("server", round.rank)))
         )
         return self.before
 
@@ -486,11 +486,11 @@ class Partner:
         self.answer()
         received = self.after.receive()
         assert isinstance(received, RingHello)
-        assert received.proof == self.proof("server", 1 - self.told.rank)
+        assert received.proof == self.proof("server", 1 - self.round.rank)
 
     def send(self, piece: Piece) -> None:
         nbytes = piece.stop - piece.start
-        part = Part(piece.start, piece.stop, "raw", nbytes, self.told.number)
+        part = Part(piece.start, piece.stop, "raw", nbytes, self.round.number)
         self.after.send(frame(RingChunk(0, piece.hop, (part,)), bytes(piece.view)))
 
     def finish(self) -> None:
@@ -743,10 +743,10 @@ class TestHostile:
         params = {"w": np.zeros(6, np.float32)}
         with with_partner(params, {"w": np.full(6, 2, np.float32)}) as (averager, partner, both):
             asked = both()
-            host, port, _counts = partner.told.members[1 - partner.told.rank]
+            host, port, _counts = partner.round.members[1 - partner.round.rank]
             with socket.create_connection((host, port)) as stranger:
                 stranger.sendall(said)
-                forged = partner.call(given=partner.proof("server", partner.told.rank))
+                forged = partner.call(given=partner.proof("server", partner.round.rank))
                 partner.pair()
                 partner.finish()
                 assert asked.result(PATIENCE) == 2
@@ -761,7 +761,7 @@ class TestHostile:
             partner.call()
             thief = Neighbour(partner.listener.accept()[0])
             assert isinstance(thief.receive(), RingHello)
-            thief.send(frame(RingHello(0, partner.told.number, partner.told.rank, b"x" * 32)))
+            thief.send(frame(RingHello(0, partner.round.number, partner.round.rank, b"x" * 32)))
             assert asked.result(PATIENCE) == 0
             assert isinstance(averager.stats.last_error, Unauthorised)
             assert "does not know the secret" in str(averager.stats.last_error)

@@ -103,14 +103,14 @@ class Ended:
         report = engine.report()
         self.gradients, self.staleness = report["gradients"], report["staleness"]
         replica = engine.replica
-        self.shadow = None if replica is None else replica.current.arena.data.tobytes()
+        self.replica = None if replica is None else replica.current.arena.data.tobytes()
         self.values = {k: v.copy() for k, v in engine.store.current.arena.views.items()}
         self.buffers = engine.admission.pool.out
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Ended)
         mine, theirs = (
-            (run.version, run.digest, run.gradients, run.staleness, run.shadow)
+            (run.version, run.digest, run.gradients, run.staleness, run.replica)
             for run in (self, other)
         )
         return mine == theirs
@@ -147,7 +147,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("client", sorted(CLIENTS))
 @pytest.mark.parametrize("settings", sorted(SETTINGS))
 def test_trains(settings: str, client: str) -> None:
-    """Two workers bring a quadratic's parameters nearer, and what they hold is the shadow's."""
+    """Two workers bring a quadratic's parameters nearer, and what they hold is the replica's."""
     faults: list[BaseException] = []
 
     def run(url: str) -> None:
@@ -249,7 +249,7 @@ def faulty(cuts: list[tuple[Literal["up", "down"], int]], client: str = "client"
                 if fault is not None:
                     fault.wait()
             end = ended(server)
-            assert end.shadow == params.arena.data.tobytes()
+            assert end.replica == params.arena.data.tobytes()
         assert proxy.connections == 1 + len(cuts)
         return end
 
@@ -260,7 +260,7 @@ class TestCuts:
     def test_nothing_is_lost_or_doubled(
         self, undisturbed: Ended, direction: Literal["up", "down"], after: int
     ) -> None:
-        """Pushes, rests, increments and the shadow are to the bit as if nothing had been cut."""
+        """Pushes, rests, increments and the replica are to the bit as if nothing had been cut."""
         assert faulty([(direction, after)]) == undisturbed
 
     @pytest.mark.parametrize("client", sorted(CLIENTS))
@@ -318,7 +318,7 @@ class TestPipelined:
             end = ended(server)
         assert end.gradients == 12
         assert params.version == end.version == 12
-        assert held == end.shadow
+        assert held == end.replica
 
     def test_one_set_of_arrays_for_two_clients(self) -> None:
         """What came by another client is not held, so it comes whole."""
@@ -331,7 +331,7 @@ class TestPipelined:
             other.define(START)
             for client in (one, other, one, one, other):
                 client.exchange(params, gradients(params))
-            assert params.arena.data.tobytes() == ended(server).shadow
+            assert params.arena.data.tobytes() == ended(server).replica
 
 
 class TestRefusals:
@@ -387,7 +387,7 @@ class TestRefusals:
 class TestRestarts:
     @pytest.mark.parametrize("settings", sorted(SETTINGS))
     def test_a_server_that_has_lost_its_model(self, settings: str) -> None:
-        """It is offered the worker's, and all goes on, with a new shadow."""
+        """It is offered the worker's, and all goes on, with a new replica."""
         options: dict[str, Any] = {"policy": "fasgd", "kernels": "numpy", **SETTINGS[settings]}
         with ServerThread(**options) as server:
             worker = Worker(server.url, START)
@@ -401,7 +401,7 @@ class TestRestarts:
                 worker.refresh()
                 end = ended(server)
                 held = worker.params.arena.data.tobytes()
-                assert held == (end.shadow or model(server))
+                assert held == (end.replica or model(server))
             assert ended(server).version > 3
 
     def test_the_next_server_has_other_codecs(self) -> None:
@@ -415,7 +415,7 @@ class TestRestarts:
                 worker.step(gradients)
             end = ended(server)
             assert end.version >= 5
-            assert worker.params.arena.data.tobytes() in (end.shadow, model(server))
+            assert worker.params.arena.data.tobytes() in (end.replica, model(server))
 
 
 class TestRecord:

@@ -141,7 +141,7 @@ class Half:
             "numbers": (pending.next_id, pending.seq, answered),
             "pending": list(pending.by_id),
             "server": (store.version, store.current.arena.data.tobytes()),
-            "theirs": [sock.wire.traffic.told() for sock in self.server.sockets],
+            "theirs": [sock.wire.traffic.counts() for sock in self.server.sockets],
         }
 
 

@@ -321,7 +321,7 @@ class TestGates:
             plan = client.greet("w", NONCE)["plan"]
             assert plan["routine"] == "gated"
             ours = gates.find(spec)
-            ours = type(ours).told(plan["gate"])
+            ours = type(ours).from_plan(plan["gate"])
             for step in range(1, 7):
                 for vbar in (None, 0.0, 0.02, 3.5):
                     statistic = None if vbar is None else np.array([vbar])

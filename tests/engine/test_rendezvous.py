@@ -52,8 +52,8 @@ def rounds(inline: Inline, peer: int) -> list[Round]:
     return [said for said in inline.said[peer] if isinstance(said, Round)]
 
 
-def ports(told: Round) -> list[int]:
-    return [port for _host, port, _counts in told.members]
+def ports(found: Round) -> list[int]:
+    return [port for _host, port, _counts in found.members]
 
 
 def settled(*peers: int) -> Inline:
@@ -74,26 +74,27 @@ class TestWhoIsIn:
         assert meet(inline, 2) is None
         assert meet(inline, 3) is None
         meet(inline, 1)
-        told = [last(inline, peer) for peer in (1, 2, 3)]
-        assert [one.rank for one in told] == [0, 1, 2]
-        assert len({(one.number, one.members, one.secret) for one in told}) == 1
-        assert ports(told[0]) == [1001, 1002, 1003]
-        assert all(counts for _host, _port, counts in told[0].members)
+        found = [last(inline, peer) for peer in (1, 2, 3)]
+        assert [one.rank for one in found] == [0, 1, 2]
+        assert len({(one.number, one.members, one.secret) for one in found}) == 1
+        assert ports(found[0]) == [1001, 1002, 1003]
+        assert all(counts for _host, _port, counts in found[0].members)
 
     def test_every_round_has_a_number_and_a_secret_of_its_own(self) -> None:
         inline = settled(1, 2)
         for _ in range(5):
             meet(inline, 1)
             meet(inline, 2)
-        told = rounds(inline, 1)
-        assert len({one.number for one in told}) == len({one.secret for one in told}) == len(told)
-        assert all(len(one.secret) == 32 for one in told)
+        found = rounds(inline, 1)
+        assert len({one.number for one in found}) == len(found)
+        assert len({one.secret for one in found}) == len(found)
+        assert all(len(one.secret) == 32 for one in found)
 
     def test_who_is_alone_is_told_at_once(self) -> None:
         inline = gathered(1)
-        told = meet(inline, 1, rounds=0)
-        assert isinstance(told, Round)
-        assert told.members == (("10.0.0.1", 1001, True),)
+        found = meet(inline, 1, rounds=0)
+        assert isinstance(found, Round)
+        assert found.members == (("10.0.0.1", 1001, True),)
 
     def test_who_never_averaged_is_not_waited_for(self) -> None:
         inline = gathered(1, 2, 3)

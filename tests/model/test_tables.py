@@ -54,7 +54,7 @@ class TestTables:
     def test_they_are_numbered_by_name_whatever_the_order(self) -> None:
         tables = Tables({"b": TABLE, "a": Table(3, 2)})
         assert [(n.index, n.name) for n in tables.values()] == [(0, "a"), (1, "b")]
-        assert Tables.told(reversed(tables.described)).described == tables.described
+        assert Tables.from_description(reversed(tables.described)).described == tables.described
 
     @pytest.mark.parametrize(
         ("tables", "said"),
@@ -72,7 +72,7 @@ class TestTables:
     def test_the_same_name_twice_is_refused(self) -> None:
         row = ("t", 3, 2, "float32", "zeros", 0.0, 0)
         with pytest.raises(UsageError, match="same name"):
-            Tables.told([row, row])
+            Tables.from_description([row, row])
 
     @pytest.mark.parametrize(
         ("other", "said"),

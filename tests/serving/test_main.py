@@ -90,10 +90,10 @@ class TestProcess:
                         worker.step(ones(worker.params))
                     return str(caught.value)
 
-            told = [pool.submit(work) for _ in range(2)]
+            futures = [pool.submit(work) for _ in range(2)]
             eventually(lambda: observer.stats()["waiting"] == 2, "both wait")
             assert server.stop(number) == 0
-            for future in told:
+            for future in futures:
                 assert "shutting down; the step was not made" in future.result(PATIENCE)
             assert quiet(server.stderr())
 

@@ -112,7 +112,7 @@ class TestTables:
 
     def test_they_come_back_as_they_were(self, path: Path) -> None:
         [(described, ids, rows)] = read_tables(path)
-        assert Tables.told([described])["t/ä"].table == self.TABLE
+        assert Tables.from_description([described])["t/ä"].table == self.TABLE
         assert ids.tobytes() == self.IDS.tobytes()
         assert rows.tobytes() == self.ROWS.tobytes()
         assert set(read_model(path)) == {"w"}

@@ -61,17 +61,17 @@ class Training:
         self.heard.append((receipt.version, receipt.staleness, params.version))
         self.brought = actor.session.traffic[0] - before
 
-    def shadow(self) -> bytes:
+    def replica(self) -> bytes:
         """What the shards hold together."""
         replica = self.world.engine.replica
         assert replica is not None
-        shadows = [
+        replicas = [
             replica,
             *(host.coordinator._replica for host in self.world.followers),
         ]
-        numbers = {shadow.current.number for shadow in shadows}
+        numbers = {replica.current.number for replica in replicas}
         assert numbers == {replica.current.number}
-        return b"".join(shadow.current.arena.data.tobytes() for shadow in shadows)
+        return b"".join(replica.current.arena.data.tobytes() for replica in replicas)
 
 
 @pytest.mark.parametrize("policy", ["asgd", "dcasgd", "fasgd"])
@@ -92,8 +92,8 @@ def test_where_no_tensor_is_cut_all_is_what_it_is_on_one_server(
             assert array.tobytes() == ours[name].tobytes(), name
     assert alone.world.engine.replica is not None
     assert spread.world.engine.replica is not None
-    shadows = [each.world.engine.replica for each in (alone, spread)]  # type: ignore[union-attr]
-    assert shadows[0].report() == shadows[1].report(), "one decision, of the same numbers"
+    replicas = [each.world.engine.replica for each in (alone, spread)]  # type: ignore[union-attr]
+    assert replicas[0].report() == replicas[1].report(), "one decision, of the same numbers"
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -103,13 +103,13 @@ def test_what_a_reader_holds_is_the_shadow(shards: int, codec: str) -> None:
     for step in range(10):
         training.step(step % 2)
         _actor, params = training.actors[step % 2]
-        assert params.own().data.tobytes() == training.shadow()
+        assert params.own().data.tobytes() == training.replica()
         assert params.version == training.world.engine.replica.current.number  # type: ignore[union-attr]
     training.step(1)
     raw = sum(array.nbytes for array in CUT.values())
     assert training.brought < raw * 0.8, "it came as increments"
     late, params = training.joined(CUT, "late")
-    assert params.own().data.tobytes() == training.shadow()
+    assert params.own().data.tobytes() == training.replica()
     assert late.session.traffic[0] > raw
 
 
@@ -121,7 +121,7 @@ def test_some_tensors_only_and_then_the_others() -> None:
         training.step(0, wanted=np.array([layout.index["big"]]) if step % 3 else None)
     actor, params = training.actors[0]
     done(training.world, actor, actor.requests.fetch(params))
-    assert params.own().data.tobytes() == training.shadow()
+    assert params.own().data.tobytes() == training.replica()
 
 
 def test_increments_are_forgotten_on_all_shards() -> None:
@@ -132,8 +132,8 @@ def test_increments_are_forgotten_on_all_shards() -> None:
     oldest = training.world.engine.replica.oldest
     assert oldest > 10
     for host in training.world.followers:
-        shadow = host.coordinator._replica
-        assert oldest - shadow.oldest <= 1, "told with the next"
+        replica = host.coordinator._replica
+        assert oldest - replica.oldest <= 1, "told with the next"
 
 
 def test_all_pieces_of_a_tensor_travel_one_way() -> None:
@@ -159,7 +159,7 @@ def test_values_that_run_away_are_sent_as_they_are() -> None:
     for _ in range(5):
         done(training.world, actor, actor.requests.push(grads, params, params))
     assert params["big"][-1, 0] < -1e18
-    assert params.own().data.tobytes() == training.shadow()
+    assert params.own().data.tobytes() == training.replica()
 
 
 def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:

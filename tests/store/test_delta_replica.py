@@ -1,4 +1,4 @@
-"""The shadow: it follows the model whatever the codec, and all its readers hold the same bits."""
+"""The replica: it follows the model whatever the codec, and all its readers hold the same bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CODED = {LAYOUT.index["big"], LAYOUT.index["tall"]}
 
 
 class Model:
-    """A model that moves as a test says, and its shadow."""
+    """A model that moves as a test says, and its replica."""
 
     def __init__(self, *codecs: str, backend: str = "numpy", layout: Layout = LAYOUT) -> None:
         self.rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ class Model:
             view[...] = self.rng.normal(size=view.shape)
         self.layout = layout
         self.version = Version(0, arena, np.zeros(len(layout.tensors), np.int64), 0)
-        self.shadow = DeltaReplica(self.version, CodecChoice.of(codecs), backend)
+        self.replica = DeltaReplica(self.version, CodecChoice.of(codecs), backend)
 
     def move(self, touched: Ints | None = None, scale: float = 0.01) -> None:
         """Make an update: noise on some tensors."""
@@ -55,18 +55,18 @@ class Model:
         self.version.advance(self.version.number + 1, touched)
 
     def follow(self) -> None:
-        """Bring the shadow up to it."""
-        job = self.shadow.follow(self.version)
-        self.shadow.followed(job, job.run())
-        self.shadow.settle()
+        """Bring the replica up to it."""
+        job = self.replica.follow(self.version)
+        self.replica.followed(job, job.run())
+        self.replica.settle()
 
     def held(self) -> Array:
-        """The shadow's bytes."""
-        return self.shadow.current.arena.data
+        """The replica's bytes."""
+        return self.replica.current.arena.data
 
     def distance(self, name: str) -> float:
-        """How far the shadow is from the model."""
-        theirs, ours = self.shadow.current.arena.views[name], self.version.arena.views[name]
+        """How far the replica is from the model."""
+        theirs, ours = self.replica.current.arena.views[name], self.version.arena.views[name]
         return float(np.linalg.norm(theirs.astype(np.float64) - ours))
 
     def read(
@@ -77,12 +77,12 @@ class Model:
     ) -> Parts:
         """Have a reader fetch; return what it was sent."""
         have, wants = wants_of(params, wanted)
-        parts, lease = self.shadow.answer(Wanted(have, wants))
+        parts, lease = self.replica.answer(Wanted(have, wants))
         if parts:
             assert lease is not None
             deliver(params, parts, payloads(lease, parts), have, wants)
             lease.release()
-        params.now_at(self.shadow.current.number, wants)
+        params.now_at(self.replica.current.number, wants)
         return parts
 
 
@@ -122,7 +122,7 @@ class TestFollowing:
             model.move()
             model.follow()
             steps.append(model.distance("big"))
-        alone = 0.01 * np.sqrt(200 * 2000)  # where a shadow that stood still would be
+        alone = 0.01 * np.sqrt(200 * 2000)  # where a replica that stood still would be
         assert max(steps) < 0.9 * alone
         assert np.mean(steps[-50:]) < 2 * np.mean(steps[50:100]) + 1e-9, "it does not drift"
 
@@ -141,11 +141,11 @@ class TestFollowing:
         model = Model("topk:0.05")
         big, tall = LAYOUT.index["big"], LAYOUT.index["tall"]
         model.move(np.array([tall]))
-        job = model.shadow.follow(model.version)
+        job = model.replica.follow(model.version)
         assert job.pieces.tolist() == [tall]
-        model.shadow.followed(job, job.run())
+        model.replica.followed(job, job.run())
         model.move(np.array([big]))
-        assert model.shadow.follow(model.version).pieces.tolist() == sorted([big, tall])
+        assert model.replica.follow(model.version).pieces.tolist() == sorted([big, tall])
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
     def test_a_model_that_runs_away_is_sent_as_it_is(self, bad: float) -> None:
@@ -172,7 +172,7 @@ class TestReading:
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("codec", CODECS)
     def test_readers_have_its_bits_whatever_they_missed(self, codec: str, backend: str) -> None:
-        """Every so often, of some tensors or of all: never a bit beside the shadow's."""
+        """Every so often, of some tensors or of all: never a bit beside the replica's."""
         model, rng = Model(codec, backend=backend), np.random.default_rng(7)
         readers = [Params(LAYOUT) for _ in range(4)]
         for step in range(120):
@@ -187,10 +187,10 @@ class TestReading:
                 model.read(params, wanted)
                 for tensor in LAYOUT.all.tolist() if wanted is None else wanted.tolist():
                     name = LAYOUT.tensors[tensor].name
-                    theirs = model.shadow.current.arena.views[name]
+                    theirs = model.replica.current.arena.views[name]
                     assert params[name].tobytes() == theirs.tobytes(), (step, every, name)
-                    assert params.held[tensor] == model.shadow.current.number
-                    expected = model.shadow.current.tensor_versions[tensor]
+                    assert params.held[tensor] == model.replica.current.number
+                    expected = model.replica.current.tensor_versions[tensor]
                     assert params.versions[tensor] == expected
 
     def test_a_reader_is_sent_increments_of_what_is_coded(self) -> None:
@@ -235,11 +235,11 @@ class TestReading:
         assert params.arena.data.tobytes() == model.held().tobytes()
 
     def test_a_slow_reader_has_the_version_it_was_promised(self) -> None:
-        """What is still being sent does not change while the shadow goes on."""
+        """What is still being sent does not change while the replica goes on."""
         model, params = Model("int8"), Params(LAYOUT)
         model.move()
         model.follow()
-        parts, lease = model.shadow.answer(Wanted(-1))
+        parts, lease = model.replica.answer(Wanted(-1))
         assert lease is not None
         views = lease.payloads(parts)
         lease.release()
@@ -257,15 +257,15 @@ class TestReading:
         model.read(params)
         model.move()
         model.follow()
-        parts, lease = model.shadow.answer(Wanted(0))
+        parts, lease = model.replica.answer(Wanted(0))
         assert lease is not None
         views = lease.payloads(parts)
         lease.release()
-        arena, promised = model.shadow.current.arena, model.held().copy()
+        arena, promised = model.replica.current.arena, model.held().copy()
         for _ in range(5):
             model.move()
             model.follow()
-        assert model.shadow.current.arena is arena, "it was written in place"
+        assert model.replica.current.arena is arena, "it was written in place"
         deliver(params, parts, views, 0)
         assert params.arena.data.tobytes() == promised.tobytes()
 
@@ -275,7 +275,7 @@ class TestReading:
         for _ in range(8):
             model.move()
             model.follow()
-            _parts, lease = model.shadow.answer(Wanted(-1))
+            _parts, lease = model.replica.answer(Wanted(-1))
             assert lease is not None
 
             def evict(lease: Lease) -> None:
@@ -285,7 +285,7 @@ class TestReading:
             lease.evict = evict
             leases.append(lease)
         assert evicted == [1, 2, 3, 4]
-        assert model.shadow.copies == 4
+        assert model.replica.copies == 4
 
 
 class TestBounds:
@@ -294,8 +294,8 @@ class TestBounds:
         for _ in range(50):
             model.move()
             model.follow()
-            assert model.shadow.report()["increment_bytes"] <= LAYOUT.nbytes
-        assert model.shadow.report()["increments"] < 10
+            assert model.replica.report()["increment_bytes"] <= LAYOUT.nbytes
+        assert model.replica.report()["increments"] < 10
 
     def test_increments_of_nothing_do_not_pile_up(self) -> None:
         """No tensor here is large enough to be coded."""
@@ -304,7 +304,7 @@ class TestBounds:
         for _ in range(1000):
             model.move()
             model.follow()
-        assert model.shadow.report()["increments"] <= 256
+        assert model.replica.report()["increments"] <= 256
         model.read(params)
         assert params.arena.data.tobytes() == model.held().tobytes()
 
@@ -333,34 +333,34 @@ class TestBounds:
         layout = Layout([(f"t{index}", "float32", (100,)) for index in range(10)])
         monkeypatch.setattr(module, "MAX_PART", 1000)
         model = Model("int8", layout=layout)
-        parts, _lease = model.shadow.answer(Wanted(-1))
+        parts, _lease = model.replica.answer(Wanted(-1))
         assert [part.nbytes for part in parts] == [800] * 5
 
 
 class TestLag:
     def test_one_fetch_finds_about_two_increments(self) -> None:
         model = Model("int8")
-        assert model.shadow.lag == 1
+        assert model.replica.lag == 1
         for version in range(0, 2000, 10):
-            model.shadow.asked(version + 10, Wanted(version))
-        assert model.shadow.lag == 5
+            model.replica.asked(version + 10, Wanted(version))
+        assert model.replica.lag == 5
 
     def test_readers_that_are_new_or_lie_do_not_count(self) -> None:
         model = Model("int8")
         for have in (-1, 1 << 40):
             for _ in range(100):
-                model.shadow.asked(1000, Wanted(have))
-        assert model.shadow.lag == 1
+                model.replica.asked(1000, Wanted(have))
+        assert model.replica.lag == 1
 
     def test_runs_of_tensors_count_by_the_newest(self) -> None:
         model = Model("int8")
         for _ in range(200):
-            model.shadow.asked(100, Wanted(0, ((0, 1, 20), (1, 2, 80))))
-        assert model.shadow.lag == 10
+            model.replica.asked(100, Wanted(0, ((0, 1, 20), (1, 2, 80))))
+        assert model.replica.lag == 10
 
     def test_a_lag_that_is_set_stays(self) -> None:
         model = Model("int8")
-        shadow = DeltaReplica(model.version, CodecChoice.of(("int8",)), "numpy", lag=7)
-        shadow.asked(100, Wanted(0))
-        assert shadow.lag == 7
-        assert [shadow.due(version) for version in (6, 7)] == [False, True]
+        replica = DeltaReplica(model.version, CodecChoice.of(("int8",)), "numpy", lag=7)
+        replica.asked(100, Wanted(0))
+        assert replica.lag == 7
+        assert [replica.due(version) for version in (6, 7)] == [False, True]

@@ -217,13 +217,13 @@ class TestExactlyOnce:
     def test_a_repeated_push_is_answered_from_memory(self) -> None:
         inline = Tabled("sasgd")
         inline.push_rows([1], ones(1))
-        told = inline.push_rows([1], ones(1), version=0)
+        reply = inline.push_rows([1], ones(1), version=0)
         after = inline.values([1])
         inline.push_rows([2], ones(1))
         again = inline.push_rows([1], ones(1), version=0, seq=2)
-        assert isinstance(told, TableRows)
+        assert isinstance(reply, TableRows)
         assert isinstance(again, TableRows)
-        assert (again.version, again.staleness) == (told.version, told.staleness) == (2, 1)
+        assert (again.version, again.staleness) == (reply.version, reply.staleness) == (2, 1)
         np.testing.assert_array_equal(inline.values([1]), after)
         assert inline.store.version == 3
 

@@ -451,10 +451,10 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
             world.lead.coordinator._clients[line.number] = "c", 1
             world.lead.post(Received(world.now, line.number, Stats(5)))
             try:
-                told = decode(msgpack.packb(header))
+                message = decode(msgpack.packb(header))
             except RemoteProtocolError:
                 continue
-            world.lead.post(Reported(world.now, 1, told))
+            world.lead.post(Reported(world.now, 1, message))
             world.lead.post(Received(world.now, line.number, Stats(6)))
             world.settle()
 

@@ -308,7 +308,7 @@ class TestRequests:
         assert untouched(server)
 
     def test_increments_of_what_nobody_holds(self) -> None:
-        """Claims of any version, true or not: what comes back brings the reader to the shadow."""
+        """Claims of any version, true or not: what comes back brings the reader to the replica."""
         with (
             ServerThread(policy="asgd", fetch_codec="int8", kernels="numpy") as running,
             Worker(running.url, START) as worker,
@@ -316,7 +316,7 @@ class TestRequests:
         ):
             for _ in range(5):
                 worker.step({name: np.ones_like(array) for name, array in START.items()})
-            shadow = worker.params.arena.data.tobytes()
+            replica = worker.params.arena.data.tobytes()
             for id, have in enumerate((-1, 0, 3, 6, LARGEST), 1):
                 answer = peer.ask(Fetch(id, have, (), True))
                 assert isinstance(answer, messages.FetchedParams)
@@ -324,7 +324,7 @@ class TestRequests:
                 raw = {p.codec for p in answer.parts} == {"raw"}
                 assert raw == (have in (-1, 0, 6, LARGEST)), have
                 if raw:
-                    assert b"".join(map(bytes, peer.payloads)) == shadow
+                    assert b"".join(map(bytes, peer.payloads)) == replica
 
 
 class TestPlans:
@@ -345,12 +345,12 @@ class TestPlans:
     )
     def test_codecs_that_cannot_be(self, rows: Any) -> None:
         """What is not known is not used: raw tensors are taken at any time."""
-        assert CodecChoice.told(rows) is None
+        assert CodecChoice.from_announced(rows) is None
 
     def test_a_choice_is_told_as_it_was_made(self) -> None:
         specs = ("topk:0.01", "int8@w*", "raw@b", "lowrank:rank=2,values=float32@deep.*")
         choice = CodecChoice.of(specs)
-        assert CodecChoice.told(choice.announced) == choice
+        assert CodecChoice.from_announced(choice.announced) == choice
 
     def test_small_tensors_and_those_that_would_not_get_shorter_travel_raw(self) -> None:
         params = Params(Layout([("small", "float32", (255,)), ("half", "float16", (1000,))]))

@@ -45,7 +45,7 @@ class Gated(LocalStrategy):
         announced = plan.get("gate")
         if not isinstance(announced, Mapping):
             raise UsageError("the server's plan announces a gate, and does not say which")
-        self._gate = Gate.told(announced)
+        self._gate = Gate.from_plan(announced)
         number = Plan(plan).whole("worker", 0, 0)
         self._random = np.random.Generator(np.random.PCG64([self._gate.seed, number]))
         tensors = len(params.layout.tensors)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import aiops
-from aiops.lab.training_worker import REPORT_EVERY, BatchGradients, Ready, run, tell
+from aiops.lab.training_worker import REPORT_EVERY, BatchGradients, Ready, run, send_line
 from aiops.lab.workloads import MLP, batches, load
 
 
@@ -94,7 +94,7 @@ def train(task: DemoTask, ready: Ready) -> Mapping[str, Any]:
             now = time.monotonic()
             if now >= due:
                 due = now + REPORT_EVERY
-                tell(progress())
+                send_line(progress())
         return progress()
 
 

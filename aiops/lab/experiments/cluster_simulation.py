@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from aiops.bandwidth.units import parse_rate
-from aiops.lab.experiments.planned_run import Result, Tell
+from aiops.lab.experiments.planned_run import OnProgress, Result
 from aiops.lab.experiments.runs import FinishedRun
 from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
@@ -21,7 +21,7 @@ from aiops.sim.cluster.workers import AveragingWorker, worker_kind
 from aiops.sim.cluster.workload import Deadweight
 from aiops.sim.turns.simulation import Simulation
 
-_TELL_EVERY = 50  # mini-batches
+_PROGRESS_EVERY = 50  # mini-batches
 _LIGHT = 400_000  # bytes: a model that is larger is simulated by a smaller one
 
 
@@ -65,14 +65,14 @@ class ClusterSimulation:
         computing = LogNormal(self.median, self.sigma)
         return training_cluster(run, server, computing, self.links, self.median)
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it.
 
         The result's ``seconds`` are virtual; ``idle`` is the share of their time that the workers
         waited, and ``refused`` the share of all computed gradients that had to be computed again.
         ``error`` is of the data set's test part.
         """
-        return outcome_result(simulate(self.cluster, sparse_progress(tell)))
+        return outcome_result(simulate(self.cluster, sparse_progress(on_progress)))
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class StragglerSimulation:
             computing = Straggler(computing, self.times)
         return training_cluster(self.task, self._server, computing, self.links, self.median)
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it; the result is `ClusterSimulation`'s, with each worker's ``steps``."""
-        found = simulate(self.cluster, sparse_progress(tell))
+        found = simulate(self.cluster, sparse_progress(on_progress))
         return {**outcome_result(found), "steps": [worker.steps for worker in found.workers]}
 
 
@@ -214,13 +214,13 @@ class ThroughputSimulation:
             seed=run.seed,
         )
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it.
 
         ``speedup`` is how many workers' work is done, of workers that never wait: the time that all
         of them computed, in that of the run. ``idle`` is the share of their time that they waited.
         """
-        found = simulate(self.cluster, sparse_progress(tell))
+        found = simulate(self.cluster, sparse_progress(on_progress))
         speedup = sum(worker.compute for worker in found.workers) / found.seconds
         figures = {"speedup": speedup, "idle": found.idle, "tau": found.mean_staleness}
         end = {"iteration": found.gradients, "seconds": found.seconds, "version": found.version}
@@ -253,9 +253,9 @@ def training_cluster(
     )
 
 
-def sparse_progress(tell: Tell) -> Progress:
-    """Return a progress callback that calls ``tell`` at every fiftieth mini-batch only."""
-    return lambda done, _seconds: None if done % _TELL_EVERY else tell(done)
+def sparse_progress(on_progress: OnProgress) -> Progress:
+    """Return a progress callback that calls ``on_progress`` at every fiftieth mini-batch only."""
+    return lambda done, _seconds: None if done % _PROGRESS_EVERY else on_progress(done)
 
 
 def outcome_result(found: ClusterResult) -> dict[str, Any]:

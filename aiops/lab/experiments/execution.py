@@ -10,7 +10,7 @@ import numpy as np
 
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.planned_run import Result, RunWork, Tell
+from aiops.lab.experiments.planned_run import OnProgress, Result, RunWork
 from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Array
 from aiops.sim.turns.result import SimulationResult
@@ -47,9 +47,9 @@ class ConvNetSimulation:
         """The network on the simulation's data, which all runs of a process share."""
         return _convnet(self.simulation.dataset, self.weight_decay)
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
-        return simulated(self.simulation, self.task, tell)
+        return simulated(self.simulation, self.task, on_progress)
 
 
 @lru_cache(maxsize=1)
@@ -75,18 +75,18 @@ def task_of(work: RunWork) -> Task:
     return perceptron(run.dataset, run.hidden)
 
 
-def carry_out(work: RunWork, tell: Tell) -> Result:
+def carry_out(work: RunWork, on_progress: OnProgress) -> Result:
     """Do a piece of work; return what it came to, as JSON has it."""
     if isinstance(work, Simulation):
-        return simulated(work, perceptron(work.dataset, work.hidden), tell)
-    found: Result = plain(work(tell))
+        return simulated(work, perceptron(work.dataset, work.hidden), on_progress)
+    found: Result = plain(work(on_progress))
     return found
 
 
-def simulated(simulation: Simulation, task: Task, tell: Tell) -> Result:
+def simulated(simulation: Simulation, task: Task, on_progress: OnProgress) -> Result:
     """Run a simulation; one that diverges is a result as well."""
     with Run(simulation, task) as run:
-        return reported(run.go_on(tell))
+        return reported(run.go_on(on_progress))
 
 
 def reported(outcome: SimulationResult) -> Result:
@@ -127,9 +127,9 @@ class InitializedSimulation:
             perceptron(self.simulation.dataset, self.simulation.hidden), self.initial
         )
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
-        return simulated(self.simulation, self.task, tell)
+        return simulated(self.simulation, self.task, on_progress)
 
 
 def initialized(simulation: Simulation, initial: str) -> RunWork:

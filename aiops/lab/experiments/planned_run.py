@@ -1,8 +1,8 @@
 """One planned run of an experiment, as a value: its name, its work, and its key.
 
 The work is a `Simulation`, or any other frozen dataclass that can be pickled and called:
-``work(tell)`` does it and returns plain values (`aiops.lab.experiments.execution`). Its fields are
-the settings by which a finished run is found again.
+``work(on_progress)`` does it and returns plain values (`aiops.lab.experiments.execution`). Its
+fields are the settings by which a finished run is found again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import aiops
 from aiops.common.jsonable import plain
 from aiops.sim.turns.simulation import Simulation
 
-Tell: TypeAlias = Callable[[int], None]
+OnProgress: TypeAlias = Callable[[int], None]
 """A callback that takes the iterations done so far; called from time to time."""
 
 Result: TypeAlias = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Measurement(Protocol):
     def simulation(self) -> Simulation:
         """The simulation that it trains."""
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Do the work, and return the result.
 
         It has a ``digest``; ``curve``, a list of samples with an ``iteration`` each; and

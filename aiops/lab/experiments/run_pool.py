@@ -15,7 +15,7 @@ from typing import Protocol
 
 from aiops.common.closing import Closing
 from aiops.errors import AiopsError
-from aiops.lab.experiments.planned_run import PlannedRun, Result, RunWork, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result, RunWork
 from aiops.lab.processes import PipedProcess, ProcessFailed
 from aiops.lab.run_record import physical_memory
 
@@ -55,7 +55,7 @@ class RunPool(Closing):
     """
 
     size: int
-    carry_out: Callable[[RunWork, Tell], Result]
+    carry_out: Callable[[RunWork, OnProgress], Result]
     memory: int = field(default_factory=lambda: physical_memory() * 6 // 10)
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class RunPool(Closing):
             self._members.pop().process.close()
 
 
-def _serve(carry_out: Callable[[RunWork, Tell], Result], pipe: Connection) -> None:
+def _serve(carry_out: Callable[[RunWork, OnProgress], Result], pipe: Connection) -> None:
     """Carry out one piece of work after the other, until the pipe ends."""
     with contextlib.suppress(EOFError, OSError):
         while True:

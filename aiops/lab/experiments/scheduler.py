@@ -86,13 +86,13 @@ class ExperimentScheduler:
         """Note how far a run is."""
         share = iterations / case.simulation.iterations
         self._done[case.key] = min(share, 1.0) * run_planning.weight(case)
-        self._tell()
+        self._show_progress()
 
     def done(self, case: PlannedRun, result: Result) -> None:
         """Keep a result."""
         self.folder.put(case, result)
         self._done[case.key] = run_planning.weight(case)
-        self._tell()
+        self._show_progress()
 
     def failed(self, case: PlannedRun, why: str) -> None:
         """Note a failure."""
@@ -101,6 +101,6 @@ class ExperimentScheduler:
         self._total -= run_planning.weight(case)
         self._screen.failed(case, why)
 
-    def _tell(self) -> None:
+    def _show_progress(self) -> None:
         done = sum(self._done.values())
         self._screen.progress(done, max(self._total, done))

@@ -181,6 +181,6 @@ def compare(path: Path, wanted: Facts) -> Facts:
         With the first setting that differs.
     """
     found = simulation_of(path)
-    told = json.loads(json.dumps(dict(wanted)))  # tuples are lists there
-    _compare(found, told, f"{path} is of another simulation")
+    expected = json.loads(json.dumps(dict(wanted)))  # tuples are lists there
+    _compare(found, expected, f"{path} is of another simulation")
     return found

@@ -131,11 +131,11 @@ class _Unpickler(pickle.Unpickler):
         self._file, self._named = arrays, named
         self._found: list[Array] = []
 
-    def persistent_load(self, told: Any) -> object:
+    def persistent_load(self, pid: Any) -> object:
         """Return the object of a reference; arrays are first referred to in their order."""
-        if told[0] == "named":
-            return self._named[told[1]]
-        _array, number, dtype, shape, upright, where = told
+        if pid[0] == "named":
+            return self._named[pid[1]]
+        _array, number, dtype, shape, upright, where = pid
         if number == len(self._found):
             array = _empty(dtype, shape, where)
             into = contents(array)

@@ -24,7 +24,7 @@ from aiops.sim.turns.task import Batches, Task
 from aiops.wire.connection import SinkFor
 
 _AT_ONCE = 100  # turns between two looks at the clock
-_TELL_EVERY = 0.1  # seconds
+_PROGRESS_EVERY = 0.1  # seconds
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Run(Closing):
             When the file is of another simulation or task, or cannot be read.
         """
         found = checkpoint.simulation_of(path)
-        saved = Simulation.told(found)
+        saved = Simulation.from_dict(found)
         wanted = simulation or saved
         changed = {name: getattr(saved, name) for name in ("iterations", "samples")}
         checkpoint.compare(path, dataclasses.asdict(dataclasses.replace(wanted, **changed)))
@@ -142,7 +142,7 @@ class Run(Closing):
         """True once all turns have been taken."""
         return self.iteration >= self.simulation.iterations
 
-    def go_on(self, tell: Callable[[int], None] | None = None) -> SimulationResult:
+    def go_on(self, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
         """Take the turns that are left, or those until `stop`; return the result so far.
 
         A run in which the server refuses a gradient because it is not finite ends there, and the
@@ -150,14 +150,14 @@ class Run(Closing):
 
         Parameters
         ----------
-        tell
+        on_progress
             Called with the iterations so far, about ten times a second, between turns.
         """
         if not self.curve:
             self.curve.append(self._sample())
         try:
             for mark in self._ahead():
-                self._run_to(mark, tell)
+                self._run_to(mark, on_progress)
                 if self._stopping:
                     break
                 self.curve.append(self._sample())
@@ -165,16 +165,16 @@ class Run(Closing):
             self._diverged = str(error)
         return self.outcome()
 
-    def _run_to(self, mark: int, tell: Callable[[int], None] | None) -> None:
-        dispatcher, said = self.dispatcher, 0.0
+    def _run_to(self, mark: int, on_progress: Callable[[int], None] | None) -> None:
+        dispatcher, reported_at = self.dispatcher, 0.0
         while dispatcher.iteration < mark and not self._stopping:
             began = time.perf_counter()
             dispatcher.run(min(mark - dispatcher.iteration, _AT_ONCE), lambda: self._stopping)
             now = time.perf_counter()
             self.seconds += now - began
-            if tell is not None and now - said > _TELL_EVERY:
-                said = now
-                tell(dispatcher.iteration)
+            if on_progress is not None and now - reported_at > _PROGRESS_EVERY:
+                reported_at = now
+                on_progress(dispatcher.iteration)
 
     def _ahead(self) -> list[int]:
         """Return the iterations after which the model is validated, from here on."""
@@ -225,7 +225,7 @@ def simulate(
     task: Task,
     *,
     jobs: int = 1,
-    tell: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
     """Run a simulation to its end, and return the result.
 
@@ -237,11 +237,11 @@ def simulate(
         The task that is trained; default: the simulation's perceptron on its data set.
     jobs
         Gradients that are computed at the same time; the results are the same.
-    tell
+    on_progress
         Called with the iterations so far, about ten times a second.
     """
     with Run(simulation, task, jobs) as run:
-        return run.go_on(tell)
+        return run.go_on(on_progress)
 
 
 def digest(dispatcher: Dispatcher) -> str:

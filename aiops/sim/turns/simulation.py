@@ -91,7 +91,7 @@ class Simulation:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     @classmethod
-    def told(cls, values: Mapping[str, Any]) -> Simulation:
+    def from_dict(cls, values: Mapping[str, Any]) -> Simulation:
         """Return the simulation of a mapping that was read from JSON.
 
         Raises

@@ -65,12 +65,12 @@ def arrive(routine: Gated, version: int | None = None, *, receipt: Receipt | Non
     routine.arrived(receipt if pushes else None)
 
 
-def news(routine: Gated, vbar: float | None, *vbars: float, told: tuple[float, ...] = ()) -> None:
+def news(routine: Gated, vbar: float | None, *vbars: float, gate: tuple[float, ...] = ()) -> None:
     """Answer what is under way with statistics."""
     transfer = routine.under_way
     assert transfer is not None
     request = Request()
-    request.reply = messages.FetchedParams(0, 1, (), vbar, np.array(vbars, "<f4").tobytes(), told)
+    request.reply = messages.FetchedParams(0, 1, (), vbar, np.array(vbars, "<f4").tobytes(), gate)
     transfer.request = request
     arrive(routine)
 
@@ -388,18 +388,18 @@ class TestDecisions:
         news(routine, 0.01)
         while step(routine, 1) is None:
             pass
-        news(routine, 0.01, told=(0.0, 0.0))
+        news(routine, 0.01, gate=(0.0, 0.0))
         for _ in range(10):
             transfer = step(routine, 1)
             assert transfer is not None
             assert transfer.into is not None
-            news(routine, 0.01, told=(0.0, 0.0))
+            news(routine, 0.01, gate=(0.0, 0.0))
 
 
 class TestByTensor:
     SPEC = "bfasgd:by=tensor,longest=1000,c_push=0.1,c_fetch=0.1,eps=1e-12"
 
-    def told(self, *vbars: float) -> Gated:
+    def with_statistics(self, *vbars: float) -> Gated:
         """A routine that has learned its tensors' statistics (w, b)."""
         routine = routine_of(self.SPEC)
         order = list(routine.params)
@@ -409,7 +409,7 @@ class TestByTensor:
         return routine
 
     def test_only_tensors_that_pass_travel(self) -> None:
-        routine = self.told(1e12, 0.0)  # w always, b never
+        routine = self.with_statistics(1e12, 0.0)  # w always, b never
         w = [routine.params.layout.index["w"]]
         for count in range(1, 10):
             transfer = step(routine, count)
@@ -424,7 +424,7 @@ class TestByTensor:
         assert rest.count == 9
 
     def test_each_tensor_has_its_own_stamp(self) -> None:
-        routine = self.told(1e12, 0.0)
+        routine = self.with_statistics(1e12, 0.0)
         for count in range(1, 5):
             transfer = step(routine, 1)
             arrive(routine, 10 * count)
@@ -513,7 +513,7 @@ class TestLocal:
     def test_only_the_tensors_that_were_fetched_change(self) -> None:
         routine = routine_of("bfasgd:by=tensor,local=0.5", "float32")
         step(routine, 0.0)
-        news(routine, 1.0, 1.0, 0.0, told=(0.0, 1e30))
+        news(routine, 1.0, 1.0, 0.0, gate=(0.0, 1e30))
         tensors = {t.name: n for n, t in enumerate(routine.params.layout.tensors)}
         transfer = step(routine, 2.0)
         assert transfer is not None

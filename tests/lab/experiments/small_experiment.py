@@ -10,7 +10,7 @@ from aiops.errors import UsageError
 from aiops.lab.experiments import execution
 from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result
 from aiops.lab.experiments.run_pool import PoolWatcher, RunPool
 from aiops.lab.experiments.runs import RunGroups, Runs
 from aiops.lab.figures import Figure, Panel
@@ -29,8 +29,8 @@ class Told:
     fails: str = ""
     simulation: Simulation = TINY
 
-    def __call__(self, tell: Tell) -> Result:
-        tell(10)
+    def __call__(self, on_progress: OnProgress) -> Result:
+        on_progress(10)
         if self.fails == "sentence":
             raise UsageError("this run cannot work")
         if self.fails:

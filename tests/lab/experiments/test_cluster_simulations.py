@@ -26,7 +26,7 @@ from tests.lab.experiments.small_experiment import TINY
 TASK = replace(TINY, iterations=60)
 
 
-def told(_done: int) -> None:
+def on_progress(_done: int) -> None:
     pass
 
 
@@ -45,18 +45,18 @@ class TestRace:
     @pytest.mark.parametrize("policy", ["asgd", "average"])
     def test_the_straggler_is_slower_and_the_rest_goes_on(self, policy: str) -> None:
         race = StragglerSimulation(TASK, policy, times=3.0, sigma=0.0)
-        found = race(told)
+        found = race(on_progress)
         slow, *others = found["steps"]
         assert sum(found["steps"]) == TASK.iterations
         assert min(others) > 2.5 * slow
         assert found["idle"] < 0.05
-        assert race(told)["digest"] == found["digest"]
+        assert race(on_progress)["digest"] == found["digest"]
         assert [sample["seconds"] for sample in found["curve"]] == sorted(
             sample["seconds"] for sample in found["curve"]
         )
 
     def test_at_a_barrier_all_are_as_slow(self) -> None:
-        found = StragglerSimulation(TASK, "hardsync", times=3.0, sigma=0.0)(told)
+        found = StragglerSimulation(TASK, "hardsync", times=3.0, sigma=0.0)(on_progress)
         assert found["steps"] == [20, 20, 20]
         assert found["seconds"] == pytest.approx(20 * 3 * 0.05, rel=0.01)
 
@@ -186,7 +186,7 @@ class TestDiscrepancy:
         run = replace(
             TINY, policy="no-delay", set=("tau_max=4", "variant=2"), selection="round-robin"
         )
-        found = ParameterDistances(replace(run, iterations=60), cycle=4, looks=3)(told)
+        found = ParameterDistances(replace(run, iterations=60), cycle=4, looks=3)(on_progress)
         assert [sample["iteration"] for sample in found["curve"]] == [18, 39, 60]
         assert min(sample["distance"] for sample in found["curve"]) > 0
         for sample in found["curve"]:
@@ -196,7 +196,7 @@ class TestDiscrepancy:
         """Two in turn hold the last two versions: they are one step apart, whatever the rate."""
         run = replace(TINY, policy="asgd", clients=2, selection="round-robin", iterations=2)
         one, two = (
-            ParameterDistances(replace(run, lr=rate), cycle=1, looks=1)(told)["curve"][0][
+            ParameterDistances(replace(run, lr=rate), cycle=1, looks=1)(on_progress)["curve"][0][
                 "distance"
             ]
             for rate in (0.001, 0.002)

@@ -30,7 +30,7 @@ from aiops.lab.experiments.papers import b_staleness, gated_runs
 from aiops.lab.experiments.papers.b_staleness import GradientDistances
 from aiops.lab.experiments.papers.elastic_clients import ElasticClients
 from aiops.lab.experiments.papers.sync_waste import CountedTurns
-from aiops.lab.experiments.planned_run import PlannedRun, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun
 from aiops.lab.workloads import PerceptronTask
 from aiops.lab.workloads.dataset import Dataset
 from aiops.sim.cluster.spec import StarTopology
@@ -132,8 +132,8 @@ class TestInTime:
         work = ClusterSimulation(
             replace(TINY, policy="softsync", set=("n=1",), iterations=40, samples=4)
         )
-        told: list[int] = []
-        found = carry_out(work, told.append)
+        reported: list[int] = []
+        found = carry_out(work, reported.append)
         assert found["mean_staleness"] <= 2
         assert found["curve"][-1]["iteration"] == 40
         assert found["seconds"] == pytest.approx(40 / 3 * 0.1, rel=0.2)
@@ -151,9 +151,9 @@ class TestInTime:
 
 
 class TestTurns:
-    def tried(self, policy: str, *settings: str, tell: Tell = quiet) -> dict[str, int]:
+    def tried(self, policy: str, *settings: str, on_progress: OnProgress = quiet) -> dict[str, int]:
         base = replace(TINY, policy=policy, set=settings, lr=0.01, iterations=60)
-        last = carry_out(CountedTurns(base), tell)["curve"][-1]
+        last = carry_out(CountedTurns(base), on_progress)["curve"][-1]
         return {name: last[name] for name in ("turns", "blocked", "refused", "iteration")}
 
     def test_asynchronous_sgd_loses_none(self) -> None:
@@ -168,9 +168,9 @@ class TestTurns:
         assert self.tried("hardsync", "admission=reject")["refused"] > 0
 
     def test_it_tells_how_far_it_is(self) -> None:
-        told: list[int] = []
-        self.tried("asgd", tell=told.append)
-        assert told == [30, 60]
+        reported: list[int] = []
+        self.tried("asgd", on_progress=reported.append)
+        assert reported == [30, 60]
 
 
 class TestThroughput:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.experiments.planned_run import PlannedRun, Result, RunWork, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result, RunWork
 from aiops.lab.experiments.run_pool import RunPool
 from aiops.lab.processes import ONE_THREAD
 from aiops.sim.turns.simulation import Simulation
@@ -26,14 +26,14 @@ class Order:
     what: str
     simulation: Simulation = TINY
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         raise NotImplementedError
 
 
-def obey(work: RunWork, tell: Tell) -> Result:
+def obey(work: RunWork, on_progress: OnProgress) -> Result:
     """Carry out an `Order`."""
     assert isinstance(work, Order)
-    tell(1)
+    on_progress(1)
     if work.what == "refuse":
         raise UsageError("no, and this is why")
     if work.what == "break":

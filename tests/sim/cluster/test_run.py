@@ -224,17 +224,17 @@ class TestWhatHappens:
             run(server=server, workers=8, workload=Deadweight(ROUND), links=links, patience=3.0)
 
     def test_progress_is_told(self) -> None:
-        told: list[tuple[int, float]] = []
+        reported: list[tuple[int, float]] = []
         cluster = Cluster(server=Config(policy="asgd"), workers=2, gradients=5)
-        simulate(cluster, lambda *so_far: told.append(so_far))
-        assert [done for done, _seconds in told] == [1, 2, 3, 4, 5]
-        assert [seconds for _done, seconds in told] == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.3])
+        simulate(cluster, lambda *so_far: reported.append(so_far))
+        assert [done for done, _seconds in reported] == [1, 2, 3, 4, 5]
+        assert [seconds for _done, seconds in reported] == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.3])
 
     def test_it_can_be_stopped(self) -> None:
         so_far: list[int] = []
         cluster = Cluster(server=Config(policy="asgd"), workers=1, gradients=50)
-        told, stopping = lambda done, _seconds: so_far.append(done), lambda: len(so_far) == 7
-        outcome = simulate(cluster, told, stopping)
+        reported, stopping = lambda done, _seconds: so_far.append(done), lambda: len(so_far) == 7
+        outcome = simulate(cluster, reported, stopping)
         assert not outcome.complete
         assert outcome.gradients == outcome.version == 7
         assert simulate(cluster).complete

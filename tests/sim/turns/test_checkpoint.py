@@ -186,8 +186,8 @@ class TestRefused:
     def header(self, path: Path, **changes: Any) -> None:
         """Change what a file says of itself."""
         magic, header, rest = path.read_bytes().split(b"\n", 2)
-        told = json.dumps({**json.loads(header), **changes}).encode()
-        path.write_bytes(b"\n".join((magic, told, rest)))
+        changed = json.dumps({**json.loads(header), **changes}).encode()
+        path.write_bytes(b"\n".join((magic, changed, rest)))
 
     @pytest.fixture(autouse=True)
     def _nothing_is_unpickled(self, monkeypatch: pytest.MonkeyPatch) -> None:

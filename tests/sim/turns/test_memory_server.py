@@ -79,7 +79,7 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Of the model, the shadow, and what all workers hold."""
+        """Of the model, the replica, and what all workers hold."""
         store, replica = self.engine.store, self.engine.replica
         assert store is not None
         found = hashlib.sha256(store.current.arena.data.tobytes())

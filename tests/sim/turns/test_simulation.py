@@ -218,11 +218,11 @@ class TestRun:
         assert Simulation(**{**again["simulation"], **_TUPLES}) == simulation()
 
     def test_tells_how_far_it_is(self) -> None:
-        told: list[int] = []
-        simulate(simulation(), TASK, tell=told.append)
-        assert told
-        assert told == sorted(told)
-        assert told[-1] <= 60
+        reported: list[int] = []
+        simulate(simulation(), TASK, on_progress=reported.append)
+        assert reported
+        assert reported == sorted(reported)
+        assert reported[-1] <= 60
 
     def test_half_way_it_says_so(self) -> None:
         with Run(simulation(), TASK) as run:

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiops
 from aiops.lab.experiments.bandwidth.tickets import Tickets
-from aiops.lab.training_worker import REPORT_EVERY, BatchGradients, Ready, mapped, run, tell
+from aiops.lab.training_worker import REPORT_EVERY, BatchGradients, Ready, mapped, run, send_line
 from aiops.lab.workloads import MLP, batches
 
 
@@ -109,7 +109,7 @@ def train(task: BandwidthTask, ready: Ready) -> Mapping[str, Any]:
             done, running = wait(running, REPORT_EVERY, FIRST_EXCEPTION)
             for future in done:
                 future.result()
-            tell({"gradients": sum(trainer.worker.steps for trainer in trainers)})
+            send_line({"gradients": sum(trainer.worker.steps for trainer in trainers)})
     account: Counter[str] = Counter()
     for trainer in trainers:
         account.update(trainer.worker.ledger.brief())

@@ -11,7 +11,7 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.lab.experiments.execution import perceptron, reported
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.model.layout import Array
@@ -46,7 +46,7 @@ class GradientDistances:
     looks: int
     clients: int = 4
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
         run = self.simulation
         task = perceptron(run.dataset, run.hidden)
@@ -66,7 +66,7 @@ class GradientDistances:
                     task.gradient(fresh, rows, rooms[1])
                     sample = _sample(initialized, stale, _distance(stale, fresh), _distance(*rooms))
                     curve.append(sample)
-                tell(initialized.iteration)
+                on_progress(initialized.iteration)
             return {**reported(initialized.go_on()), "curve": curve}
 
 

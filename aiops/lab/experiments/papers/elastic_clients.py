@@ -16,7 +16,7 @@ from aiops.client.params import Params
 from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel, Series
@@ -53,7 +53,7 @@ class ElasticClients:
         """The number of rounds."""
         return self.simulation.iterations // self.simulation.clients
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
         run = self.simulation
         with threadpool_limits(1):
@@ -64,7 +64,7 @@ class ElasticClients:
                 elastic.round()
                 if number in marks:
                     curve.append(elastic.sample(number))
-                tell(number * run.clients)
+                on_progress(number * run.clients)
             return {"digest": elastic.digest(), "diverged": None, "curve": curve}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from aiops.lab.experiments.curves import across
 from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result
 from aiops.lab.experiments.runs import RunGroups, Runs
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.dispatcher import Dispatcher
@@ -38,7 +38,7 @@ class ParameterDistances:
     cycle: int
     looks: int
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
         run = self.simulation
         curve: list[dict[str, float]] = []
@@ -53,7 +53,7 @@ class ParameterDistances:
                 distance, norm = max(seen)
                 sample = {"iteration": initialized.iteration, "distance": distance}
                 curve.append({**sample, "relative": distance / norm})
-                tell(initialized.iteration)
+                on_progress(initialized.iteration)
             return {"digest": digest(dispatcher), "diverged": None, "curve": curve}
 
 

@@ -198,19 +198,19 @@ def findings(scale: ScalingScale, found: RunGroups) -> Findings:
 
 def _idle(found: RunGroups, place: str) -> Verdict:
     """No worker idles from τ_max = 8 on."""
-    told, none = [], True
+    idle_shares, none = [], True
     for rule in _OURS:
         for tau in (tau for tau in TAUS if tau >= _ENOUGH):
             idle = measured(found, "idle", place, rule, MOST, tau)
             if not idle:
                 return Verdict(None, f"{place}: idle time: not all has been run")
             none = none and fmean(idle) <= _IDLE
-            told.append(f"{fmean(idle):.1%} ({rule}, τ_max = {tau})")
+            idle_shares.append(f"{fmean(idle):.1%} ({rule}, τ_max = {tau})")
     waits = {r: measured(found, "idle", place, r, MOST) for r in RULES[2:]}
     beside = ", ".join(f"{fmean(idle):.0%} ({rule})" for rule, idle in waits.items() if idle)
     merge = 2 * _PERIODS * (MOST if place == APART else 1)
     text = f"{place}, where a merge takes {merge:.1f} mini-batches' time: 4 workers idle"
-    return Verdict(none, f"{text} {', '.join(told)}; beside it {beside}")
+    return Verdict(none, f"{text} {', '.join(idle_shares)}; beside it {beside}")
 
 
 def _linear(found: RunGroups, place: str) -> Verdict:

@@ -10,7 +10,7 @@ from aiops.lab.experiments.cluster_simulation import ClusterSimulation
 from aiops.lab.experiments.curves import across, curve
 from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents
 from aiops.lab.figures import Figure, Panel
@@ -41,7 +41,7 @@ class CountedTurns:
 
     simulation: Simulation
 
-    def __call__(self, tell: Tell) -> Result:
+    def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
         run = self.simulation
         task = perceptron(run.dataset, run.hidden)
@@ -57,7 +57,7 @@ class CountedTurns:
                 turns = {"turns": counting.asked, "blocked": counting.asked - initialized.iteration}
                 sample = {"iteration": initialized.iteration, **turns, "refused": refused}
                 curve.append({**sample, "error": error})
-                tell(counting.asked)
+                on_progress(counting.asked)
             return {"digest": digest(dispatcher), "diverged": None, "curve": curve}
 
 
