@@ -38,7 +38,8 @@ class PendingRequests:
     by_id
         The requests, in the order in which they were asked; the session adds them.
     next_id, seq
-        The id of the next request, and the sequence number of the last push.
+        The id of the next request, and the sequence number of the last push, without those of the
+        steady exchanges that are not in the accounts yet.
     answered
         Answers received so far.
     """

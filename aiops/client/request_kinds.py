@@ -118,6 +118,10 @@ class Request:
         The answer, in words.
     answer
         The class of the message that answers it.
+    pushes
+        Whether it is a push of any kind, which has a sequence number.
+    seq
+        That number, the same however often it is sent; 0 until the session gives it one.
     payloads
         The views of each part that is sent.
     into
@@ -140,10 +144,11 @@ class Request:
 
     __slots__ = (
         *("attempted", "connection", "done", "encoded", "error", "have", "into", "lent"),
-        *("on_done", "payloads", "reply", "result", "wants"),
+        *("on_done", "payloads", "reply", "result", "seq", "wants"),
     )
 
     what: ClassVar[str] = ""
+    pushes: ClassVar[bool] = False
     answer: ClassVar[type[Message]] = Message
 
     def __init__(
@@ -153,7 +158,7 @@ class Request:
         connection: tuple[str, int] = ("", 0),
     ) -> None:
         self.payloads, self.into, self.connection = payloads, into, connection
-        self.done = False
+        self.done, self.seq = False, 0
         self.result: Any = None
         self.error: AiopsError | None = None
         self.encoded: Encoded = []
@@ -245,8 +250,6 @@ class PushRequest(Request):
 
     Parameters
     ----------
-    seq
-        Its sequence number: the same however often it is sent.
     parts, payloads
         The gradients as they travel.
     into, wanted
@@ -262,13 +265,13 @@ class PushRequest(Request):
         The message as it was sent last.
     """
 
-    __slots__ = ("_count", "_parts", "_seq", "_wanted", "sent")
+    __slots__ = ("_count", "_parts", "_wanted", "sent")
     what = "the answer to its push"
     answer = Ack
+    pushes = True
 
     def __init__(
         self,
-        seq: int,
         parts: Parts,
         payloads: Sequence[Sequence[memoryview]],
         into: Params | None,
@@ -277,12 +280,7 @@ class PushRequest(Request):
         count: int,
     ) -> None:
         super().__init__(payloads, into, connection)
-        self._seq, self._parts, self._wanted, self._count = (
-            seq,
-            parts,
-            wanted,
-            min(count, MAX_COUNT),
-        )
+        self._parts, self._wanted, self._count = parts, wanted, min(count, MAX_COUNT)
         self.sent: messages.Push | None = None
 
     def message(self, id: int, info: ServerInfo) -> Message:
@@ -296,7 +294,7 @@ class PushRequest(Request):
             else:
                 self.have, self.wants = wants_of(into, self._wanted)
         asked = self.have, self._parts, self.wants, info.increments, self._count
-        self.sent = messages.Push(id, self._seq, into is not None, *asked)
+        self.sent = messages.Push(id, self.seq, into is not None, *asked)
         return self.sent
 
     def finish(self, message: Ack, info: ServerInfo) -> Receipt:
@@ -320,7 +318,7 @@ class ReapplyRequest(PushRequest):
             info.check_held(into)
             self.have, self.wants = wants_of(into, self._wanted)
         asked = self.have, self.wants, info.increments
-        return messages.Reapply(id, self._seq, into is not None, *asked)
+        return messages.Reapply(id, self.seq, into is not None, *asked)
 
 
 class FetchRequest(Request):
@@ -368,18 +366,19 @@ class FetchRowsRequest(Request):
 class PushRowsRequest(Request):
     """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
 
-    __slots__ = ("_rows", "_seq")
+    __slots__ = ("_rows",)
     what = "the answer to its push of rows"
     answer = TableRows
+    pushes = True
 
-    def __init__(self, seq: int, rows: RowsPush, connection: tuple[str, int]) -> None:
+    def __init__(self, rows: RowsPush, connection: tuple[str, int]) -> None:
         super().__init__(rows.payloads, rows.into, connection)
-        self._seq, self._rows = seq, rows
+        self._rows = rows
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the push."""
         rows = self._rows
-        return messages.PushRows(id, self._seq, rows.named.index, rows.base, rows.parts)
+        return messages.PushRows(id, self.seq, rows.named.index, rows.base, rows.parts)
 
     def finish(self, message: TableRows, info: ServerInfo) -> Any:
         """Return the receipt, or both."""

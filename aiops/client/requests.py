@@ -87,8 +87,7 @@ class Requests:
         age = at.age if isinstance(at, Params) else None
         versions = at.versions if age is None else age
         parts, payloads = parts_of(at.layout, gradients, versions, session.info.coding, encoded)
-        session.pending.seq += 1
-        push = PushRequest(session.pending.seq, parts, payloads, into, wanted, at.connection, count)
+        push = PushRequest(parts, payloads, into, wanted, at.connection, count)
         push.encoded = encoded
         return session.ask(push)
 
@@ -98,10 +97,7 @@ class Requests:
         Its ``used`` is False if the server does not keep that gradient any more.
         """
         session = self._session
-        session.pending.seq += 1
-        return session.ask(
-            ReapplyRequest(session.pending.seq, (), (), into, wanted, at.connection, 1)
-        )
+        return session.ask(ReapplyRequest((), (), into, wanted, at.connection, 1))
 
     def again(self, request: Request) -> Request:
         """Ask again for what was abandoned before its answer; a push keeps its number."""
@@ -133,11 +129,10 @@ class Requests:
         """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
         session = self._session
         asked = session.info.rows.push(name, ids, grads, version=version, wanted=wanted, out=out)
-        session.pending.seq += 1
         connection = session.info.rows.connections.get(
             name, (session.info.client, max(session.info.connection[1], 1))
         )
-        return session.ask(PushRowsRequest(session.pending.seq, asked, connection))
+        return session.ask(PushRowsRequest(asked, connection))
 
     def join_round(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `Round`."""

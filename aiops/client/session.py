@@ -368,6 +368,7 @@ class Session:
         """Leave the server, if the session is ready; return what to send."""
         if self.ready:
             self.ready = False
+            self._settle()
             id = self.pending.next_id
             self.pending.next_id = id + 1
             self._send(messages.Leave(id))
@@ -384,12 +385,14 @@ class Session:
         if epoch < self.info.run_since and client == self.info.client:  # of an earlier run
             self.pending.reject(request, self._restarted(request))
             return request
-        if self.steady is not None and self.steady.unsettled:
-            self.steady.settle()
         pending = self.pending
         if id is None:
+            if self.steady is not None and self.steady.unsettled:
+                self.steady.settle()
             id = pending.next_id
             pending.next_id = id + 1
+            if request.pushes and not request.seq:
+                pending.seq = request.seq = pending.seq + 1
         pending.by_id[id] = request
         if self.ready:
             self._send_request(request, id)

@@ -81,6 +81,7 @@ def steady_push(
         or (push.count != 1 or push.wants or push.have < 0 or len(push.parts) != 1)
         or push.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes)
         or (info.coding is not None or info.increments or info.placement is not None)
+        or info.plan.get("routine", "direct") != "direct"
         or layout.nbytes > LARGEST
     ):
         return None
@@ -144,11 +145,11 @@ class SteadyExchange:
     """
 
     __slots__ = (
-        *("_ack", "_age", "_bounds", "_connection", "_gradients", "_has_vbar", "_has_vbars"),
-        *("_have", "_last", "_layout", "_ledger", "_most_age", "_most_have", "_most_id"),
-        *("_most_seq", "_nbytes", "_numbers", "_params", "_parts", "_payload"),
-        *("_pending", "_push", "_tensors", "_traffic", "_usual", "_whole"),
-        *("answer_size", "direct", "failed", "push_size", "room", "unsettled"),
+        *("_ack", "_age", "_connection", "_constants", "_gradients", "_has_vbar", "_has_vbars"),
+        *("_have", "_id", "_layout", "_ledger", "_nbytes", "_pack", "_params", "_parts"),
+        *("_payload", "_pending", "_pick", "_push", "_read", "_seq", "_tensors", "_traffic"),
+        *("_unpack", "_usual", "_whole", "answer_size", "direct", "failed", "push_size", "room"),
+        *("unsettled",),
     )
 
     def __init__(
@@ -167,11 +168,13 @@ class SteadyExchange:
         self._has_vbar, self._has_vbars = (path in found for path in _STATISTICS)
         if self._has_vbars and not self._has_vbar:
             raise ValueError("statistics by tensor, and none of the model")
-        if not all(most for _least, most in [*self._push.bounds, *self._ack.bounds[:5]]):
+        if not all(most for _least, most in self._ack.bounds[:5]):
             raise ValueError("integers of a form that this client does not write")
-        self._bounds = self._push.bounds
-        most = (most for _least, most in self._bounds)
-        self._most_id, self._most_seq, self._most_have, self._most_age = most
+        if any(bounds != (0, LARGEST_INTEGER) for bounds in self._push.bounds):
+            raise ValueError("a push without room for all later numbers")
+        # What every exchange needs, with fewer steps than by way of the templates:
+        self._pack, self._constants = self._push.pack, self._push.constants
+        self._unpack, self._read, self._pick = self._ack.unpack, self._ack.constants, self._ack.pick
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         self._connection = connection
         self.answer_size = self._ack.size + nbytes
@@ -184,18 +187,14 @@ class SteadyExchange:
         self.failed = False
         self._params: Params | None = None  # those of the exchange under way, with
         self._gradients: Mapping[str, Array] = {}
-        self._numbers = 0, 0  # the id and the sequence number it was begun with
+        self._usual: Params | None = None  # those of the last exchange, with what they held then:
         self._have = self._age = 0
-        self._usual: Params | None = None  # at the version and age above, if nothing touched them
-        self._last = 0  # the sequence number of the last exchange
+        self._id = self._seq = 0  # the numbers of the exchange under way, or of the last one
         self.unsettled = 0
 
     def still(self, push: Push, ack: bytes) -> bool:
         """Return whether an exchange on the general path matches; if so, the templates stay."""
-        numbers = push.id, push.seq, push.have, push.parts[0].version
-        bounds = zip(numbers, self._push.bounds, strict=True)
-        fits = all(low <= number <= high for number, (low, high) in bounds)
-        self.failed = not (fits and self._ack.values(framed(ack, self._nbytes)) is not None)
+        self.failed = self._ack.values(framed(ack, self._nbytes)) is None
         return not self.failed
 
     def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:
@@ -203,17 +202,13 @@ class SteadyExchange:
 
         Returns what to send; None if this exchange does not fit, and nothing has happened then.
         """
-        pending = self._pending
-        id, seq = pending.next_id, pending.seq + 1
         if (
             (params is not self._usual or params.connection is not self._connection)
             or (params.level is not self._have or params.age is not self._age)
-            or (id > self._most_id or seq > self._most_seq)
-        ) and not self._takes(params, id, seq):
+        ) and not self._takes(params):
             return None
-        views: list[Any]
+        views: list[Any] = [b""]
         if type(gradients) is dict and len(gradients) == len(self._tensors) <= _VIEWS:
-            views = [b""]
             for name, dtype, shape in self._tensors:
                 array = gradients.get(name)
                 if type(array) is not np.ndarray or (
@@ -223,33 +218,26 @@ class SteadyExchange:
                     return None
                 views.append(array)
         elif type(gradients) is Params and gradients.layout is self._layout:
-            views = [b"", gradients.arena.data]
+            views.append(gradients.arena.data)
         else:
             return None
-        template = self._push  # `Template.filled` in line: one call less per exchange
-        pieces = template.pieces
-        pieces[1::2] = id, seq, self._have, self._age
-        views[0] = template.pack(*pieces)
-        pending.next_id, pending.seq = id + 1, seq  # used up, even if the exchange fails
-        self._params, self._gradients, self._numbers = params, gradients, (id, seq)
+        if not self.unsettled:  # others may have used numbers since
+            self._id, self._seq = self._pending.next_id - 1, self._pending.seq
+        self._id, self._seq = id, seq = self._id + 1, self._seq + 1
+        first, second, third, fourth, last = self._constants
+        views[0] = self._pack(first, id, second, seq, third, self._have, fourth, self._age, last)
+        self._params, self._gradients = params, gradients
         return views
 
-    def _takes(self, params: Params, id: int, seq: int) -> bool:
-        """Return whether gradients computed at these parameters fit, and prepare to push them.
-
-        The numbers that are sent must have the width that they have in the template.
-        """
+    def _takes(self, params: Params) -> bool:
+        """Return whether gradients computed at these parameters fit, and prepare to push them."""
         have, age = params.level, params.age
         if (
-            (have is None or age is None)
+            (have is None or age is None or have < 0)
             or (type(params) is not Params or params.layout is not self._layout)
             or params.connection != self._connection
         ):
             return False
-        for number, (least, most) in zip((id, seq, have, age), self._bounds, strict=True):
-            if not least <= number <= most:
-                self.failed = True  # it needs another width: learn that
-                return False
         params.connection = self._connection  # equal before, and now known by identity
         self._usual, self._have, self._age = params, have, age
         return True
@@ -277,28 +265,26 @@ class SteadyExchange:
 
     def finish(self, received: int) -> Receipt | None:
         """Take an answer, once its ``received`` bytes are all there; None if it does not match."""
-        template, params = self._ack, self._params
+        params, had = self._params, self._have
         if received != self.answer_size or params is None:
             return None
-        pieces = template.unpack(self._whole)  # `Template.values` in line
-        if pieces[::2] != template.constants:
+        pieces = self._unpack(self._whole)  # `Template.values` in line
+        if pieces[::2] != self._read:
             return None
-        found = template.pick(pieces)
+        found = self._pick(pieces)
         id, version, current, age, staleness, mean = found[:6]
-        fits = self._have <= current <= self._most_have and self._age <= age <= self._most_age
-        # Nearly always the model is a later one, and the next push has room for its numbers.
+        # Nearly always the model is a later one.
         if not (
-            (fits and id == self._numbers[0] and staleness <= version <= current)
+            (id == self._id and staleness <= version <= current and had <= current)
+            and (current <= LARGEST_INTEGER and self._age <= age <= LARGEST_INTEGER)
             and (mean - mean == 0.0 and not self._has_vbar)
         ) and not self._permits(found):
             return None
-        if not fits:
-            self._usual = None  # the next push is to look at the width of its numbers
         if not self.direct:
             params.arena.data.data[:] = self._payload
         params.level = self._have = current
         params.age = self._age = age
-        self._params, self._last = None, self._numbers[1]
+        self._params = None
         self.unsettled += 1
         if not self._has_vbar:
             return Receipt(version, staleness, mean, None, {})
@@ -308,7 +294,7 @@ class SteadyExchange:
     def _permits(self, found: tuple[Any, ...]) -> bool:
         """Return whether the fields of an answer are what an answer may have."""
         return (
-            (found[0] == self._numbers[0] and max(found[1:5]) <= LARGEST_INTEGER)
+            (found[0] == self._id and max(found[1:5]) <= LARGEST_INTEGER)
             and found[5] - found[5] == 0.0  # it is finite
             and not (self._has_vbar and found[6] - found[6] != 0.0)
         )
@@ -318,20 +304,26 @@ class SteadyExchange:
         count, self.unsettled = self.unsettled, 0
         if not count:
             return
+        last = self._seq - (self._params is not None)  # without the one under way
         push, ack = ("push", self._push.size), ("ack", self._ack.size)
         self._traffic.exchanged(push, ack, self._nbytes, count)
-        self._ledger.exchanged(self._last, True, self._parts, count)
+        self._ledger.exchanged(last, True, self._parts, count)
         self._pending.answered += count
+        self._pending.next_id += count
+        self._pending.seq += count
 
     def as_request(self) -> tuple[PushRequest, int]:
         """Return the push under way as a request, with its id; `end` is due when it is pending."""
         params = self._params
         if params is None:
             raise ValueError("no exchange is under way")
+        self.settle()
+        self._pending.next_id, self._pending.seq = self._id + 1, self._seq  # used up
         params.level = self._have
         parts, payloads = parts_of(self._layout, self._gradients, self._age)
-        id, seq = self._numbers
-        return PushRequest(seq, parts, payloads, params, None, params.connection, 1), id
+        push = PushRequest(parts, payloads, params, None, params.connection, 1)
+        push.seq = self._seq
+        return push, self._id
 
     def end(self, received: int) -> list[memoryview]:
         """End the exchange under way; return the ``received`` bytes of its answer."""

@@ -39,12 +39,17 @@ class Spin:
     ----------
     clock, give_way
         For tests; `time.perf_counter` and `os.sched_yield` (without it there is no polling).
+
+    Attributes
+    ----------
+    resting
+        The number of waits that do not poll, from the next one on.
     """
 
     MOST = 500e-6
     """Seconds that one wait may poll."""
 
-    __slots__ = ("_clock", "_give_way", "_rest", "_resting", "_until")
+    __slots__ = ("_clock", "_give_way", "_rest", "_until", "resting")
 
     def __init__(
         self,
@@ -53,12 +58,12 @@ class Spin:
     ) -> None:
         self._clock, self._give_way = clock, give_way
         self._until = 0.0
-        self._resting, self._rest = 0, 1  # waits to leave out now, and after the next failure
+        self.resting, self._rest = 0, 1  # waits to leave out now, and after the next failure
 
     def begin(self) -> bool:
         """Begin a wait; return whether to poll at all."""
-        if self._resting:
-            self._resting -= 1
+        if self.resting:
+            self.resting -= 1
             return False
         if self._give_way is None:
             return False
@@ -84,8 +89,8 @@ class Spin:
             False: it is time to sleep.
         """
         give_way, clock = self._give_way, self._clock
-        if there is not None and self._resting:  # `begin` in line: a call less per exchange
-            self._resting -= 1
+        if there is not None and self.resting:  # `begin` in line: a call less per exchange
+            self.resting -= 1
             return False
         if give_way is None:
             return False
@@ -98,7 +103,7 @@ class Spin:
             give_way()
             now = clock()
             if now >= until or now - before >= _CROWDED:
-                self._resting = self._rest
+                self.resting = self._rest
                 self._rest = min(2 * self._rest, _LONGEST_REST)
                 return False
             if there is None:

@@ -18,8 +18,8 @@ from tests.support import Process, server_process
 MODEL = {"w": np.zeros(1000, np.float32), "b": np.zeros(16, np.float16)}
 GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
 
-STEADY_STEP = 10
-STEADY_EXCHANGE = 6
+STEADY_STEP = 9
+STEADY_EXCHANGE = 5
 GENERAL_STEP = 47
 GENERAL_EXCHANGE = 43
 ASYNC_STEP = 18  # those of aiops; the event loop has its own

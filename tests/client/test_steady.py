@@ -456,6 +456,7 @@ def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
     with Twins(model) as twins:
         twins.push()
         for half in twins.halves:
+            assert half.client._session.answered, "and so nothing is left to be settled"
             seq, sock = half.client._session.pending.seq, half.socket
             real = getattr(sock, at)
 
@@ -503,10 +504,10 @@ def test_a_server_with_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) ->
     import msgpack
 
     def encode(message: Message) -> bytes:
+        if type(message) is not Ack:
+            return encoding.encode(message)
         names, values = encoding._NAMES[type(message)]
         pairs = list(zip(names, values(message), strict=True))
-        if type(message) is not Ack:
-            return bytes(msgpack.Packer().pack_map_pairs(pairs))
         packed = [bytes([0x80 | len(pairs)])]
         for name, value in reversed(pairs):
             packed.append(msgpack.packb(name))

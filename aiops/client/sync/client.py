@@ -178,18 +178,17 @@ class Client(Facade, Closing):
         ------
         As `push`. After `StaleGradient` the parameters are up to date, but not after `Restarted`.
         """
+        into = params if into is None else into
+        if self._connection.steady is not None and into is params:
+            outcome = self._connection.exchange(params, gradients)
+            if isinstance(outcome, Request):
+                carried: Receipt = self._run(outcome)
+                return carried
+            if outcome is not None:
+                return outcome
         if self._session.info.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
-        request: Receipt | Request | None = None
-        if into is None or into is params:
-            into = params
-            if self._connection.steady is not None:
-                request = self._connection.exchange(params, gradients)
-        if request is None:
-            request = self._requests.push(gradients, params, into)
-        elif isinstance(request, Receipt):
-            return request
-        receipt: Receipt = self._run(request)
+        receipt: Receipt = self._run(self._requests.push(gradients, params, into))
         return receipt
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:

@@ -70,6 +70,7 @@ class BlockingConnection:
         self._near: UnixSide | None = None  # on a connection within this machine
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
         self._spin = Spin()
+        self._beat = _BEAT  # seconds that one call of the socket may wait
         self._poll: Any = None  # of the socket, where a system has that
         self._last = 0.0  # when the last request was answered
         self.steady: SteadyExchange | None = None  # if the next push may be one
@@ -89,13 +90,15 @@ class BlockingConnection:
         buffers = steady.begin(params, gradients)
         if buffers is None:
             return None
-        began = time.monotonic()
         self.steady, sent, received, fault = None, 0, 0, None
         try:
             sent = sock.sendmsg(buffers)
             if sent == steady.push_size:
-                if self._poll is not None:
-                    self._spin.look(self._poll.poll)
+                spin = self._spin
+                if spin.resting:  # `Spin.look` in line
+                    spin.resting -= 1
+                elif self._poll is not None:
+                    spin.look(self._poll.poll)
                 received = sock.recv_into(steady.room)
                 if received != steady.answer_size:
                     received, fault = self._receive_rest(sock, steady, received)
@@ -113,6 +116,7 @@ class BlockingConnection:
             self.hang_up()
             raise
         request, unsent, views = self._session.hand_over(steady, sent, received)
+        began = time.monotonic() - self._beat  # at the latest
         self._handed = _Handed(request, began, unsent, views, fault)
         return request
 
@@ -385,6 +389,7 @@ class BlockingConnection:
         self.socket = sock
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
+        self._beat = beat
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
