@@ -76,8 +76,8 @@ class MemoryServer:
                 token_bytes=self._token_bytes,
                 below=lambda n: 0,
                 identity=lambda: "memory",
-                nearby=lambda host, port: None,
-                unconnected=lambda host: MemorySocket(self),
+                connect_unix=lambda host, port: None,
+                unconnected_socket=lambda host: MemorySocket(self),
             )
         )
         return function(*given, **named)

@@ -128,10 +128,10 @@ class Awaited:
 
     def _within(self, make: Callable[..., Any], *given: Any, **named: Any) -> Any:
         env = CURRENT_ENVIRONMENT.get()
-        CURRENT_ENVIRONMENT.set(dataclasses.replace(env, dialled=self._dialled))
+        CURRENT_ENVIRONMENT.set(dataclasses.replace(env, dial=self._dial))
         return make(*given, **named)
 
-    async def _dialled(self, factory: Callable[[], Any], _host: str, _port: int) -> Any:
+    async def _dial(self, factory: Callable[[], Any], _host: str, _port: int) -> Any:
         connection = factory()
         self._connected(connection)
         return MemoryTransport(MemorySocket(self._server), connection, self._loop), connection

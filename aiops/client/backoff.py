@@ -27,15 +27,15 @@ def check_timeout(seconds: float) -> None:
         )
 
 
-def delays(below: Callable[[int], int]) -> Iterator[float]:
+def delays(randbelow: Callable[[int], int]) -> Iterator[float]:
     """Yield pauses in seconds, each about twice the last, each a random half of its length.
 
-    The randomness (``below(n)`` is uniform in 0..n−1) keeps a hundred workers of a restarted
+    The randomness (``randbelow(n)`` is uniform in 0..n−1) keeps a hundred workers of a restarted
     server from connecting at the same moment.
     """
     pause = FIRST
     while True:
-        yield pause * (0.5 + below(1000) / 2000)
+        yield pause * (0.5 + randbelow(1000) / 2000)
         pause = min(2 * pause, LONGEST)
 
 
@@ -46,20 +46,20 @@ class Attempts:
     ----------
     server
         Its URL.
-    below
+    randbelow
         As `delays`'s.
     until
         When to stop trying, in seconds by the caller's clock (`pause`'s ``now``); may be changed.
     """
 
-    def __init__(self, server: str, below: Callable[[int], int], until: float) -> None:
-        self._server, self._below = server, below
-        self.begin_anew(until)
+    def __init__(self, server: str, randbelow: Callable[[int], int], until: float) -> None:
+        self._server, self._randbelow = server, randbelow
+        self.restart(until)
 
-    def begin_anew(self, until: float) -> None:
+    def restart(self, until: float) -> None:
         """Try until then, with the shortest pause first."""
         self.until = until
-        self._delays = delays(self._below)
+        self._delays = delays(self._randbelow)
         self._made = (0.0, 0)
 
     def made(self, now: float, answered: int) -> None:
@@ -74,7 +74,7 @@ class Attempts:
         """
         since, before = self._made
         if answered > before or now - since >= LONGEST:
-            self.begin_anew(until)
+            self.restart(until)
         self.until = until
 
     def pause(self, now: float, error: Exception) -> float:

@@ -135,7 +135,7 @@ class Listener:
     """
 
     def __init__(self, host: str, patience: float) -> None:
-        self._socket = CURRENT_ENVIRONMENT.get().listening(host)
+        self._socket = CURRENT_ENVIRONMENT.get().listening_socket(host)
         self._socket.setblocking(False)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._patience = patience
@@ -257,7 +257,7 @@ async def _call(this_round: Round, right: int, host: str, port: int, patience: f
     try:
         async with asyncio.timeout(patience):
             # Never a name: the loop would look it up in a thread that nothing can end.
-            sock = CURRENT_ENVIRONMENT.get().unconnected(str(ipaddress.ip_address(host)))
+            sock = CURRENT_ENVIRONMENT.get().unconnected_socket(str(ipaddress.ip_address(host)))
             sock.setblocking(False)
             await loop.sock_connect(sock, (host, port))
     except ValueError:

@@ -190,9 +190,9 @@ class Rounds:
             )
         layout = await client.agree(replica.arrays())
         env = CURRENT_ENVIRONMENT.get()
-        host = host or env.reached_at or client.local_host
+        host = host or env.advertised_address or client.local_host
         try:
-            address = (env.known(host) or await addresses(host, patience))[0]
+            address = (env.known_addresses(host) or await addresses(host, patience))[0]
         except OSError as error:
             raise UsageError(f"host={host!r}: {reason(error)}: pass an IP address") from None
         try:

@@ -36,11 +36,11 @@ def _identity() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _listening(host: str) -> socket.socket:
+def _listening_socket(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=_family(host), backlog=_WAITING)
 
 
-def _unconnected(host: str) -> socket.socket:
+def _unconnected_socket(host: str) -> socket.socket:
     sock = socket.socket(_family(host), socket.SOCK_STREAM)
     unpace(sock, host)
     return sock
@@ -56,9 +56,9 @@ class Dial(Protocol):
         ...
 
 
-async def _dialled(factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
+async def _dial(factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
     loop = asyncio.get_running_loop()
-    sock = _unconnected(host)
+    sock = _unconnected_socket(host)
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, (host, port))
@@ -88,32 +88,32 @@ class Environment:
     ----------
     now
         Seconds of a monotonic clock, the same as that of the event loop's timers.
-    token_bytes, below
+    token_bytes, randbelow
         Entropy: the given number of random bytes; a random integer from 0 to below the argument.
-    applier
+    kernel_runner
         Makes the runner of a server's kernels, given its event loop and the function to call when a
         kernel raises.
     spin
         Makes the decision to poll for a message before sleeping until it comes.
     parallel_map
         Shares the pieces of large work among threads.
-    shared
+    parallel_map_of
         Makes a ``parallel_map`` of a number of threads, the caller's included.
     identity
         Names a client that was given no name.
-    listening, unconnected
+    listening_socket, unconnected_socket
         Make a socket, given an IP address: one that listens there at a free port; and one to
         connect to it. The event loop reads and writes them.
-    dialled
+    dial
         Connects the event loop's protocols.
-    known
+    known_addresses
         Returns the addresses of a host if they are known without a lookup; None: look it up.
-    reached_at
+    advertised_address
         The IP address at which other machines reach a listener here; None: that of its connection.
-    beside
+    listen_unix
         Listens beside a TCP address for this user's clients on the same machine; returns None where
         the system cannot. None itself where no client is on the same machine.
-    nearby
+    connect_unix
         Returns a socket connected to such a listener of this user; None without one.
     device
         Opens the device that a server's setting names; None: the host.
@@ -121,21 +121,21 @@ class Environment:
 
     now: Callable[[], float] = time.monotonic
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
-    below: Callable[[int], int] = secrets.randbelow
-    applier: Callable[
+    randbelow: Callable[[int], int] = secrets.randbelow
+    kernel_runner: Callable[
         [asyncio.AbstractEventLoop, Callable[[BaseException], None]], KernelRunner
     ] = UpdateThread
     spin: Callable[[], Spin] = Spin
     parallel_map: ParallelMap = DEFAULT_POOL.all
-    shared: Callable[[int], ParallelMap] = lambda threads: pool_of(threads).all
+    parallel_map_of: Callable[[int], ParallelMap] = lambda threads: pool_of(threads).all
     identity: Callable[[], str] = _identity
-    listening: Callable[[str], socket.socket] = _listening
-    unconnected: Callable[[str], socket.socket] = _unconnected
-    dialled: Dial = _dialled
-    known: Callable[[str], Addresses | None] = literal
-    reached_at: str | None = None
-    beside: Callable[[str, int], socket.socket | None] | None = unix_socket.listen
-    nearby: Callable[[str, int], socket.socket | None] = unix_socket.reach
+    listening_socket: Callable[[str], socket.socket] = _listening_socket
+    unconnected_socket: Callable[[str], socket.socket] = _unconnected_socket
+    dial: Dial = _dial
+    known_addresses: Callable[[str], Addresses | None] = literal
+    advertised_address: str | None = None
+    listen_unix: Callable[[str, int], socket.socket | None] | None = unix_socket.listen
+    connect_unix: Callable[[str, int], socket.socket | None] = unix_socket.reach
     device: Callable[[str], Device | None] = _device
 
 

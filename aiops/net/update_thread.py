@@ -62,7 +62,7 @@ class UpdateThread:
         """Run it after all that was submitted before."""
         self._queue.put((run, done))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="aiops-applier", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="aiops-update", daemon=True)
             self._thread.start()
 
     def close(self) -> None:

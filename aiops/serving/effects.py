@@ -51,7 +51,7 @@ class EffectRunner:
     Parameters
     ----------
     loop, env
-        The loop of timers, and the environment that makes the applier: the thread of kernels.
+        The loop of timers, and the environment that makes the kernel runner.
     connections
         The connections that answers are sent on.
     pacing
@@ -102,19 +102,19 @@ class EffectRunner:
             self.actions[Order] = links.send
         self._loop, self._now, self._post, self._failed = loop, env.now, post, failed
         self._peers, self._pacing = connections.peers, pacing
-        self._make_applier = partial(env.applier, loop, failed)
-        self._applier = self._make_applier()
+        self._make_runner = partial(env.kernel_runner, loop, failed)
+        self._runner = self._make_runner()
         self._warmer: KernelRunner | None = None  # compiles kernels, while there are any to compile
         self._closing = False
         self._gentle_until = 0.0  # the time until which warming yields to the loop
-        self._cold = 0  # warmings under way; updates run on the applier meanwhile
-        self.at_once = self._applier.at_once
+        self._warmings = 0  # warmings under way; updates run on its thread meanwhile
+        self.at_once = self._runner.at_once
         self._tick: asyncio.TimerHandle | None = None
 
     @property
     def warm(self) -> bool:
         """True if no kernel is being warmed."""
-        return not self._cold
+        return not self._warmings
 
     def perform(self, effect: Effect) -> None:
         """Carry an effect out, and post the event that follows at once, if any."""
@@ -128,8 +128,8 @@ class EffectRunner:
             self._tick.cancel()
 
     def close(self) -> None:
-        """End the applier and the warming, when their current work is finished."""
-        self._applier.close()
+        """End the kernel runner and the warming, when their current work is finished."""
+        self._runner.close()
         self._closing = True
         if self._warmer is not None:
             self._warmer.close()
@@ -193,7 +193,7 @@ class EffectRunner:
     def _apply(self, effect: Apply) -> Applied | None:
         if effect.job.cost > self.at_once:
             done = partial(self._applied, effect.ticket)
-            self._applier.submit(self._measure("kernel", effect.run), effect.job.cost, done)
+            self._runner.submit(self._measure("kernel", effect.run), effect.job.cost, done)
             return None
         run = effect.job.run
         try:
@@ -207,12 +207,12 @@ class EffectRunner:
         self._post(Applied(self._now(), ticket, sums))
 
     def _warm_up(self, effect: Warm) -> None:
-        """Run the steps on a thread beside the applier, so that no update waits for them."""
+        """Run the steps on another thread than the updates, so that no update waits for them."""
         if self._warmer is None:
-            self._warmer = self._make_applier()
-        if not self._cold:
+            self._warmer = self._make_runner()
+        if not self._warmings:
             self._gentle_until = self._now() + _SOON
-        self._cold += 1
+        self._warmings += 1
         self.at_once = -1.0
         for step in effect.steps:
             self._warmer.submit(partial(self._warm_step, step), 0, _nothing)
@@ -225,9 +225,9 @@ class EffectRunner:
             step()
 
     def _warmed(self, _done: None) -> None:
-        self._cold -= 1
-        if not self._cold:
-            self.at_once = self._applier.at_once
+        self._warmings -= 1
+        if not self._warmings:
+            self.at_once = self._runner.at_once
             if self._warmer is not None:
                 self._warmer.close()
                 self._warmer = None

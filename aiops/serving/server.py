@@ -1,6 +1,6 @@
 """The server: an asyncio shell around the engine.
 
-It moves bytes, keeps time, and runs kernels on its applier thread. They release the GIL, so that
+It moves bytes, keeps time, and runs kernels on its update thread. They release the GIL, so that
 fetches and pushes go on meanwhile. A `Server` opens its files, listens, has the engine handle one
 event after the other, drains and closes. The `Acceptor` posts the events of connections, the
 `EffectRunner` carries out the engine's effects.
@@ -81,7 +81,7 @@ class Server:
         self._pacing = Pacing.of(config, env, self.post)
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
         alone = alone and self._pacing is None
-        near = alone and not config.no_shm and env.beside is not None
+        near = alone and not config.no_shm and env.listen_unix is not None
         relaxed = config.consistency == "relaxed"  # replies are of the memory as it is then
         self._profile = Profile(config.profile) if config.profile is not None else None
         memory = SharedMemory() if near and not relaxed else Memory()
@@ -91,7 +91,9 @@ class Server:
 
             memory = PageLocked(memory, device)
         measure = self._profile.measure if self._profile is not None else unmeasured
-        parallel_map = env.parallel_map if config.threads is None else env.shared(config.threads)
+        parallel_map = (
+            env.parallel_map if config.threads is None else env.parallel_map_of(config.threads)
+        )
         machine = Resources(memory, parallel_map, measure, device, later=True)
         links: ShardLinks | None = None
         lead: Lead | None = None
@@ -112,8 +114,8 @@ class Server:
             machine.measure,
         )
         self._unix_listener: UnixListener | None = None
-        if near and env.beside is not None:
-            self._unix_listener = UnixListener(env.beside, self.connections.accept_near)
+        if near and env.listen_unix is not None:
+            self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
         self._persistence: Persistence | None = None
         if not config.follower:
             collect = partial(self._collect, lead) if lead is not None else None

@@ -132,10 +132,12 @@ class ShardLinks:
 
     async def _reach(self, link: MessageTransport, host: str, port: int, until: float) -> None:
         async def reach(address: str) -> None:
-            await self._env.dialled(lambda: link, address, port)
+            await self._env.dial(lambda: link, address, port)
 
         left = until - asyncio.get_running_loop().time()
-        await first_reached(self._env.known(host) or await addresses(host, left), until, reach)
+        await first_reached(
+            self._env.known_addresses(host) or await addresses(host, left), until, reach
+        )
 
     @property
     def unsent(self) -> bool:

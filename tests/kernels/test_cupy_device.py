@@ -209,7 +209,7 @@ def test_settings_go_with_a_device(name: str, settings: dict[str, Any]) -> None:
 def test_a_real_server_over_shared_memory_and_tcp(
     name: str, shm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its applier is a thread, its arenas are shared; it saves, starts from a file, is profiled."""
+    """Kernels have a thread, arenas are shared; it saves, starts from a file, is profiled."""
     monkeypatch.setattr(cupy_device, "opened", lambda _setting: device_named(name))
     saved, profile = tmp_path / "model.safetensors", tmp_path / "profile.json"
     params = {"w": np.ones(70_000, np.float32)}

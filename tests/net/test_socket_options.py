@@ -100,7 +100,7 @@ def test_both_sides_of_a_connection_to_this_machine() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         unpace(listener, "127.0.0.1")
-        with CURRENT_ENVIRONMENT.get().unconnected("127.0.0.1") as near:
+        with CURRENT_ENVIRONMENT.get().unconnected_socket("127.0.0.1") as near:
             near.connect(listener.getsockname())
             far, _address = listener.accept()
             with far:
@@ -111,7 +111,7 @@ def test_both_sides_of_a_connection_to_this_machine() -> None:
 @linux
 def test_an_event_loops_connection_to_this_machine() -> None:
     async def main(where: tuple[str, int]) -> bytes:
-        transport, _protocol = await CURRENT_ENVIRONMENT.get().dialled(asyncio.Protocol, *where)
+        transport, _protocol = await CURRENT_ENVIRONMENT.get().dial(asyncio.Protocol, *where)
         try:
             sock = transport.get_extra_info("socket")
             found: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
@@ -141,4 +141,4 @@ def test_a_connection_that_is_refused_leaves_no_socket(monkeypatch: pytest.Monke
 
 async def dialled(where: tuple[str, int]) -> None:
     """Connect as a server's or a client's event loop does."""
-    await CURRENT_ENVIRONMENT.get().dialled(asyncio.Protocol, *where)
+    await CURRENT_ENVIRONMENT.get().dial(asyncio.Protocol, *where)

@@ -186,7 +186,7 @@ class TestFailure:
     @pytest.mark.parametrize(
         ("count", "ask"),
         [(10, Client.exchange), (10, Client.push), (3 << 20, Client.exchange)],
-        ids=["the short way", "inline", "on the applier's thread"],
+        ids=["the short way", "inline", "on the update thread"],
     )
     def test_a_kernel_that_fails_ends_the_server(
         self, count: int, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -107,7 +107,7 @@ def test_pushes_are_answered_while_kernels_are_being_made(
 
 
 class Later:
-    """An applier that does what it was given when it is closed."""
+    """A kernel runner that does what it was given when it is closed."""
 
     at_once = 0.0
 
@@ -125,7 +125,7 @@ class Later:
 def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
     """It may take seconds."""
     done: list[int] = []
-    here = SimpleNamespace(now=lambda: 0.0, applier=lambda loop, failed: Later())
+    here = SimpleNamespace(now=lambda: 0.0, kernel_runner=lambda loop, failed: Later())
     performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), *[None] * 4])  # type: ignore
     performer.perform(Warm([lambda: done.append(1)]))
     performer.close()
@@ -135,7 +135,7 @@ def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
 def test_what_is_made_ready_lets_the_loop_have_the_interpreter() -> None:
     """Each system call of the loop would wait for it for 5 ms otherwise."""
     before, seen, later, now = sys.getswitchinterval(), list[float](), Later(), [7.0]
-    here = SimpleNamespace(now=lambda: now[0], applier=lambda loop, failed: later)
+    here = SimpleNamespace(now=lambda: now[0], kernel_runner=lambda loop, failed: later)
     performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), *[None] * 4])  # type: ignore
     performer.perform(Warm([lambda: seen.append(sys.getswitchinterval())]))
     for now[0] in (7.9, 8.1):  # a compiler is at work by then

@@ -61,7 +61,7 @@ class AsyncClient(Facade, AsyncClosing):
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._dialler = AsyncDialler(self._session, self._host, self._port)
-        self._attempts = Attempts(self.url, self._env.below, 0.0)
+        self._attempts = Attempts(self.url, self._env.randbelow, 0.0)
         self._beat = min(_BEAT, timeout / 4)
         self._began = 0.0  # when the last steady exchange did
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
@@ -77,7 +77,7 @@ class AsyncClient(Facade, AsyncClosing):
         if self._keeper is None or ready is None:
             loop = asyncio.get_running_loop()
             self._ready = ready = loop.create_future()
-            self._attempts.begin_anew(loop.time() + self.timeout)
+            self._attempts.restart(loop.time() + self.timeout)
             self._keeper = loop.create_task(self._keep(ready))
         await asyncio.shield(ready)
         return self
@@ -330,7 +330,7 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _connect(self) -> AsyncConnection:
         """Open one connection, wait for the welcome, and return it."""
-        transport, connection = await self._dialler.server_reached(self._attempts.until)
+        transport, connection = await self._dialler.connect_to_server(self._attempts.until)
         self._connection = connection
         try:
             while not self._session.ready:
@@ -338,7 +338,7 @@ class AsyncClient(Facade, AsyncClosing):
                 if connection.ended.done():
                     raise connection.ended.result()
                 for channel in self._session.shards.channels[len(connection.channels) :]:
-                    await self._dialler.shard_reached(channel, connection, self._attempts.until)
+                    await self._dialler.connect_to_shard(channel, connection, self._attempts.until)
                 await connection.progress.wait()
         except BaseException:
             self._connection = None

@@ -34,17 +34,17 @@ class AsyncDialler:
         self._session, self._host, self._port = session, host, port
         self._env = CURRENT_ENVIRONMENT.get()
 
-    async def server_reached(self, until: float) -> tuple[asyncio.Transport, AsyncConnection]:
+    async def connect_to_server(self, until: float) -> tuple[asyncio.Transport, AsyncConnection]:
         """Connect to the first of the server's addresses that answers."""
         left = until - asyncio.get_running_loop().time()
-        hosts = self._env.known(self._host) or await addresses(self._host, left)
+        hosts = self._env.known_addresses(self._host) or await addresses(self._host, left)
         return await first_reached(hosts, until, self._reach)
 
     async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
-        near = self._env.nearby(host, self._port)
+        near = self._env.connect_unix(host, self._port)
         if near is None:
-            return await self._env.dialled(lambda: AsyncConnection(self._session), host, self._port)
+            return await self._env.dial(lambda: AsyncConnection(self._session), host, self._port)
         side = None
         try:
             await _readable(near)
@@ -59,7 +59,7 @@ class AsyncDialler:
                 side.close()
             raise
 
-    async def shard_reached(
+    async def connect_to_shard(
         self, channel: ShardChannel, lead: AsyncConnection, until: float
     ) -> None:
         """Connect to another shard of the model; the connection ends together with the lead's.
@@ -72,11 +72,11 @@ class AsyncDialler:
 
         async def reach(host: str) -> None:
             made = partial(AsyncConnection(channel).following, lead)
-            await self._env.dialled(made, host, channel.port)
+            await self._env.dial(made, host, channel.port)
 
         left = until - asyncio.get_running_loop().time()
         try:
-            hosts = self._env.known(channel.host) or await addresses(channel.host, left)
+            hosts = self._env.known_addresses(channel.host) or await addresses(channel.host, left)
             async with asyncio.timeout_at(until):
                 await first_reached(hosts, until, reach)
         except OSError as error:

@@ -65,7 +65,7 @@ class BlockingConnection:
     def __init__(self, session: Session, host: str, port: int) -> None:
         self._session = session
         self.dialler = Dialler(session.server, host, port, self._left)
-        self._below = CURRENT_ENVIRONMENT.get().below
+        self._below = CURRENT_ENVIRONMENT.get().randbelow
         self.socket: socket.socket | None = None
         self._near: UnixSide | None = None  # on a connection within this machine
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
@@ -295,7 +295,7 @@ class BlockingConnection:
         if len(channels) < len(self._sockets) - 1:
             self._keep_sockets(channels)
         for channel in channels[len(self._sockets) - 1 :]:
-            shard = ShardSocket(self.dialler.shard_reached(channel, until), channel)
+            shard = ShardSocket(self.dialler.connect_to_shard(channel, until), channel)
             shard.say(channel.connected())
             self._sockets.append(shard)
         while not move_all(self._sockets, min(_BEAT, self._left(until))):
@@ -385,7 +385,7 @@ class BlockingConnection:
     # ------------------------------------------------------------ the socket
 
     def _connect(self, until: float, beat: float) -> None:
-        sock, self._near = self.dialler.server_reached(until)
+        sock, self._near = self.dialler.connect_to_server(until)
         self.socket = sock
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)

@@ -49,7 +49,7 @@ class Dialler:
 
     # ------------------------------------------------------------ connecting
 
-    def server_reached(self, until: float) -> tuple[socket.socket, UnixSide | None]:
+    def connect_to_server(self, until: float) -> tuple[socket.socket, UnixSide | None]:
         """Return a socket that is connected to the server; on this machine, with its side channel.
 
         Raises
@@ -59,17 +59,17 @@ class Dialler:
         """
         hosts = self._addresses(self._host, until)
         for host in hosts:
-            near = self._env.nearby(host, self._port)
+            near = self._env.connect_unix(host, self._port)
             if near is not None:
                 return near, self._welcomed(near, until)
-        sock = self._dialled(hosts, self._port, until)
+        sock = self._connect_to_any(hosts, self._port, until)
         tune(sock)
         return sock, None
 
-    def shard_reached(self, channel: ShardChannel, until: float) -> socket.socket:
-        """Return a socket that is connected to another shard; raises as `server_reached`."""
+    def connect_to_shard(self, channel: ShardChannel, until: float) -> socket.socket:
+        """Return a socket that is connected to another shard; raises as `connect_to_server`."""
         try:
-            sock = self._dialled(self._addresses(channel.host, until), channel.port, until)
+            sock = self._connect_to_any(self._addresses(channel.host, until), channel.port, until)
         except OSError as error:
             raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
         tune(sock)
@@ -77,7 +77,7 @@ class Dialler:
         return sock
 
     def _addresses(self, host: str, until: float) -> Sequence[str]:
-        known = self._env.known(host)
+        known = self._env.known_addresses(host)
         return known or addresses_waited_for(host, self._left(until), self.check)
 
     def _welcomed(self, near: socket.socket, until: float) -> UnixSide:
@@ -92,7 +92,7 @@ class Dialler:
         finally:
             self.socket = None
 
-    def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
+    def _connect_to_any(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
         """Return a socket that is connected to the first of these addresses that answers."""
         for others in range(len(hosts) - 1, 0, -1):
             # A silent address leaves the others their share of the time.
@@ -101,7 +101,7 @@ class Dialler:
         return self._dial(hosts[-1], port, self._left(until))
 
     def _dial(self, host: str, port: int, seconds: float) -> socket.socket:
-        self.socket = sock = self._env.unconnected(host)
+        self.socket = sock = self._env.unconnected_socket(host)
         try:
             self.check()  # it may have come too early to find this socket
             sock.settimeout(seconds)

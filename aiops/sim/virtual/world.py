@@ -21,7 +21,7 @@ from aiops.sim.virtual.sockets import ListeningSocket, MemorySocket
 T = TypeVar("T")
 
 
-class VirtualApplier:
+class VirtualKernelRunner:
     """Runs a server's updates at once, and reports each when its virtual time has passed.
 
     Parameters
@@ -99,19 +99,19 @@ class World:
         self.environment = Environment(
             now=self.loop.time,
             token_bytes=entropy.randbytes,
-            below=entropy.randrange,
-            applier=lambda loop, failed: VirtualApplier(loop, failed, apply_seconds),
+            randbelow=entropy.randrange,
+            kernel_runner=lambda loop, failed: VirtualKernelRunner(loop, failed, apply_seconds),
             parallel_map=serial_map,
-            shared=lambda threads: serial_map,
+            parallel_map_of=lambda threads: serial_map,
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
-            listening=lambda host: cast(socket, ListeningSocket(self.network, host)),
-            unconnected=lambda host: cast(socket, MemorySocket(self.network)),
-            dialled=self.network.connect,
-            known=lambda host: (host,),
-            beside=None,
-            nearby=lambda host, port: None,
-            reached_at="127.0.0.1",  # finds the host that listens on the port, whichever it is
+            listening_socket=lambda host: cast(socket, ListeningSocket(self.network, host)),
+            unconnected_socket=lambda host: cast(socket, MemorySocket(self.network)),
+            dial=self.network.connect,
+            known_addresses=lambda host: (host,),
+            listen_unix=None,
+            connect_unix=lambda host, port: None,
+            advertised_address="127.0.0.1",  # any host that listens on the port
         )
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
