@@ -122,9 +122,9 @@ class BusyPoll:
 
     Attributes
     ----------
-    looking
-        True while it polls. When a message comes, set `heard`; if it does not poll, call `begin`.
-    heard
+    polling
+        True while it polls. When a message comes, set `received`; if it does not poll, call `begin`.
+    received
         A message has come since the last poll.
     """
 
@@ -132,22 +132,22 @@ class BusyPoll:
 
     def __init__(self, spin: Spin) -> None:
         self._spin = spin
-        self.looking = self.heard = False
+        self.polling = self.received = False
 
     def begin(self) -> None:
         """Begin to poll for the next message, called on the event loop when messages have come."""
-        self.heard = False
+        self.received = False
         if self._spin.begin():
-            self.looking = True
+            self.polling = True
             get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
         """Have the loop run once more, unless it is time to sleep."""
-        if self.heard:
-            self.heard = False
+        if self.received:
+            self.received = False
             self._spin.found()
             self._spin.begin()
         if self._spin.look():
             get_running_loop().call_soon(self._look)
         else:
-            self.looking = False
+            self.polling = False

@@ -229,8 +229,8 @@ class Acceptor:
         else:
             self._greet(peer, message)
         busy_poll = self.busy_poll
-        busy_poll.heard = True
-        if not busy_poll.looking:
+        busy_poll.received = True
+        if not busy_poll.polling:
             busy_poll.begin()
 
     def _take_shortcut(self, peer: Peer, steady: Steady) -> None:

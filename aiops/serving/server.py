@@ -381,8 +381,8 @@ class Server:
             return b""
         if answer:
             busy_poll = self.connections.busy_poll
-            busy_poll.heard = True
-            if not busy_poll.looking:
+            busy_poll.received = True
+            if not busy_poll.polling:
                 busy_poll.begin()
         return answer
 

@@ -91,13 +91,13 @@ class TestSpin:
 class TestLookout:
     def setup_method(self) -> None:
         self.processor = Processor()
-        self.lookout = BusyPoll(Spin(self.processor.clock, self.processor.give_way))
+        self.busy_poll = BusyPoll(Spin(self.processor.clock, self.processor.give_way))
 
     def hear(self) -> None:
         """Tell it of a message, as the server does."""
-        self.lookout.heard = True
-        if not self.lookout.looking:
-            self.lookout.begin()
+        self.busy_poll.received = True
+        if not self.busy_poll.polling:
+            self.busy_poll.begin()
 
     async def rounds(self, count: int) -> int:
         """Let the loop come round so many times; return how often it looked so far."""
