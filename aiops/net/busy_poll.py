@@ -123,12 +123,12 @@ class BusyPoll:
     Attributes
     ----------
     polling
-        True while it polls. When a message comes, set `received`; if it does not poll, call `begin`.
+        True while it polls. When a message comes, set `received`; call `begin` if not polling.
     received
         A message has come since the last poll.
     """
 
-    __slots__ = ("_spin", "heard", "looking")
+    __slots__ = ("_spin", "polling", "received")
 
     def __init__(self, spin: Spin) -> None:
         self._spin = spin

@@ -93,7 +93,7 @@ class TestLookout:
         self.processor = Processor()
         self.busy_poll = BusyPoll(Spin(self.processor.clock, self.processor.give_way))
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Tell it of a message, as the server does."""
         self.busy_poll.received = True
         if not self.busy_poll.polling:
@@ -106,15 +106,15 @@ class TestLookout:
         return self.processor.given_way
 
     async def test_a_loop_that_has_heard_something_looks_for_more_for_a_while(self) -> None:
-        self.hear()
+        self.receive()
         looked = await self.rounds(1000)
         assert looked * 1e-6 == pytest.approx(Spin.MOST, rel=0.01)
-        self.hear()  # the last look was in vain: this one is left out
+        self.receive()  # the last look was in vain: this one is left out
         assert await self.rounds(10) == looked
 
     async def test_what_comes_while_it_looks_begins_the_while_anew(self) -> None:
-        self.hear()
+        self.receive()
         early = await self.rounds(100)
-        self.hear()
+        self.receive()
         looked = await self.rounds(1000)
         assert (looked - early) * 1e-6 == pytest.approx(Spin.MOST, rel=0.02)

@@ -200,12 +200,12 @@ class _ClusterRun:
             until = self._loop.now + event.seconds
             self._silent[name] = max(until, self._silent.get(name, 0.0))
             self._network.silence(name)
-            self._timers.append(self._loop.call_at(until, self._hear_again, name))
+            self._timers.append(self._loop.call_at(until, self._restore, name))
         elif not task.done():
             self._network.kill(name)
             task.cancel()
 
-    def _hear_again(self, name: str) -> None:
+    def _restore(self, name: str) -> None:
         if self._loop.now >= self._silent[name]:  # no other silence is under way
             self._network.restore(name)
 

@@ -20,7 +20,7 @@ class HostEnd(Protocol):
     def reset(self) -> None:
         """Break the connection; both of its ends are told."""
 
-    def heard_again(self) -> None:
+    def restore(self) -> None:
         """Deliver what was held back while a host was silent."""
 
 
@@ -42,7 +42,7 @@ class Host:
     ----------
     alive, silent
         Whether it runs, and whether nothing comes from it (`Network.kill` and `Network.silence`).
-    heard
+    restored
         Set while it is not silent.
     ends
         The ends of its connections (the values are unused).
@@ -75,8 +75,8 @@ class Host:
         self.name, self.up, self.down = name, up, down
         self.latency, self.jitter = latency, jitter
         self.alive, self.silent = True, False
-        self.heard = asyncio.Event()
-        self.heard.set()
+        self.restored = asyncio.Event()
+        self.restored.set()
         self.ends: dict[HostEnd, None] = {}
         self.triggers: list[ByteTrigger] = []
 

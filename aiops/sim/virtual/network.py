@@ -144,7 +144,7 @@ class Network:
         away = here.latency + there.latency
         await asyncio.sleep(2 * away)
         while here.silent or there.silent:
-            await (here if here.silent else there).heard.wait()
+            await (here if here.silent else there).restored.wait()
         _alive(here)
         listener = self._find(here, host, port)  # as it is by now
         if listener is None or not listener.serving or not there.alive:
@@ -192,15 +192,15 @@ class Network:
         """
         host = self._known(name)
         host.silent = True
-        host.heard.clear()
+        host.restored.clear()
 
     def restore(self, name: str) -> None:
         """End the silence of a host."""
         host = self._known(name)
         host.silent = False
-        host.heard.set()
+        host.restored.set()
         for end in list(host.ends):
-            self.loop.call_soon(end.heard_again)
+            self.loop.call_soon(end.restore)
 
     def after(self, name: str, way: Way, nbytes: int, action: Callable[[], object]) -> None:
         """Call an action between two bytes: a fault in the midst of a message.

@@ -258,7 +258,7 @@ class ByteStream(LinkFlow):
         else:
             self._reader.ended()
 
-    def heard_again(self) -> None:
+    def restore(self) -> None:
         """Deliver what was held back, as TCP's retransmissions do, unless a host is silent."""
         held, self._held = self._held, []
         for place, (views, nbytes) in enumerate(held):

@@ -42,7 +42,7 @@ class MemoryTransport(asyncio.Transport):
         self.pausing = False  # the protocol's writing, by this transport
         self._high, self._low = _HIGH, _HIGH // 4
         self.closing = self._lost = False
-        self._eof_sent = self._eof_came = self._eof_told = False
+        self._eof_sent = self._eof_received = self._eof_delivered = False
         self._delivering = self._begun = False
         self.set_protocol(protocol)
 
@@ -80,7 +80,7 @@ class MemoryTransport(asyncio.Transport):
         if self.closing or not self._paused:
             return
         self._paused, self.reading = False, True
-        if self._incoming or self._eof_came:
+        if self._incoming or self._eof_received:
             self._medium.loop.call_soon(self._deliver, context=self._context)
         self._into.ready()
 
@@ -182,10 +182,10 @@ class MemoryTransport(asyncio.Transport):
                 end._out.break_off()
                 end._lose(ConnectionResetError(104, "Connection reset by peer"))
 
-    def heard_again(self) -> None:
+    def restore(self) -> None:
         """Deliver what was held back while a host was silent."""
-        self._out.heard_again()
-        self._into.heard_again()
+        self._out.restore()
+        self._into.restore()
 
     def crossed(self) -> None:
         """Resume writing or end the close, now that fewer bytes are queued."""
@@ -219,7 +219,7 @@ class MemoryTransport(asyncio.Transport):
 
     def ended(self) -> None:
         """Note that the other side sends no more."""
-        self._eof_came = True
+        self._eof_received = True
         if not self._paused and not self.closing:
             self._context.run(self._deliver)
 
@@ -255,17 +255,17 @@ class MemoryTransport(asyncio.Transport):
         if self.closing:
             self.unread = 0
             incoming.clear()
-        elif self._eof_came and not incoming and not self._paused and not self._eof_told:
-            self._eof_told = True
+        elif self._eof_received and not incoming and not self._paused and not self._eof_delivered:
+            self._eof_delivered = True
             if not self._protocol.eof_received():
                 self.close()
 
     def _lose(self, error: Exception | None) -> None:
         self._lost = True
         self.host.ends.pop(self, None)
-        self._medium.loop.call_soon(self._tell_lost, error, context=self._context)
+        self._medium.loop.call_soon(self._report_lost, error, context=self._context)
 
-    def _tell_lost(self, error: Exception | None) -> None:
+    def _report_lost(self, error: Exception | None) -> None:
         if self._begun:
             self._protocol.connection_lost(error)
 

@@ -389,7 +389,7 @@ class TestHosts:
             await asyncio.sleep(1)
             assert far.heard == b"one two three"
             assert near.times == [(begin + 5, 6)]
-            assert network.hosts["alice"].heard.is_set()
+            assert network.hosts["alice"].restored.is_set()
             await connecting
 
         testing.run(main())
