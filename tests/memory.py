@@ -23,7 +23,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.wire import messages
-from aiops.wire.handshake import Greeter
+from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 from tests.driven import Driven
@@ -117,7 +117,7 @@ class MemorySocket:
         self.peer = len(server.sockets)
         server.sockets.append(self)
         self.faults = server.faults
-        self._greeter = Greeter(None, self.peer.to_bytes(16, "big"))
+        self._handshake = ServerHandshake(None, self.peer.to_bytes(16, "big"))
         self.wire = Driven("server", server.engine.admission.sink_for)
         self.up = b""  # all that has been sent
         self.said = b""  # all that the server has said
@@ -146,20 +146,19 @@ class MemorySocket:
                 self._take(message, sink)
 
     def _take(self, message: Message, sink: Sink | None) -> None:
-        if self._greeter.admitted:
+        if self._handshake.admitted:
             self._server.post(Received(0.0, self.peer, message, sink))
             return
-        reply = self._greeter.greet(message)
-        assert reply is None
-        assert self._greeter.hello is not None
-        self._server.post(Joined(0.0, self.peer, self._greeter.hello, self._greeter.proof))
+        admitted = self._handshake.receive(message)
+        assert isinstance(admitted, Admitted)
+        self._server.post(Joined(0.0, self.peer, *admitted))
 
     def lose(self) -> None:
         """Lose the connection, and what is under way on it."""
         if not self.lost:
             self.lost, self._down = True, b""
             self.wire.lost()
-            if self._greeter.admitted:
+            if self._handshake.admitted:
                 self._server.post(Left(0.0, self.peer))
 
     # ------------------------------------------------------------ the client's side

@@ -66,8 +66,8 @@ def test_servers_and_clients_use_the_virtual_environment() -> None:
                     assert worker["name"] == "worker-alice"
                     seconds = (await client.stats())["seconds"]
                     (peer,) = server.connections.peers.values()
-                    assert peer.greeter.hello is not None
-                    return peer.greeter.hello.client, server.engine.options.run, seconds
+                    assert peer.handshake.hello is not None
+                    return peer.handshake.hello.client, server.engine.options.run, seconds
 
     first, again = testing.run(main(), seed=1), testing.run(main(), seed=1)
     assert first == again != testing.run(main(), seed=2)

@@ -24,7 +24,7 @@ from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection, SinkFor
-from aiops.wire.handshake import Greeter
+from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Message, Push, Release, Share
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
@@ -206,21 +206,21 @@ class Acceptor:
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
         nonce = self._env.token_bytes(16)
-        greeter = Greeter(self._config.token, nonce, follower=self._config.follower)
-        self.peers[link.number] = Peer(link, greeter, self._now())
+        handshake = ServerHandshake(self._config.token, nonce, follower=self._config.follower)
+        self.peers[link.number] = Peer(link, handshake, self._now())
         if len(self.peers) > self.most:
             text = f"the server has its {self.most} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
             link.close()
 
     def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
-        """Pass a message on to the engine, before the welcome to the greeter."""
+        """Pass a message on to the engine, before the welcome to the handshake."""
         peer, kind = self.peers[link.number], type(message)
         if kind is Release:
             peer.given_back(message.id)
         elif kind is Share:
             pass  # the connection has mapped it
-        elif peer.joined:
+        elif peer.handshake.admitted is not None:
             self._post(Received(self._now(), link.number, message, sink))
             if kind is Push:
                 steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
@@ -239,22 +239,20 @@ class Acceptor:
         peer.link.shortcut = self._measure("policy", partial(self._exchange, steady))
 
     def _greet(self, peer: Peer, message: Message) -> None:
-        link, greeter = peer.link, peer.greeter
-        answer = greeter.greet(message)
-        if answer is not None:
+        link = peer.link
+        answer = peer.handshake.receive(message)
+        if not isinstance(answer, Admitted):
             link.send(link.wire.send(answer))
             if isinstance(answer, Error):
                 _log.warning("%s refused: %s", link.peer_name, answer.text)
                 link.close()
             return
-        assert greeter.hello is not None
-        peer.joined = True
-        hello = greeter.hello
+        hello = answer.hello
         if isinstance(link, PacedTransport):
             link.joined(hello.client)
         _log.info("%s %r joined from %s", hello.role, hello.name, link.peer_name)
         traffic = link.wire.traffic
-        self._post(Joined(self._now(), link.number, hello, greeter.proof, traffic))
+        self._post(Joined(self._now(), link.number, hello, answer.proof, traffic))
 
     def link_waits(self, link: MessageTransport) -> None:
         """Queue a peer for a receive buffer."""
@@ -267,9 +265,9 @@ class Acceptor:
         if peer is None:
             return
         peer.lost()
-        hello = peer.greeter.hello
+        hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"
         _log.info("%s at %s is gone: %s", name, link.peer_name, error)
-        if peer.joined:
+        if peer.handshake.admitted is not None:
             self._post(Left(self._now(), link.number))
         self._gone()

@@ -12,7 +12,7 @@ from aiops.model.shared_memory import Segment
 from aiops.net.transport import MessageTransport
 from aiops.serving.config import Config
 from aiops.store.snapshots import Lease
-from aiops.wire.handshake import Greeter
+from aiops.wire.handshake import ServerHandshake
 from aiops.wire.messages import Message, Ping
 
 _LENT = 4
@@ -30,13 +30,12 @@ class Peer:
     """The server's record of one connection, beside its transport."""
 
     __slots__ = (
-        *("_lent", "greeter", "joined", "last_in", "link", "pinged", "rows", "since", "slow_in"),
+        *("_lent", "handshake", "last_in", "link", "pinged", "rows", "since", "slow_in"),
         *("slow_out", "steady"),
     )
 
-    def __init__(self, link: MessageTransport, greeter: Greeter, now: float) -> None:
-        self.link, self.greeter = link, greeter
-        self.joined = False
+    def __init__(self, link: MessageTransport, handshake: ServerHandshake, now: float) -> None:
+        self.link, self.handshake = link, handshake
         self.steady: Steady | None = None  # answers its steady exchanges
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
@@ -91,7 +90,7 @@ class Peer:
         """
         link = self.link
         now -= link.held(now)  # without the time that the server's own budget held it up
-        if not self.joined and now - self.since > config.hello_deadline:
+        if self.handshake.admitted is None and now - self.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in
         receiving = link.wire.midway and link.reading
@@ -124,8 +123,8 @@ class Peer:
         if came != self.last_in[1] or self.link.unsent:
             self.last_in, self.pinged = (now, came), False
         quiet = now - self.last_in[0]
-        hello = self.greeter.hello
-        if not self.joined or hello is None or not hello.pongs or quiet < config.heartbeat:
+        admitted = self.handshake.admitted
+        if admitted is None or not admitted.hello.pongs or quiet < config.heartbeat:
             return None
         if not self.pinged:
             self.pinged = True

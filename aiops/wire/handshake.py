@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.wire.messages import (
@@ -22,15 +22,21 @@ from aiops.wire.messages import (
     Prove,
     Welcome,
 )
-from aiops.wire.ring_messages import RingHello
 from aiops.wire.server_messages import Greeting, LeadHello, ShardHello, ShardWelcome
 from aiops.wire.state_machine import Side
 
 ROLES = ("worker", "observer")
 
 
-class Greeter:
-    """The server's side of one greeting.
+class Admitted(NamedTuple):
+    """The end of a handshake: the client's hello, and the server's proof for the welcome."""
+
+    hello: Greeting
+    proof: bytes
+
+
+class ServerHandshake:
+    """The server's side of one handshake.
 
     Parameters
     ----------
@@ -40,36 +46,43 @@ class Greeter:
         16 random bytes, never used before.
     follower
         True if the server is a follower, which only its lead and the lead's clients connect to.
+
+    Attributes
+    ----------
+    hello
+        The client's, once it has sent one that is valid.
+    admitted
+        The result, once the client is admitted.
     """
 
     def __init__(self, token: str | None, nonce: bytes, *, follower: bool = False) -> None:
-        self.token, self.nonce, self._follower = token, nonce, follower
+        self._token, self._nonce, self._follower = token, nonce, follower
         self.hello: Greeting | None = None
-        self.admitted = False
-        self.proof = b""
+        self.admitted: Admitted | None = None
+        self._challenged: tuple[Greeting, str] | None = None  # with the token to prove
 
-    def greet(self, message: Message) -> Challenge | Error | None:
-        """Return the answer; None once `admitted`: the engine then sends the welcome."""
+    def receive(self, message: Message) -> Challenge | Error | Admitted:
+        """Return the answer, or that the client is admitted: the engine sends the welcome."""
         if isinstance(message, Hello | ShardHello | LeadHello):
-            return self._greet_hello(message)
-        if isinstance(message, RingHello):
-            text = "this is the server: a round's workers listen at other addresses"
-            return _fatal(message.id, "protocol", text)
-        assert isinstance(message, Prove), "the wire's table lets nothing else through"
-        assert self.hello is not None
-        assert self.token is not None
-        said = (self.hello.nonce, self.nonce, self.hello.client)
-        if not proves(message.proof, self.token, "client", *said):
+            return self._receive_hello(message)
+        if isinstance(message, Prove) and self._challenged is not None:
+            return self._receive_proof(message, *self._challenged)
+        # The wire's table lets nothing else through but the hello of a ring.
+        text = "this is the server: a round's workers listen at other addresses"
+        return _fatal(message.id, "protocol", text)
+
+    def _receive_proof(self, message: Prove, hello: Greeting, token: str) -> Error | Admitted:
+        facts = hello.nonce, self._nonce, hello.client
+        if not proves(message.proof, token, "client", *facts):
             return _fatal(
                 message.id,
                 Unauthorised.code,
                 "the token is wrong: give the client the token that the server was started with",
             )
-        self.proof = proof(self.token, "server", *said)
-        self.admitted = True
-        return None
+        self.admitted = Admitted(hello, proof(token, "server", *facts))
+        return self.admitted
 
-    def _greet_hello(self, hello: Greeting) -> Challenge | Error | None:
+    def _receive_hello(self, hello: Greeting) -> Challenge | Error | Admitted:
         if hello.protocol != PROTOCOL:
             return _fatal(
                 hello.id,
@@ -87,10 +100,11 @@ class Greeter:
             text = f"the role {hello.role!r} is neither 'worker' nor 'observer'"
             return _fatal(hello.id, "protocol", text)
         self.hello = hello
-        if self.token is not None:
-            return Challenge(hello.id, self.nonce)
-        self.admitted = True
-        return None
+        if self._token is not None:
+            self._challenged = hello, self._token
+            return Challenge(hello.id, self._nonce)
+        self.admitted = Admitted(hello, b"")
+        return self.admitted
 
 
 def answer(challenge: Challenge, hello: Greeting, token: str | None, server: str) -> Prove:
@@ -134,8 +148,8 @@ def check_welcome(
             f"{server} asked for no token although this client has one: it may be another server;"
             " start the server with the token, or connect without it"
         )
-    said = (hello.nonce, challenge.nonce, hello.client)
-    if not proves(welcome.proof, token, "server", *said):
+    facts = hello.nonce, challenge.nonce, hello.client
+    if not proves(welcome.proof, token, "server", *facts):
         raise Unauthorised(f"{server} does not know the token: it may not be the server it claims")
 
 
@@ -148,13 +162,13 @@ def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, clie
 
     Both nonces and the client's id are in it, so that a proof is of no use in another handshake.
     """
-    said = b"".join(
+    facts = b"".join(
         len(item).to_bytes(4, "big") + item
         for item in (WIRE_NAME, side.encode(), client_nonce, server_nonce, client.encode())
     )
-    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+    return hmac.new(token.encode(), facts, hashlib.sha256).digest()
 
 
-def proves(given: bytes, token: str, side: Side, *said: Any) -> bool:
+def proves(given: bytes, token: str, side: Side, *facts: Any) -> bool:
     """Compare a given proof with the right one, in constant time."""
-    return hmac.compare_digest(given, proof(token, side, *said))
+    return hmac.compare_digest(given, proof(token, side, *facts))

@@ -34,7 +34,7 @@ from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.encoding import encode
 from aiops.wire.fields import MAX_COUNT
-from aiops.wire.handshake import Greeter
+from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
 from tests.driven import Driven
@@ -86,7 +86,7 @@ class Server:
     def connected(self) -> None:
         """Begin on a new connection."""
         self._peer += 1
-        self._greeter = Greeter(self.token, self._peer.to_bytes(16, "big"))
+        self._handshake = ServerHandshake(self.token, self._peer.to_bytes(16, "big"))
         self.wire = Driven("server", self.engine.admission.sink_for)
         self.down = b""
 
@@ -99,7 +99,7 @@ class Server:
     def lost(self) -> None:
         """Hear that the connection is gone."""
         self.wire.lost()
-        if self._greeter.admitted:
+        if self._handshake.admitted:
             self._post(Left(0.0, self._peer))
 
     def run_kernel(self) -> None:
@@ -113,15 +113,14 @@ class Server:
         self.down += b"".join(self.wire.send(message, views))
 
     def _take(self, message: Message, sink: Sink | None) -> None:
-        if self._greeter.admitted:
+        if self._handshake.admitted:
             self._post(Received(0.0, self._peer, message, sink))
             return
-        reply = self._greeter.greet(message)
-        if reply is not None:
-            self.say(reply)
+        reply = self._handshake.receive(message)
+        if isinstance(reply, Admitted):
+            self._post(Joined(0.0, self._peer, *reply))
         else:
-            assert self._greeter.hello is not None
-            self._post(Joined(0.0, self._peer, self._greeter.hello, self._greeter.proof))
+            self.say(reply)
 
     def _post(self, event: Event) -> None:
         events = [event]

@@ -21,10 +21,9 @@ def member(**link: Any) -> tuple[Peer, Any]:
     )
     played = SimpleNamespace(wire=wire, reading=True, unsent=0, sent=0, peer_name="p", **link)
     played.held = lambda now: 0.0
-    greeter: Any = SimpleNamespace(hello=SimpleNamespace(pongs=False))
+    handshake: Any = SimpleNamespace(admitted=SimpleNamespace(hello=SimpleNamespace(pongs=False)))
     played_as: Any = played
-    peer = Peer(played_as, greeter, 0.0)
-    peer.joined = True
+    peer = Peer(played_as, handshake, 0.0)
     return peer, played
 
 
@@ -67,7 +66,7 @@ def test_who_is_not_read_from_is_not_to_blame() -> None:
 
 def test_a_stranger_must_introduce_itself() -> None:
     peer, _link = member()
-    peer.joined = False
+    peer.handshake.admitted = None
     assert peer.judge(CONFIG, 9.0, crowded=False) is None
     assert "introduce" in str(peer.judge(CONFIG, 10.5, crowded=False))
 
@@ -77,7 +76,7 @@ def test_a_silent_peer_is_pinged_and_then_dropped(state: str) -> None:
     """Also a client of a follower, and a follower's lead."""
     sent: list[Any] = []
     peer, link = member(send=sent.append)
-    peer.greeter.hello.pongs = True  # type: ignore[union-attr,misc]
+    peer.handshake.admitted.hello.pongs = True  # type: ignore[union-attr,misc]
     link.wire.state, link.wire.midway, link.wire.send = state, False, lambda message: message
     assert peer.judge(CONFIG, 19.0) is None
     assert sent == []

@@ -35,7 +35,7 @@ from aiops.engine.events import (
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.wire.handshake import Greeter
+from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import PROTOCOL, Error
 from aiops.wire.server_messages import LeadHello, ShardWelcome
 from tests.driven import Driven
@@ -61,7 +61,9 @@ class Line:
         self.host, self.number, self.far = host, number, far
         self.up, self.down = Pipe(), Pipe()  # towards the server, and from it
         self.wire = Driven("server", lambda message: host.sink_for(self, message))
-        self.greeter = Greeter(None, bytes(16), follower=isinstance(host.coordinator, Follower))
+        self.handshake = ServerHandshake(
+            None, bytes(16), follower=isinstance(host.coordinator, Follower)
+        )
         self.joined = self.dead = False
 
     def cut(self) -> None:
@@ -124,14 +126,12 @@ class Host:
             if line.joined:
                 self.post(Received(self.world.now, line.number, message, sink))
                 continue
-            answer = line.greeter.greet(message)
-            if answer is not None:
+            answer = line.handshake.receive(message)
+            if not isinstance(answer, Admitted):
                 line.down.say(line.wire.send(answer))
                 continue
             line.joined = True
-            hello = line.greeter.hello
-            assert hello is not None
-            self.post(Joined(self.world.now, line.number, hello, line.greeter.proof))
+            self.post(Joined(self.world.now, line.number, *answer))
 
     def lost(self, line: Line) -> None:
         self.lines.pop(line.number, None)

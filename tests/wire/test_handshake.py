@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.wire import handshake
-from aiops.wire.handshake import Greeter, answer, check_welcome, proof, proves
+from aiops.wire.handshake import Admitted, ServerHandshake, answer, check_welcome, proof, proves
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Hello, Prove, Welcome
 from aiops.wire.state_machine import Side
 from tests.strategies import DETERMINISTIC
@@ -29,30 +29,30 @@ def welcome(proof: bytes = b"", protocol: int = PROTOCOL) -> Welcome:
     return Welcome(3, protocol, "", proof, "asgd", {}, {}, 0, (), 0)
 
 
-def meet(client_token: str | None, server_token: str | None) -> tuple[Greeter, Welcome]:
+def meet(client_token: str | None, server_token: str | None) -> tuple[ServerHandshake, Welcome]:
     """Go through a greeting, up to the welcome that the server would give."""
-    greeter, said = Greeter(server_token, SERVER_NONCE), hello()
-    reply = greeter.greet(said)
+    server, said = ServerHandshake(server_token, SERVER_NONCE), hello()
+    reply = server.receive(said)
     challenge = reply if isinstance(reply, Challenge) else None
     if challenge is not None:
-        reply = greeter.greet(answer(challenge, said, client_token, URL))
+        reply = server.receive(answer(challenge, said, client_token, URL))
     if isinstance(reply, Error):
         raise Unauthorised(reply.text)
-    assert reply is None
-    assert greeter.admitted
-    given_welcome = welcome(greeter.proof)
+    assert isinstance(reply, Admitted)
+    assert server.admitted is reply
+    given_welcome = welcome(reply.proof)
     check_welcome(given_welcome, said, challenge, client_token, URL)
-    return greeter, given_welcome
+    return server, given_welcome
 
 
 class TestTogether:
     def test_no_token(self) -> None:
-        greeter, said = meet(None, None)
-        assert greeter.hello == hello()
+        server, said = meet(None, None)
+        assert server.hello == hello()
         assert said.proof == b""
 
     def test_the_same_token(self) -> None:
-        _greeter, said = meet(TOKEN, TOKEN)
+        _server, said = meet(TOKEN, TOKEN)
         assert said.proof == proof(TOKEN, "server", CLIENT_NONCE, SERVER_NONCE, "me")
 
     def test_a_client_without_the_token_is_told_how_to_give_it(self) -> None:
@@ -77,10 +77,9 @@ class TestTogether:
 
 class TestServer:
     def test_a_challenge_answers_the_hello(self) -> None:
-        greeter = Greeter(TOKEN, SERVER_NONCE)
-        assert greeter.greet(hello()) == Challenge(3, SERVER_NONCE)
-        assert not greeter.admitted
-        assert greeter.proof == b""
+        server = ServerHandshake(TOKEN, SERVER_NONCE)
+        assert server.receive(hello()) == Challenge(3, SERVER_NONCE)
+        assert not server.admitted
 
     @pytest.mark.parametrize(
         "given_proof",
@@ -110,36 +109,35 @@ class TestServer:
         ],
     )
     def test_no_other_proof_is_taken(self, given_proof: bytes) -> None:
-        greeter = Greeter(TOKEN, SERVER_NONCE)
-        greeter.greet(hello())
-        reply = greeter.greet(Prove(4, given_proof))
+        server = ServerHandshake(TOKEN, SERVER_NONCE)
+        server.receive(hello())
+        reply = server.receive(Prove(4, given_proof))
         assert isinstance(reply, Error)
         assert (reply.id, reply.code, reply.fatal) == (4, "unauthorised", True)
-        assert not greeter.admitted
-        assert greeter.proof == b"", "a stranger is not shown what the server knows"
+        assert server.admitted is None, "the server proves nothing to a stranger"
 
     def test_another_version_of_the_wire_is_refused(self) -> None:
-        greeter = Greeter(None, SERVER_NONCE)
-        reply = greeter.greet(hello(protocol=PROTOCOL + 1))
+        server = ServerHandshake(None, SERVER_NONCE)
+        reply = server.receive(hello(protocol=PROTOCOL + 1))
         assert isinstance(reply, Error)
         assert (reply.id, reply.code, reply.fatal) == (3, "protocol", True)
         assert f"version {PROTOCOL + 1} of the wire, this server {PROTOCOL}" in reply.text
-        assert not greeter.admitted
+        assert not server.admitted
 
     @pytest.mark.parametrize("token", [None, TOKEN])
     @pytest.mark.parametrize("role", ["", "Worker", "boss", "x" * 4096])
     def test_another_role_is_refused(self, role: str, token: str | None) -> None:
-        greeter = Greeter(token, SERVER_NONCE)
-        reply = greeter.greet(hello(role=role))
+        server = ServerHandshake(token, SERVER_NONCE)
+        reply = server.receive(hello(role=role))
         assert isinstance(reply, Error)
         assert (reply.code, reply.fatal) == ("protocol", True)
-        assert not greeter.admitted
+        assert not server.admitted
 
     @pytest.mark.parametrize("role", handshake.ROLES)
     def test_both_roles_come_in(self, role: str) -> None:
-        greeter = Greeter(None, SERVER_NONCE)
-        assert greeter.greet(hello(role=role)) is None
-        assert greeter.admitted
+        server = ServerHandshake(None, SERVER_NONCE)
+        assert isinstance(server.receive(hello(role=role)), Admitted)
+        assert server.admitted
 
 
 class TestClient:

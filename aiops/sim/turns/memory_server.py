@@ -24,7 +24,7 @@ from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.pipelined import PipelinedPush
 from aiops.sim.turns.steady import SteadyTurn, are_steady
 from aiops.wire.connection import Buffer, Connection, SinkFor
-from aiops.wire.handshake import Greeter
+from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Ack, Push
 
 URL = "aiops://memory:7171"
@@ -57,7 +57,7 @@ class MemoryServer:
         self.engine, self.note, self._make_line = engine, note, line
         self.workers: dict[int, SimulatedClient] = {}
         self.lines: dict[int, MemoryLine] = {}
-        self._greeters: dict[int, Greeter] = {}
+        self._handshakes: dict[int, ServerHandshake] = {}
         self._events: deque[Event] = deque()
         self._answered: deque[SimulatedClient] = deque()  # clients with answers to be settled
         self._handling = False
@@ -67,7 +67,7 @@ class MemoryServer:
         peer = len(self.lines) + 1
         self.workers[peer] = worker
         self.lines[peer] = self._make_line(self.engine.admission.sink_for)
-        self._greeters[peer] = Greeter(None, peer.to_bytes(16, "big"))
+        self._handshakes[peer] = ServerHandshake(None, peer.to_bytes(16, "big"))
         return peer
 
     def disconnect(self, peer: int) -> None:
@@ -95,15 +95,15 @@ class MemoryServer:
 
     def receive(self, peer: int, buffers: list[Buffer]) -> None:
         """Deliver what a client sends."""
-        line, greeter = self.lines[peer], self._greeters[peer]
+        line, handshake = self.lines[peer], self._handshakes[peer]
         for message, sink in line.send(buffers):
-            if greeter.admitted:
+            if handshake.admitted is not None:
                 self.post(Received(self.now, peer, message, sink))
                 continue
-            greeter.greet(message)
-            assert greeter.hello is not None, "no token is asked for in memory"
+            admitted = handshake.receive(message)
+            assert isinstance(admitted, Admitted), "no token is asked for in memory"
             traffic = line.server.traffic
-            self.post(Joined(self.now, peer, greeter.hello, greeter.proof, traffic))
+            self.post(Joined(self.now, peer, *admitted, traffic))
 
     def post(self, event: Event) -> None:
         """Let the engine handle an event, and carry out all effects that follow."""

@@ -20,7 +20,7 @@ from aiops.model.parts import Part, Parts
 from aiops.wire import messages
 from aiops.wire.connection import Connection, Messages, with_sinks
 from aiops.wire.encoding import KINDS, encode
-from aiops.wire.handshake import Greeter, answer, check_welcome, proof
+from aiops.wire.handshake import Admitted, ServerHandshake, answer, check_welcome, proof
 from aiops.wire.messages import Message
 from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
 from aiops.wire.server_messages import (
@@ -227,7 +227,7 @@ class Recorder:
         self._segments: dict[Side, Bytes] = {}
         self.engine = engine or Engine(ASGD(lr=0.5), Options(backend="numpy"))
         self.steps: list[Example] = []
-        self._greeter = Greeter(token, NONCES[1])
+        self._handshake = ServerHandshake(token, NONCES[1])
         self._wires: dict[Side, Connection] = {
             "client": Connection("client"),
             "server": Connection("server"),
@@ -289,15 +289,14 @@ class Recorder:
     def _serve(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, messages.Share | messages.Release):
             return  # that is between the two ends of the connection
-        if self._greeter.admitted:
+        if self._handshake.admitted:
             self._post(Received(0.0, self._peer, message, sink))
             return
-        reply = self._greeter.greet(message)
-        if reply is not None:
+        reply = self._handshake.receive(message)
+        if isinstance(reply, Admitted):
+            self._post(Joined(0.0, self._peer, *reply))
+        else:
             self._carry("server", reply, ())
-            return
-        assert self._greeter.hello is not None
-        self._post(Joined(0.0, self._peer, self._greeter.hello, self._greeter.proof))
 
     def _post(self, event: Event) -> None:
         events = [event]
