@@ -96,7 +96,7 @@ class MemoryServer:
                 elif isinstance(effect, Reply):
                     lease = effect.lease
                     parts = getattr(effect.message, "parts", ())
-                    views = [] if lease is None else lease.glimpses(parts)
+                    views = [] if lease is None else lease.borrowed_views(parts)
                     payloads = [b"".join(view) for view in views]
                     self.sockets[effect.peer].say(self.answer(effect.message), *payloads)
                     if lease is not None:

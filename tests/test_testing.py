@@ -179,7 +179,7 @@ class TestUntil:
         heard.append(2)
         await waits[2]
         assert isinstance(loop, testing.VirtualLoop)
-        assert not loop.onlookers
+        assert not loop.observers
 
     @testing.virtual()
     async def test_it_does_not_come_about(self) -> None:

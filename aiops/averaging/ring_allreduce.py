@@ -257,8 +257,8 @@ def proof(secret: bytes, side: Side, number: int, rank: int) -> bytes:
 
     The worker that connects is the ``"client"``. Secret and number are new in every round.
     """
-    said: list[Any] = [WIRE_NAME, b"round", side.encode(), number, rank]
-    items = (item if isinstance(item, bytes) else item.to_bytes(8, "big") for item in said)
+    fields: list[Any] = [WIRE_NAME, b"round", side.encode(), number, rank]
+    items = (item if isinstance(item, bytes) else item.to_bytes(8, "big") for item in fields)
     framed = b"".join(len(item).to_bytes(4, "big") + item for item in items)
     return hmac.new(secret, framed, hashlib.sha256).digest()
 

@@ -351,8 +351,8 @@ class Ledger:
         columns: dict[str, Array] = {"nbytes": layout.nbytes_each}
         for name, flow in (("pushed", self.pushed), ("fetched", self.fetched)):
             sent = columns[name] = flow.sent.by_tensor(layout)
-            spared = flow.plain.by_tensor(layout) - flow.coded.by_tensor(layout)
-            columns[f"{name}_raw"] = sent + spared
+            saved = flow.plain.by_tensor(layout) - flow.coded.by_tensor(layout)
+            columns[f"{name}_raw"] = sent + saved
         for name in ("reapplied", "skipped", "not_modified", "not_wanted"):
             columns[name] = getattr(self, name).by_tensor(layout)
         order = np.argsort(-(columns["pushed"] + columns["fetched"]), kind="stable")[:SHOWN]

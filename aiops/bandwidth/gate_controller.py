@@ -63,7 +63,7 @@ class BudgetSample:
     peak: int
     backlog: int
     busy: int
-    pressed: bool
+    limited: bool
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class GateController:
         y = ln(1 + c / (v̄ + ε)) to begin with.
     eps, floor
         The gate's ε, and the floor that it subtracts from v̄ first.
-    steers
+    adaptive
         True if there is a gate that uses the constants.
     """
 
@@ -92,7 +92,7 @@ class GateController:
     depth: float = 0.0
     eps: float = 0.0
     floor: float = 0.0
-    steers: bool = True
+    adaptive: bool = True
     _time: float | None = None
     _use: float = 0.0  # share of the budget that crosses, averaged
     _waiting: float = 0.0  # workers with a message on its way, averaged
@@ -100,7 +100,7 @@ class GateController:
     _sent: int = 0  # transmissions since the last sample
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _last: BudgetSample | None = None
-    _pressed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
+    _limited: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
 
     @classmethod
     def beside(
@@ -113,7 +113,7 @@ class GateController:
         if budget is None and each is None:
             return None
         if gate is None or gate.get("kind") != "bfasgd":
-            return cls(budget, each, steers=False)
+            return cls(budget, each, adaptive=False)
         push, fetch = gate["c_push"], gate["c_fetch"]
         eps, floor = gate["eps"], gate["floor"]
         depth = math.log1p((push or fetch) / (_FIRST_VBAR + eps))
@@ -125,7 +125,7 @@ class GateController:
 
         Both are 0 while the budget is not needed.
         """
-        if not self.steers or vbar is None:
+        if not self.adaptive or vbar is None:
             return ()
         c = (max(vbar - self.floor, 0.0) + self.eps) * math.expm1(self.depth)
         return c, c * self.ratio
@@ -165,9 +165,9 @@ class GateController:
         weight = seconds / (constant + seconds)
         self._use += weight * (crossing.nbytes / (rate * seconds) - self._use)
         self._waiting += weight * (min(crossing.busy, workers) - self._waiting)
-        if crossing.pressed:
-            self._pressed[0] += crossing.nbytes
-            self._pressed[1] += rate * seconds
+        if crossing.limited:
+            self._limited[0] += crossing.nbytes
+            self._limited[1] += rate * seconds
         step = _GAIN * self._error(workers) * seconds / constant
         self.depth = min(max(self.depth + step, 0.0), _MOST)
 
@@ -188,7 +188,7 @@ class GateController:
 
     def report(self, vbar: float | None) -> dict[str, Any]:
         """Return the budget's row of the statistics, with the constants for this v̄."""
-        last, (crossed, possible) = self._last, self._pressed
+        last, (crossed, possible) = self._last, self._limited
         c_push, c_fetch = self.constants(vbar) or (None, None)
         return {
             "bytes_per_second": self.budget,

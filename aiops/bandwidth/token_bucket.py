@@ -31,7 +31,7 @@ _DEPTH = 0.125
 
 _SLOTS = 128  # per second, in the ledger
 _KEPT = _SLOTS + 2  # slots summed: any second, and 1/128 s for clocks read a little apart
-_CRUMB = 256  # a 256th of a second's budget: less is not worth a system call
+_MIN_GRANT = 256  # a 256th of a second's budget: less is not worth a system call
 _QUANTUM = (1, 256 * 1024)  # bytes per turn, at least and at most
 _TURNS = 64  # turns per second, between those bounds
 _SPARE = 64  # a 64th of a second's budget is kept for new connections
@@ -166,7 +166,7 @@ class Budget:
         rate = min(r for r in (total, each) if r is not None)
         least, most = _QUANTUM
         self.quantum = max(least, min(most, rate // _TURNS))
-        self._crumb = max(1, min(self.quantum, rate // _CRUMB))
+        self._min_grant = max(1, min(self.quantum, rate // _MIN_GRANT))
         self.total = TokenBucket(total, now) if total is not None else None
         self._each = each
         self._flows: dict[int, _Flow] = {}
@@ -262,7 +262,7 @@ class Budget:
                 entry.deficit += self.quantum * entry.weight
             way = entry.way if entry.wants[entry.way] else _other(entry.way)
             count = min(entry.wants[way], max(1, int(entry.deficit)))
-            least = min(count, self._crumb)
+            least = min(count, self._min_grant)
             if self.total is not None and self.total.room(now) < least:
                 break
             if entry.own is not None and entry.own.room(now) < least:
@@ -330,7 +330,7 @@ class Budget:
                 bucket.put_back(nbytes)
 
     def _least(self, entry: _Flow) -> int:
-        return min(max(entry.wants), self._crumb)
+        return min(max(entry.wants), self._min_grant)
 
     def _unqueue(self, entry: _Flow) -> None:
         entry.queued = entry.credited = False

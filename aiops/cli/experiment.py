@@ -119,7 +119,7 @@ def _print_foreign(scheduler: ExperimentScheduler, console: Console) -> None:
 def _print_estimate(scheduler: ExperimentScheduler, jobs: int, console: Console) -> None:
     from aiops.lab.experiments import run_planning
 
-    cases = scheduler.foreseen()
+    cases = scheduler.unfinished()
     if cases:
         run_planning.check(cases)
         took = formatting.seconds(run_planning.seconds(cases, jobs))
@@ -177,7 +177,7 @@ def _show(scheduler: ExperimentScheduler, command: str, *, draw: bool, as_json: 
     for verdict in findings.verdicts:
         console.print(f"  {verdict.word}: {verdict.text}", markup=False, soft_wrap=True)
     console.print("written: " + ", ".join(map(str, files)), style="dim", soft_wrap=True)
-    missing = len(scheduler.foreseen())
+    missing = len(scheduler.unfinished())
     if missing:
         console.print(f"{missing} runs are missing: the same command goes on", soft_wrap=True)
 

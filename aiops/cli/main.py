@@ -108,10 +108,10 @@ def _run(command: Any) -> None:
     except BrokenPipeError:
         raise SystemExit(0) from None
     except Exception as error:
-        said = getattr(error, "format_message", None)  # typer's usage errors have it
-        if said is None:
+        format_message = getattr(error, "format_message", None)  # typer's usage errors have it
+        if format_message is None:
             raise
-        if text := " ".join(said().split()):  # empty when the help has been shown instead
+        if text := " ".join(format_message().split()):  # empty when the help has been shown instead
             print(f"aiops: {text}", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(status if isinstance(status, int) else 0)

@@ -212,7 +212,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
                 due = now + max(_EVERY, _SHARE * (now - began))
 
         try:
-            outcome = run.go_on(on_progress)
+            outcome = run.execute(on_progress)
         except UsageError:  # between two turns: no client can be selected
             if checkpoint is not None:
                 run.save(checkpoint)

@@ -76,7 +76,7 @@ class Averaging:
                     averaging = AveragingLoop(rounds)
                     await self._first(averaging)
                     self.started.set_result(averaging)
-                    await averaging.go_on()
+                    await averaging.run()
                 finally:
                     await rounds.close()
         except BaseException as error:
@@ -199,7 +199,7 @@ class AveragingLoop:
 
     # ------------------------------------------------------------ the loop
 
-    async def go_on(self) -> None:
+    async def run(self) -> None:
         """Average every interval, and when asked; without end."""
         while True:
             await self._pause()

@@ -392,17 +392,17 @@ class PushRowsRequest(Request):
 class JoinRoundRequest(Request):
     """Be ready to average (or, with port 0, no longer); the result is a `Round`."""
 
-    __slots__ = ("_said",)
+    __slots__ = ("_fields",)
     what = "the others of a round"
     answer = ring_messages.Round
 
     def __init__(self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes) -> None:
         super().__init__()
-        self._said = host, port, rounds, digest, nonce
+        self._fields = host, port, rounds, digest, nonce
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the request to join a round."""
-        return ring_messages.JoinRound(id, *self._said)
+        return ring_messages.JoinRound(id, *self._fields)
 
     def finish(self, message: ring_messages.Round, info: ServerInfo) -> ring_messages.Round:
         """Return the round."""

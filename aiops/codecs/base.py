@@ -72,7 +72,7 @@ class Codec:
 
     name: ClassVar[str] = ""
     """The name in a part's ``codec``: 1 to 16 characters."""
-    saves_up: ClassVar[bool] = False
+    accumulates: ClassVar[bool] = False
     """Whether, with error feedback, a payload may add up many tensors: most of each is left out."""
 
     @classmethod
@@ -191,7 +191,7 @@ class Encoder:
         self.codec = codec
         self.shape = tuple(shape)
         self.size = elements(shape)
-        self._wish = backend
+        self._requested = backend
         self.rest: Floats | None = np.zeros(self.size, np.float32) if feedback else None
         self.payload: Bytes = np.empty(codec.most(shape), np.uint8)
         self._survey = surveyor(SINGLE, backend)
@@ -201,7 +201,7 @@ class Encoder:
     @property
     def backend(self) -> str:
         """The backend that encodes now: ``"numba"`` or ``"numpy"``."""
-        return current_backend(self._wish)
+        return current_backend(self._requested)
 
     def encode(self, values: Floats) -> memoryview:
         """Encode a tensor, float32[n], and return its payload, which is valid until the next call.

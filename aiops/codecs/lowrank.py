@@ -72,7 +72,7 @@ class LowRank(Codec):
     """
 
     name: ClassVar[str] = "lowrank"
-    saves_up: ClassVar[bool] = True
+    accumulates: ClassVar[bool] = True
 
     rank: int = 4
     values: str = one_of(*FORMS)

@@ -42,7 +42,7 @@ class OneBit(BlockCodec):
     """Signs and the mean magnitude of every 1,024 elements: 0.129 bytes per element."""
 
     name: ClassVar[str] = "onebit"
-    saves_up: ClassVar[bool] = True
+    accumulates: ClassVar[bool] = True
 
     @classmethod
     def sections_fault(cls, sections: Sequence[Any], backend: str) -> str | None:

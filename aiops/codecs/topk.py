@@ -66,7 +66,7 @@ class TopK(Codec):
     """
 
     name: ClassVar[str] = "topk"
-    saves_up: ClassVar[bool] = True
+    accumulates: ClassVar[bool] = True
 
     fraction: float = 0.01
     values: str = one_of(*FORMS)

@@ -81,7 +81,7 @@ class ClientPlan:
 
 def _check_sums(algorithm: Algorithm, pushed: CodecChoice) -> None:
     """Refuse to save up gradients for a rule that would diverge on their squares."""
-    saving = {codec.name for _pattern, codec in pushed.pairs if codec.saves_up}
+    saving = {codec.name for _pattern, codec in pushed.pairs if codec.accumulates}
     if saving and not algorithm.accepts_sums:
         name = algorithm.name
         raise ConflictError(

@@ -423,7 +423,7 @@ class Engine:
             return []
         sample = BudgetSample(
             *(event.time, event.nbytes, event.second, event.peak),
-            *(event.backlog, event.busy, event.pressed),
+            *(event.backlog, event.busy, event.limited),
         )
         workers = len(self.membership.present())
         self.budget.paced(sample, workers)

@@ -101,7 +101,7 @@ class BudgetTick:
 
     ``nbytes`` crossed, both ways; ``second`` of them and before in the last second, ``peak`` in the
     busiest second so far (0 without a budget for all together); ``backlog`` bytes wait; ``busy``
-    connections have a message on its way; ``pressed``: a connection had to wait meanwhile.
+    connections have a message on its way; ``limited``: a connection had to wait meanwhile.
     """
 
     time: float
@@ -110,7 +110,7 @@ class BudgetTick:
     peak: int = 0
     backlog: int = 0
     busy: int = 0
-    pressed: bool = False
+    limited: bool = False
 
 
 @value

@@ -122,16 +122,16 @@ def _row(event: Event) -> list[Any]:
         return [event.time, "joined", event.peer, encode(event.hello), event.proof]
     if isinstance(event, Received):
         fault = getattr(event.sink, "fault", None)
-        said = [fault.code, str(fault)] if fault is not None else None
+        problem = [fault.code, str(fault)] if fault is not None else None
         kept = _payload(event) is not None
-        return [event.time, "received", event.peer, encode(event.message), said, kept]
+        return [event.time, "received", event.peer, encode(event.message), problem, kept]
     if isinstance(event, Left):
         return [event.time, "left", event.peer]
     if isinstance(event, Applied):
         return [event.time, "applied", event.ticket, event.sums.astype("<i8").tobytes()]
     if isinstance(event, BudgetTick):
         counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
-        return [event.time, "paced", *counts, int(event.pressed)]
+        return [event.time, "paced", *counts, int(event.limited)]
     return [event.time, "stopping" if isinstance(event, Stopping) else "tick"]
 
 
@@ -260,8 +260,8 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
     if kind == "applied":
         return Applied(time, row[2], np.frombuffer(row[3], "<i8").astype(np.int64))  # its own copy
     if kind == "paced":
-        nbytes, second, peak, backlog, busy, pressed = row[2:]
-        return BudgetTick(time, nbytes, second, peak, backlog, busy, bool(pressed))
+        nbytes, second, peak, backlog, busy, limited = row[2:]
+        return BudgetTick(time, nbytes, second, peak, backlog, busy, bool(limited))
     return Stopping(time) if kind == "stopping" else Tick(time)
 
 

@@ -60,13 +60,13 @@ class Member:
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version that it computes at, if the rule reads it
 
-    def exchanged(self, now: float, seq: int, said: Acknowledged) -> None:
+    def exchanged(self, now: float, seq: int, acknowledged: Acknowledged) -> None:
         """Note a steady exchange: a new push that was used, and answered at once."""
         self.last_seq = seq
         self.pushes += 1
-        self.staleness = said[2]
+        self.staleness = acknowledged[2]
         self.answered = now
-        self.answers[seq] = said
+        self.answers[seq] = acknowledged
         if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
 
@@ -216,8 +216,8 @@ class Membership:
                 watching.add(member.traffic)
                 watching.add(member.before)
                 watching.add(member.apart)
-        aside = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
-        return {**total.report(), "observers": aside}
+        observers = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
+        return {**total.report(), "observers": observers}
 
     def count_refusal(self, member: Member, fault: Refused) -> None:
         """Count a push of a member that was refused."""

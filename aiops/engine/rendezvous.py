@@ -204,8 +204,8 @@ def _is_literal(host: str) -> bool:
 
 def _secret(number: int, nonces: list[bytes]) -> bytes:
     """Return the secret of a round: only members can know it, since each has drawn a nonce."""
-    said = b"".join(len(nonce).to_bytes(4, "big") + nonce for nonce in nonces)
-    return hashlib.sha256(WIRE_NAME + b" round" + number.to_bytes(8, "big") + said).digest()
+    framed = b"".join(len(nonce).to_bytes(4, "big") + nonce for nonce in nonces)
+    return hashlib.sha256(WIRE_NAME + b" round" + number.to_bytes(8, "big") + framed).digest()
 
 
 def _ending() -> Unavailable:

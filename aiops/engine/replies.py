@@ -80,16 +80,16 @@ class Replies:
     def fetch(self, peer: int, message: Fetch, member: Member | None) -> list[Effect]:
         """Send the tensors that the client wants and does not have, as soon as they can be read."""
         store, wanted = self._store, self._wanted(message)
-        said = store.vbar(), store.vbars(), self._gate()
+        statistics = store.vbar(), store.vbars(), self._gate()
         if message.coded and self._delta_replies is not None:
-            params = FetchedParams(message.id, store.version, (), *said)
+            params = FetchedParams(message.id, store.version, (), *statistics)
             return self._delta_replies.answer(peer, params, wanted, member)
         if not store.readable:
             self.readers.append((peer, message.id, partial(self.fetch, peer, message, member)))
             return []
         self._note_sent(member)
         parts = store.current.parts_for(wanted)
-        params = FetchedParams(message.id, store.version, parts, *said)
+        params = FetchedParams(message.id, store.version, parts, *statistics)
         return [Reply(peer, params, store.lease() if parts else None)]
 
     def describe(self, peer: int, id: int, created: bool = False) -> Reply:
@@ -143,11 +143,11 @@ class Replies:
                 parts = store.current.parts_since(message.have)
         version = store.current.number
         vbar, vbars = store.statistic()
-        said = used, push.staleness, push.mean_staleness, vbar, vbars
+        result = used, push.staleness, push.mean_staleness, vbar, vbars
         gate = () if self._budget is None else self._gate()
-        ack = Ack(message.id, version, version, *said, parts, gate)
+        ack = Ack(message.id, version, version, *result, parts, gate)
         member.answered = now
-        member.remember(message.seq, (version, *said))
+        member.remember(message.seq, (version, *result))
         self.pending.pop((member.client, message.seq), None)
         if peer is None:
             return []
@@ -231,10 +231,10 @@ class Replies:
         self, peer: int, message: Push | Reapply, before: Acknowledged, member: Member
     ) -> list[Effect]:
         """Send an acknowledgement again, with the present parameters if the request wants them."""
-        store, version, said = self._store, before[0], before[1:]
+        store, version, result = self._store, before[0], before[1:]
         parts: Parts = ()
         if message.fetch and message.coded and self._delta_replies is not None:
-            ack = Ack(message.id, version, store.version, *said, (), self._gate())
+            ack = Ack(message.id, version, store.version, *result, (), self._gate())
             return self._delta_replies.answer(peer, ack, self._wanted(message), member)
         if message.fetch:
             if not store.readable:
@@ -243,7 +243,7 @@ class Replies:
                 return []
             self._note_sent(member)
             parts = store.current.parts_for(self._wanted(message))
-        ack = Ack(message.id, version, store.version, *said, parts, self._gate())
+        ack = Ack(message.id, version, store.version, *result, parts, self._gate())
         return [Reply(peer, ack, store.lease() if parts else None)]
 
 

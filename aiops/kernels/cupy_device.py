@@ -102,7 +102,7 @@ class CupyDevice:
             count = runtime.getDeviceCount()
         except runtime.CUDARuntimeError as error:
             raise UsageError(
-                f"--device cuda:{number}: CUDA says {_said(error)!r}; see whether nvidia-smi shows"
+                f"--device cuda:{number}: CUDA says {_text(error)!r}; see whether nvidia-smi shows"
                 " a GPU and a driver that is new enough for this CuPy, or leave --device out"
             ) from None
         if number >= count:
@@ -124,7 +124,7 @@ class CupyDevice:
             free, total = runtime.memGetInfo()
             raise MemoryError(
                 f"{self.name} has no room for another {nbytes} bytes: {free} of its {total} are"
-                f" free ({_said(error)})"
+                f" free ({_text(error)})"
             ) from None
         owner = _Allocation()
         weakref.finalize(owner, runtime.free, start).atexit = False
@@ -138,7 +138,7 @@ class CupyDevice:
             start = runtime.hostAlloc(max(nbytes, 1), runtime.hostAllocPortable)
         except runtime.CUDARuntimeError as error:
             raise MemoryError(
-                f"no page-locked memory of {nbytes} bytes for {self.name}: {_said(error)}"
+                f"no page-locked memory of {nbytes} bytes for {self.name}: {_text(error)}"
             ) from None
         raw = (ctypes.c_uint8 * max(nbytes, 1)).from_address(start)
         weakref.finalize(raw, runtime.freeHost, start).atexit = False
@@ -275,7 +275,7 @@ class _CupyStream:
             what.synchronize()
         except self._runtime.CUDARuntimeError as error:
             raise AiopsError(
-                f"{self._name} failed ({_said(error)}), and what it held is lost: start the server"
+                f"{self._name} failed ({_text(error)}), and what it held is lost: start the server"
                 " again, with --init if the model was saved"
             ) from None
 
@@ -288,5 +288,5 @@ class _CupyEvent:
         self._stream.wait(self._event)
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return str(error).partition(": ")[2] or str(error)

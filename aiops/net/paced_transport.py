@@ -43,7 +43,7 @@ class Pacer:
         self._serving = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the timer rings
-        self._waited = False  # a connection has waited since the last `pressed`
+        self._waited = False  # a connection has waited since the last `limited`
 
     def open(self, link: PacedTransport) -> int:
         """Add a connection; return its number here."""
@@ -101,7 +101,7 @@ class Pacer:
             self._timer.cancel()
             self._timer = None
 
-    def pressed(self) -> bool:
+    def limited(self) -> bool:
         """Return whether a connection has waited at any time since the last call."""
         waited, self._waited = self._waited, self.budget.wanted > 0
         return waited

@@ -154,7 +154,7 @@ class EffectRunner:
         for part in parts:
             nbytes += part.nbytes
         if nbytes <= SMALL:  # it is copied at once
-            peer.link.send(peer.link.wire.send(effect.message, lease.glimpses(parts)))
+            peer.link.send(peer.link.wire.send(effect.message, lease.borrowed_views(parts)))
             lease.release()
             return
         if peer.lend(effect.message, lease):

@@ -61,10 +61,10 @@ class Pacing:
         now, total = pacer.now(), budget.total
         crossed, self._spent = budget.spent - self._spent, budget.spent
         second, peak = (total.used(now), total.peak) if total is not None else (0, 0)
-        busy, pressed = pacer.busy(), pacer.pressed()
+        busy, limited = pacer.busy(), pacer.limited()
         idle, self._idle = self._idle, not (crossed or second or busy)
         if not (idle and self._idle):  # one report of an idle budget is enough
-            self._post(BudgetTick(now, crossed, second, peak, budget.wanted, busy, pressed))
+            self._post(BudgetTick(now, crossed, second, peak, budget.wanted, busy, limited))
 
     def stop(self) -> None:
         """Report no more; open connections are still paced."""

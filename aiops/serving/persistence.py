@@ -70,7 +70,7 @@ class Persistence:
         self._began = 0.0
         self._saving: asyncio.Task[None] | None = None
         self._unsaved = ""  # why the model could not be saved the last time
-        self._unsaved_said = 0.0
+        self._unsaved_logged = 0.0
 
     def errors(self) -> list[str]:
         """Return the errors of the files, a sentence each."""
@@ -242,9 +242,9 @@ class Persistence:
         """Log that the model is not saved, at most once a minute for a lasting error."""
         now = self._now()
         text = str(error) if isinstance(error, UsageError) else f"cannot save the model: {error!r}"
-        if text != self._unsaved or now - self._unsaved_said >= _REPEAT:
+        if text != self._unsaved or now - self._unsaved_logged >= _REPEAT:
             _log.error("%s; it is tried again every %g s", text, self._config.save_every)
-            self._unsaved_said = now
+            self._unsaved_logged = now
         self._unsaved = text
 
     def _initialised(self, path: Path) -> Initialised:

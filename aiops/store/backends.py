@@ -101,7 +101,7 @@ class HostBackend:
     joins = True
 
     def __init__(self, layout: Layout, backend: str, machine: Resources) -> None:
-        self._layout, self._wish = layout, backend
+        self._layout, self._requested = layout, backend
         self._build = kernels.build_later if machine.later else kernels.build
         self._first: Kernel | None = None  # of those made here
         self._parallel_map: ParallelMap = machine.parallel_map
@@ -111,7 +111,9 @@ class HostBackend:
     @property
     def backend(self) -> str:
         """The kernels in use: ``"numba"`` or ``"numpy"``."""
-        return kernels.current_backend(self._wish) if self._first is None else self._first.backend
+        return (
+            kernels.current_backend(self._requested) if self._first is None else self._first.backend
+        )
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
         """Return an uninitialised array, or one filled with ``value``."""
@@ -121,7 +123,7 @@ class HostBackend:
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
         """Build a kernel, or one that NumPy stands in for until it is compiled."""
-        made = self._build(rule, dtype, self._wish, codec)
+        made = self._build(rule, dtype, self._requested, codec)
         self._first = self._first or made
         return made
 
@@ -142,7 +144,7 @@ class HostBackend:
 
     def sum_squares(self, array: Array) -> float:
         """Return the sum of squares, by the host's kernels."""
-        return kernels.sum_squares(array, self._wish)
+        return kernels.sum_squares(array, self._requested)
 
     def narrow(self, target: Array, master: Array) -> None:
         """Round a master into the parameters; what is too large becomes infinity."""
@@ -156,7 +158,7 @@ class HostBackend:
     def dense(self, gradient: Gradient) -> Gradient:
         """Decode the gradient into one buffer that every call uses."""
         found: Gradient = self._dense(
-            gradient, self._layout, self._room, self._wish, self._parallel_map
+            gradient, self._layout, self._room, self._requested, self._parallel_map
         )
         return found
 

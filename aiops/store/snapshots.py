@@ -14,8 +14,8 @@ parameters for every reader.
 is not written to, so the reader sees exactly one version. `Lease.payloads` returns views of the
 arena, to be sent. Each view holds the lease, and so does the lease itself until `release`; when the
 last of them is gone, the lease has ended. Nothing needs to report that a payload was sent: the
-driver drops the view. `Lease.glimpses` returns views that hold nothing, for answers so small that
-they are copied before `release`. Leases are taken for answers on their way to workers, for the
+driver drops the view. `Lease.borrowed_views` returns views that hold nothing, for answers so small
+that they are copied before `release`. Leases are taken for answers on their way to workers, for the
 version a worker computes its gradient at where the rule will read it (`Rule.reads`), and for a
 model that is being saved.
 
@@ -239,7 +239,7 @@ class Lease:
         if pool is not None:
             version.readers.add(self)
 
-    def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
+    def borrowed_views(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to be copied before the lease is released, one list per part.
 
         ``parts`` are by default those of the whole version.

@@ -153,7 +153,7 @@ class SparseTable:
         self._kernel(spans, 1.0, arrays[0], total[:size], arrays[0], arrays[1:])
         fresh = self._mover.scatter(self._store, self._bits, unique[:count], work)
         if 2 * self.made >= self.table.rows:
-            self._pages.go_on(count)
+            self._pages.count_updates(count)
         return np.array([-1, count, fresh])
 
     def put(self, ids: Ints, rows: Array) -> None:
@@ -246,7 +246,7 @@ class _Promotion:
         if self._end - self._next < self._HUGE:
             self._pages = None
 
-    def go_on(self, rows: int) -> None:
+    def count_updates(self, rows: int) -> None:
         """Count updated rows, and promote the next pages after every 131,072 of them."""
         self._updated += rows
         if self._pages is None or self._updated < self._EVERY:

@@ -67,12 +67,12 @@ class Model:
             line = deque(item for item in line if item[0] in workers)
             for worker in workers.values():
                 self._compute(worker, now, dice, line)
-            pressed = bool(line)
+            limited = bool(line)
             crossed += self._cross(now, workers, dice, line)
             now, steps = now + DT, steps + 1
             if steps % round(LOOK / DT) == 0:
                 backlog, busy = sum(item[1] for item in line), len({item[0] for item in line})
-                seen = BudgetSample(now, round(crossed), 0, 0, round(backlog), busy, pressed)
+                seen = BudgetSample(now, round(crossed), 0, 0, round(backlog), busy, limited)
                 self.controller.paced(seen, count)
                 use = crossed / (self.budget * LOOK)
                 c, _fetch = self.controller.constants(self.vbar(now))

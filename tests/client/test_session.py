@@ -133,7 +133,7 @@ class Server:
                 elif isinstance(effect, Reply):
                     lease = effect.lease
                     parts = getattr(effect.message, "parts", ())
-                    views = [] if lease is None else lease.glimpses(parts)
+                    views = [] if lease is None else lease.borrowed_views(parts)
                     payloads = [b"".join(view) for view in views]
                     if effect.peer == self._peer and self.wire.state != "closed":
                         self.say(effect.message, *payloads)

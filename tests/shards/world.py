@@ -174,7 +174,7 @@ class Host:
             line.down.say(line.wire.send(effect.message))
             return
         parts = effect.message.parts  # type: ignore[attr-defined]
-        line.down.say(line.wire.send(effect.message, lease.glimpses(parts)))
+        line.down.say(line.wire.send(effect.message, lease.borrowed_views(parts)))
         lease.release()
 
     def run(self) -> None:

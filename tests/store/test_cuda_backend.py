@@ -334,7 +334,7 @@ class TestCopies:
             both.do(both.gradient())
             assert counted.copies == (turn if turn > 1 else 0)
             lease = both.stores[1].lease()
-            lease.glimpses()
+            lease.borrowed_views()
             lease.release()
             assert counted.copies == turn
         both.do(both.gradient())
@@ -377,7 +377,7 @@ class TestOverlap:
 
     def read(self, both: Both) -> None:
         lease = both.stores[1].lease()
-        lease.glimpses()
+        lease.borrowed_views()
         lease.release()
 
     def test_of_a_version_that_is_read_each_time(self, monkeypatch: pytest.MonkeyPatch) -> None:

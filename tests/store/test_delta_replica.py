@@ -73,7 +73,7 @@ class Model:
         self,
         params: Params,
         wanted: Ints | None = None,
-        payloads: Callable[[Lease, Parts], Any] = Lease.glimpses,
+        payloads: Callable[[Lease, Parts], Any] = Lease.borrowed_views,
     ) -> Parts:
         """Have a reader fetch; return what it was sent."""
         have, wants = wants_of(params, wanted)

@@ -64,7 +64,7 @@ class Server:
         if parts:
             sink = ParameterSink(params, parts, have, wants, "the server")
             for number, (part, views) in enumerate(
-                zip(parts, self.shelf.lease().glimpses(parts), strict=True)
+                zip(parts, self.shelf.lease().borrowed_views(parts), strict=True)
             ):
                 assert sum(map(len, views)) == part.nbytes == part.stop - part.start > 0
                 sink.view(number, 0)[: part.nbytes] = b"".join(views)

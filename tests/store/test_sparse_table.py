@@ -618,4 +618,4 @@ def test_a_small_table_has_no_huge_pages_to_make() -> None:
     """However it happens to lie in memory."""
     for rows in range(6000, 6400, 16):
         store = SparseTable(NamedTable("t", 0, Table(rows, 64)), Rule(sgd), "numpy")
-        store._pages.go_on(1 << 20)
+        store._pages.count_updates(1 << 20)

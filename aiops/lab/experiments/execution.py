@@ -86,7 +86,7 @@ def carry_out(work: RunWork, on_progress: OnProgress) -> Result:
 def simulated(simulation: Simulation, task: Task, on_progress: OnProgress) -> Result:
     """Run a simulation; one that diverges is a result as well."""
     with Run(simulation, task) as run:
-        return reported(run.go_on(on_progress))
+        return reported(run.execute(on_progress))
 
 
 def reported(outcome: SimulationResult) -> Result:

@@ -52,7 +52,7 @@ def _made_up(case: PlannedRun) -> dict[str, object]:
     return {"curve": curve, "diverged": None, "digest": "", "staleness": {"0": steps}}
 
 
-def foreseen(experiment: Experiment, scale: Scale, runs: Runs) -> list[PlannedRun]:
+def planned(experiment: Experiment, scale: Scale, runs: Runs) -> list[PlannedRun]:
     """Return all runs that will be wanted, those that depend on others' results by a guess."""
     return unique(experiment.cases(scale, AssumedRuns(runs)))
 
@@ -102,7 +102,7 @@ def probe(case: PlannedRun) -> Speed:
     took = []
     for iterations in (_PROBED // 10, _PROBED):  # the first makes ready what is made once
         with Run(replace(few, iterations=iterations), task) as initialized:
-            took.append(initialized.go_on().seconds / iterations)
+            took.append(initialized.execute().seconds / iterations)
             start = time.perf_counter()
             task.validate(initialized.dispatcher.model)
             validation = time.perf_counter() - start

@@ -52,10 +52,10 @@ class ExperimentScheduler:
         runs = self.folder.runs
         return [case for case in self.wanted() if not runs.settled([case])]
 
-    def foreseen(self) -> list[PlannedRun]:
+    def unfinished(self) -> list[PlannedRun]:
         """Return all runs that there will be, and are not finished."""
         runs = self.folder.runs
-        cases = run_planning.foreseen(self.experiment, self.scale, runs)
+        cases = run_planning.planned(self.experiment, self.scale, runs)
         return [case for case in cases if not runs.settled([case])]
 
     def run(self, jobs: int, pool: Callable[[int], RunPool] | None = None) -> None:
@@ -68,7 +68,7 @@ class ExperimentScheduler:
         KeyboardInterrupt
             On Ctrl-C; finished runs are kept.
         """
-        cases = self.foreseen()
+        cases = self.unfinished()
         if not cases:
             return
         run_planning.check(cases)
@@ -76,7 +76,7 @@ class ExperimentScheduler:
         with make(min(jobs, len(cases))) as members:
             while missing := self.missing():
                 self._total = sum(self._done.values()) + sum(
-                    map(run_planning.weight, self.foreseen())
+                    map(run_planning.weight, self.unfinished())
                 )
                 # The longest first, so that none of them is left alone at the end.
                 missing.sort(key=run_planning.weight, reverse=True)

@@ -96,9 +96,9 @@ class Dispatcher(Closing):
         self._rooms = [self.workers[0].params.like()]
         self._ahead: dict[int, _Computed] = {}  # by client
         self._pool: ThreadPoolExecutor | None = None
-        self.hire(jobs)
+        self.set_jobs(jobs)
 
-    def hire(self, jobs: int) -> None:
+    def set_jobs(self, jobs: int) -> None:
         """Compute ``jobs`` gradients at the same time from here on."""
         self.close()
         recompute = self.engine.plan.get("recompute")  # the next mini-batch depends on it

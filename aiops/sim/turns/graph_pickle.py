@@ -96,10 +96,10 @@ class _Pickler(pickle.Pickler):
         """Return the reference to an object that is no part of the pickle; None: it is one."""
         found = self._names.get(id(thing)) or self._numbers.get(id(thing))
         if found is None and type(thing) is np.ndarray and _owner(thing) is thing:
-            upright = thing.flags.c_contiguous
-            shape = thing.shape if upright else thing.shape[::-1]
+            c_contiguous = thing.flags.c_contiguous
+            shape = thing.shape if c_contiguous else thing.shape[::-1]
             where = thing.ctypes.data % _ALIGNED
-            found = ("array", len(self.arrays), thing.dtype, shape, upright, where)
+            found = ("array", len(self.arrays), thing.dtype, shape, c_contiguous, where)
             self.arrays.append(thing)
             self._numbers[id(thing)] = found
         return found
@@ -135,13 +135,13 @@ class _Unpickler(pickle.Unpickler):
         """Return the object of a reference; arrays are first referred to in their order."""
         if pid[0] == "named":
             return self._named[pid[1]]
-        _array, number, dtype, shape, upright, where = pid
+        _array, number, dtype, shape, c_contiguous, where = pid
         if number == len(self._found):
             array = _empty(dtype, shape, where)
             into = contents(array)
             if len(into) and self._file.readinto(into) != len(into):  # type: ignore[attr-defined]
                 raise pickle.UnpicklingError("it ends within an array")
-            self._found.append(array if upright else array.T)
+            self._found.append(array if c_contiguous else array.T)
         return self._found[number]
 
 

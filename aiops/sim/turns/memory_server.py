@@ -137,7 +137,7 @@ class MemoryServer:
             views = [[rows.answer]]
         else:
             parts = getattr(effect.message, "parts", ())
-            views = [] if lease is None else lease.glimpses(parts)
+            views = [] if lease is None else lease.borrowed_views(parts)
         if worker is not None and line.server.state != "closed":
             line.answer(worker.session, effect.message, views, lease)
             self._answered.append(worker)

@@ -64,7 +64,7 @@ class Run(Closing):
         if self.checkpoint is not None:
             self.dispatcher: Dispatcher
             self.dispatcher, self.curve, self.seconds = checkpoint.load(self.checkpoint, self.task)
-            self.dispatcher.hire(self.jobs)
+            self.dispatcher.set_jobs(self.jobs)
             self.engine = self.dispatcher.engine
             return
         self.engine = run.engine()
@@ -129,7 +129,7 @@ class Run(Closing):
         return cls(wanted, task, jobs, checkpoint=path)
 
     def stop(self) -> None:
-        """Let `go_on` return after this turn; may be called from a signal handler."""
+        """Let `execute` return after this turn; may be called from a signal handler."""
         self._stopping = True
 
     @property
@@ -142,7 +142,7 @@ class Run(Closing):
         """True once all turns have been taken."""
         return self.iteration >= self.simulation.iterations
 
-    def go_on(self, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
+    def execute(self, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
         """Take the turns that are left, or those until `stop`; return the result so far.
 
         A run in which the server refuses a gradient because it is not finite ends there, and the
@@ -241,7 +241,7 @@ def simulate(
         Called with the iterations so far, about ten times a second.
     """
     with Run(simulation, task, jobs) as run:
-        return run.go_on(on_progress)
+        return run.execute(on_progress)
 
 
 def digest(dispatcher: Dispatcher) -> str:

@@ -73,8 +73,8 @@ class SteadyTurn:
             return None
         id, seq = pending.next_id, pending.seq + 1
         numbers, arena = (id, seq, have, age), gradients.arena
-        said = self._shared.update(self._member, self._peer, numbers, arena, now, note)
-        if said is None:
+        acknowledged = self._shared.update(self._member, self._peer, numbers, arena, now, note)
+        if acknowledged is None:
             return None
         pending.next_id, pending.seq = id + 1, seq
         pending.answered += 1
@@ -84,7 +84,7 @@ class SteadyTurn:
         self._traffic.exchanged(("ack", received), ("push", sent), nbytes)
         lease = self._shared.store.lease()
         params.read(lease.version.room, lease.release)
-        number, _used, staleness, mean, vbar, vbars = said
+        number, _used, staleness, mean, vbar, vbars = acknowledged
         params.level, params.age = number, lease.version.level
         means = Means(params.layout, vbars) if vbars else {}
         return Receipt(number, staleness, mean, vbar, means)

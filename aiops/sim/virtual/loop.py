@@ -96,11 +96,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         As given; may be changed.
     network
         The network that connections cross; None: there is none.
-    crossings
+    flow_scheduler
         What crosses its links; None: there is no network.
     now
         The virtual time, in seconds.
-    onlookers
+    observers
         Called whenever time is about to go on; `until` is built on it.
     """
 
@@ -109,8 +109,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
         self.network: LoopNetwork | None = None
-        self.crossings: FlowScheduler | None = None
-        self.onlookers: dict[Callable[[], None], None] = {}
+        self.flow_scheduler: FlowScheduler | None = None
+        self.observers: dict[Callable[[], None], None] = {}
         self.limit = limit
         self.now = 0.0
         self._line: deque[partial[Any]] = deque()  # ready, in order
@@ -181,7 +181,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             except Exception as error:
                 became.set_exception(error)
 
-        self.onlookers[look] = None
+        self.observers[look] = None
         try:
             async with asyncio.timeout(limit):
                 await became
@@ -193,7 +193,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 " task that should have done it, or give it longer with limit=..."
             ) from None
         finally:
-            del self.onlookers[look]
+            del self.observers[look]
 
     def note_cancelled(self) -> None:
         """Count a timer that was cancelled, and rebuild the heap once most of it is such."""
@@ -213,11 +213,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 line.popleft()()
             if self._stopping:
                 return
-            crossings, crosses = self.crossings, inf
-            if crossings is not None:
-                crosses = crossings.settle(self.now) if crossings.unsettled else crossings.next_due
-            if self.onlookers and not line:
-                for look in list(self.onlookers):
+            flows, crosses = self.flow_scheduler, inf
+            if flows is not None:
+                crosses = flows.settle(self.now) if flows.unsettled else flows.next_due
+            if self.observers and not line:
+                for look in list(self.observers):
                     look()
             if line:
                 continue
@@ -232,8 +232,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._late()
             if when > self.now:
                 self.now = when
-            if crossing and crossings is not None:
-                crossings.advance(self.now)
+            if crossing and flows is not None:
+                flows.advance(self.now)
                 continue
             while timers and timers[0][0] <= when:
                 line.append(heappop(timers)[2])

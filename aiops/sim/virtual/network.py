@@ -63,7 +63,7 @@ class Network:
         self.medium = Medium(loop, Random(seed), pieces)
         self._listeners: dict[tuple[str, int], VirtualListener] = {}
         self._ports = _FIRST_PORT
-        loop.network, loop.crossings = self, self.medium.scheduler
+        loop.network, loop.flow_scheduler = self, self.medium.scheduler
 
     @property
     def messages(self) -> int:

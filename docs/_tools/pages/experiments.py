@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aiops.lab.experiments.catalog import EXPERIMENTS
 from aiops.lab.experiments.experiment import Experiment, Scale
-from aiops.lab.experiments.run_planning import foreseen
+from aiops.lab.experiments.run_planning import planned
 from aiops.lab.experiments.runs import Runs
 
 _HEAD = """\
@@ -87,5 +87,5 @@ def _section(experiment: Experiment) -> Iterator[str]:
 
 
 def _size(experiment: Experiment, scale: Scale) -> str:
-    base, runs = scale.base, len(foreseen(experiment, scale, Runs()))
+    base, runs = scale.base, len(planned(experiment, scale, Runs()))
     return f"{base.dataset} | {base.iterations:,} | {scale.seeds} | about {runs}"

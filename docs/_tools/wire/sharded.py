@@ -117,7 +117,7 @@ def _filled(sink: Sink | None, message: Message, payloads: tuple[bytes, ...]) ->
 def _payloads(effect: Reply) -> tuple[bytes, ...]:
     if effect.lease is None:
         return ()
-    found = tuple(b"".join(views) for views in effect.lease.glimpses(effect.message.parts))  # type: ignore[attr-defined]
+    found = tuple(b"".join(views) for views in effect.lease.borrowed_views(effect.message.parts))  # type: ignore[attr-defined]
     effect.lease.release()
     return found
 

@@ -48,21 +48,21 @@ def test_the_nearest_name_is_offered() -> None:
 @pytest.mark.parametrize("full", [False, True])
 def test_the_declarations_can_be_run(experiment: Experiment, full: bool) -> None:
     scale = experiment.scale(full=full)
-    cases = run_planning.foreseen(experiment, scale, Runs())
+    cases = run_planning.planned(experiment, scale, Runs())
     assert len({case.key for case in cases}) == len(cases)
     reported = [case for case in cases if case.role == "reported"]
     assert {case.seed for case in reported} == set(range(scale.seeds))
     assert not {case.seed for case in cases if case.role == "pool"} & set(range(scale.seeds))
     for case in cases[:3]:
         assert pickle.loads(pickle.dumps(case.work)) == case.work
-    again = run_planning.foreseen(experiment, scale, Runs())
+    again = run_planning.planned(experiment, scale, Runs())
     assert [case.key for case in again] == [case.key for case in cases]
 
 
 @ALL
 def test_quick_ones_train_on_what_ships_with_the_package(experiment: Experiment) -> None:
     assert experiment.quick.base.dataset == "digits"
-    run_planning.check(run_planning.foreseen(experiment, experiment.quick, Runs()))
+    run_planning.check(run_planning.planned(experiment, experiment.quick, Runs()))
 
 
 @ALL

@@ -27,10 +27,10 @@ def test_stage_follows_stage_until_nothing_is_missing(tmp_path: Path) -> None:
     pool, seen = Here(), Seen()
     ours = course(tmp_path, seen=seen)
     assert len(ours.wanted()) == 2
-    assert len(ours.foreseen()) == 3
+    assert len(ours.unfinished()) == 3
     ours.run(2, here(pool))
     assert [case.curve for case in pool.ran] == ["slow", "fast", "again"]
-    assert ours.missing() == ours.foreseen() == []
+    assert ours.missing() == ours.unfinished() == []
     assert seen.shares == sorted(seen.shares)
     assert seen.shares[-1] == 1.0
 

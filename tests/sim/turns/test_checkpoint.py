@@ -36,13 +36,13 @@ def longer(case: Simulation, iterations: int) -> Simulation:
 def test_goes_on_to_the_same_result(case: tuple[str, str], tmp_path: Path) -> None:
     whole = of_case(*case, iterations=46)
     with Run(whole, TASK) as run:
-        expected = run.go_on()
+        expected = run.execute()
     with Run(longer(whole, 23), TASK, jobs=2) as run:
-        run.go_on()
+        run.execute()
         run.save(tmp_path / "run.ckpt")
     with Run.load(tmp_path / "run.ckpt", TASK, whole) as run:
         assert run.iteration == 23
-        again = run.go_on()
+        again = run.execute()
     assert again.digest == expected.digest
     assert again.staleness == expected.staleness
     assert [s for s in again.curve if s.iteration != 12] == expected.curve
@@ -55,14 +55,14 @@ def test_goes_on_to_the_same_result(case: tuple[str, str], tmp_path: Path) -> No
 def test_however_messages_move(way: str, how: dict[str, Any], tmp_path: Path) -> None:
     case = of_case("fasgd", way)
     with Run(case, TASK) as run:
-        expected = run.go_on()
+        expected = run.execute()
     with Run(case, TASK, **how) as run:
         for iterations in (1, 7, 40):  # three times: what was read is written again
             run.dispatcher.run(iterations - run.iteration)
             run.save(tmp_path / "run.ckpt")
             run.close()
             run = Run.load(tmp_path / "run.ckpt", task=TASK, jobs=how.get("jobs", 1))
-        outcome = run.go_on()
+        outcome = run.execute()
         run.close()
     assert outcome.digest == expected.digest
 
@@ -74,7 +74,7 @@ def test_in_another_process(tmp_path: Path) -> None:
         with Run(of_case(*case), TASK) as run:
             run.dispatcher.run(20)
             run.save(tmp_path / f"{number}.ckpt")
-            expected.append(run.go_on().digest)
+            expected.append(run.execute().digest)
     found = subprocess.run(
         [sys.executable, "-c", _ELSEWHERE, *(str(tmp_path / f"{n}.ckpt") for n in range(3))],
         env={**os.environ, "PYTHONHASHSEED": "99", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -93,7 +93,7 @@ from aiops.sim.turns.run import Run
 from tests.sim.turns.cases import TASK
 for path in sys.argv[1:]:
     with Run.load(Path(path), TASK) as run:
-        print(run.go_on().digest)
+        print(run.execute().digest)
 """
 
 
@@ -111,7 +111,7 @@ def test_who_holds_back_and_who_waits_go_on_too(tmp_path: Path) -> None:
                 run.dispatcher.run(stop)
                 run.save(tmp_path / "run.ckpt")
             with Run.load(tmp_path / "run.ckpt", TASK, case) as run:
-                digests.add(run.go_on().digest)
+                digests.add(run.execute().digest)
         assert len(digests) == 1
 
 
@@ -146,22 +146,22 @@ class TestStop:
                 return taken[-1]
 
             run.dispatcher.turn = stop_at_ten  # type: ignore[method-assign]
-            outcome = run.go_on()
+            outcome = run.execute()
             assert outcome.curve[-1].iteration == 10
             assert not outcome.complete
             assert [sample.iteration for sample in run.curve] == [0]
 
     def test_a_run_that_was_stopped_has_the_curve_of_one_that_was_not(self, tmp_path: Path) -> None:
         with Run(simulation(samples=6), TASK) as run:
-            expected = run.go_on()
+            expected = run.execute()
         with Run(simulation(samples=6), TASK) as run:
             run.dispatcher.turn = _then(run.dispatcher.turn, run.stop)  # type: ignore[method-assign]
-            run.go_on()
+            run.execute()
             del run.dispatcher.turn
             run.save(tmp_path / "run.ckpt")
         with Run.load(tmp_path / "run.ckpt", task=TASK) as run:
             assert run.iteration == 1
-            outcome = run.go_on()
+            outcome = run.execute()
         assert outcome.curve == expected.curve
         assert outcome.digest == expected.digest
 

@@ -116,7 +116,7 @@ class TestCheckpoint:
         monkeypatch.undo()
         with Run.load(path, TASK) as run:
             assert run.outcome().digest == report["digest"]
-            assert run.go_on().digest == simulate(simulation(), TASK).digest
+            assert run.execute().digest == simulate(simulation(), TASK).digest
 
     def test_a_record_that_ends_keeps_what_there_is(self, command: Any, tmp_path: Path) -> None:
         (tmp_path / "turns.txt").write_text("0 1 2 3 " * 5)

@@ -49,7 +49,7 @@ class TestAhead:
                 super().gradient(params, rows, out)
 
         with Run(simulation(clients=12), Noted("digits", 8), jobs=3) as run:
-            run.go_on()
+            run.execute()
         ahead = sum(thread != threading.get_ident() for thread in threads)
         assert ahead > 30
         assert 60 <= len(threads) <= 60 + 9, "but for those of turns that did not come any more"
@@ -66,13 +66,13 @@ class TestAhead:
         digests = set()
         for jobs in (1, 4):
             with Run(simulation("ssp", set=("s=1",), clients=6), Noted("digits", 8), jobs) as run:
-                digests.add(run.go_on().digest)
+                digests.add(run.execute().digest)
         assert len(digests) == 1
         assert len(computed) > 120
 
     def test_buffers_are_used_again(self) -> None:
         with Run(simulation(clients=12, iterations=200), TASK, jobs=3) as run:
-            run.go_on()
+            run.execute()
             assert len(run.dispatcher._rooms) + len(run.dispatcher._ahead) <= 3 * 3 + 2
 
 

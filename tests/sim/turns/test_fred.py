@@ -86,7 +86,7 @@ def run(server: Any, **settings: Any) -> FredResult:
 
 def ours(policy: str, **settings: Any) -> tuple[Any, dict[str, Array]]:
     with Run(simulation(policy, **settings), TASK) as run:
-        outcome = run.go_on()
+        outcome = run.execute()
         return outcome, {name: array.copy() for name, array in run.dispatcher.model.items()}
 
 

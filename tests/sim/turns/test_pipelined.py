@@ -25,7 +25,7 @@ def test_is_the_same_however_messages_move(policy: str, codecs: dict[str, Any]) 
     digests = set()
     for how in ({}, {"jobs": 3}, {"line": ByteLine}, {"line": in_pieces(random_pieces(3))}):
         with Run(small(policy, **codecs), TASK, **how) as run:
-            digests.add(run.go_on().digest)
+            digests.add(run.execute().digest)
     assert len(digests) == 1
 
 
@@ -33,7 +33,7 @@ def test_where_nobody_is_held_back_nothing_is_different() -> None:
     results = []
     for case in (simulation("fasgd"), small("fasgd")):
         with Run(case, TASK) as run:
-            results.append(run.go_on().digest)
+            results.append(run.execute().digest)
     assert results[0] == results[1]
 
 
@@ -79,7 +79,7 @@ class TestAtABarrier:
         outcomes = {}
         for waits in (True, False):
             with Run(simulation("ssp", set=("s=1",), waits=waits), TASK) as run:
-                outcomes[waits] = run.go_on()
+                outcomes[waits] = run.execute()
         assert outcomes[False].mean_staleness > outcomes[True].mean_staleness
 
 

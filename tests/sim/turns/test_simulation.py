@@ -37,7 +37,7 @@ def parameters(run: Run) -> Array:
 def finished(case: Simulation, **how: Any) -> tuple[str, Array]:
     """Run a simulation; return its digest and its parameters."""
     with Run(case, TASK, **how) as run:
-        return run.go_on().digest, parameters(run)
+        return run.execute().digest, parameters(run)
 
 
 class TestDigest:
@@ -122,7 +122,7 @@ class TestMathematics:
             for name, array in params.items():
                 array -= np.float32(0.2) * gradient[name]
         with Run(case, TASK) as run:
-            run.go_on()
+            run.execute()
             model = run.dispatcher.model
             for name, array in params.items():
                 np.testing.assert_allclose(model[name], array, rtol=2e-4, atol=2e-5)
@@ -133,7 +133,7 @@ class TestMathematics:
         for rule in ("round-robin", "uniform"):
             case = simulation("hardsync", selection=rule, order="sequential", lr=0.2)
             with Run(case, TASK) as run:
-                outcome = run.go_on()
+                outcome = run.execute()
                 runs.append((outcome.curve[-1].version, outcome.staleness, parameters(run)))
         assert runs[0][:2] == runs[1][:2] == (15, {0: 60})
         np.testing.assert_allclose(runs[0][2], runs[1][2], rtol=1e-3, atol=1e-5)
@@ -182,7 +182,7 @@ class TestMathematics:
 
         case = simulation("hardsync", set=("admission=reject",), order="random", clients=3)
         with Run(case, Noted("digits", 8)) as run:
-            run.go_on()
+            run.execute()
             refused = run.engine.membership.refused[StaleGradient.code]
             owed = sum(worker.refused for worker in run.dispatcher.workers)
             assert refused == sum(worker.recomputed for worker in run.dispatcher.workers) > 0
@@ -246,7 +246,7 @@ class TestRun:
     def test_the_rest_is_pushed_at_the_end(self) -> None:
         gate = "periodic:k_push=8,k_fetch=8"
         with Run(simulation(gate=gate, iterations=30), TASK) as run:
-            run.go_on()
+            run.execute()
             pushed = run.engine.membership.ledger()["pushed"]["with_payload"]
             run.dispatcher.finish()
             left = run.engine.membership.ledger()["pushed"]["with_payload"] - pushed
@@ -361,7 +361,7 @@ class TestVersions:
     def test_are_shared(self) -> None:
         """After an update at a barrier all hold one and the same, and no more than that lives."""
         with Run(simulation("hardsync", iterations=40), TASK) as run:
-            run.go_on()
+            run.execute()
             assert run.engine.store is not None
             assert run.engine.store.alive == 1
             arenas = {id(worker.params.arena) for worker in run.dispatcher.workers}
@@ -386,7 +386,7 @@ class TestVersions:
 
     def test_the_digest_has_them(self) -> None:
         with Run(simulation(), TASK) as run:
-            run.go_on()
+            run.execute()
             before = digest(run.dispatcher)
             run.dispatcher.workers[0].params.versions[0] += 1
             assert digest(run.dispatcher) != before

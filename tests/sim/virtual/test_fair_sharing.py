@@ -211,7 +211,7 @@ async def exchange(seed: int, plain: bool) -> list[tuple[float, str, int]]:
     network, loop = testing.network(), asyncio.get_running_loop()
     if plain:
         network.medium.scheduler = cast(FlowScheduler, PlainScheduler())
-        network.loop.crossings = network.medium.scheduler
+        network.loop.flow_scheduler = network.medium.scheduler
     rng = np.random.default_rng(seed)
     rack = SimulatedLink(3000.0)
     network.add(

@@ -67,7 +67,7 @@ class GradientDistances:
                     sample = _sample(initialized, stale, _distance(stale, fresh), _distance(*rooms))
                     curve.append(sample)
                 on_progress(initialized.iteration)
-            return {**reported(initialized.go_on()), "curve": curve}
+            return {**reported(initialized.execute()), "curve": curve}
 
 
 def _distance(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
