@@ -22,8 +22,8 @@ _RATE = re.compile(
 )
 
 
-def parse_rate(flag: str, text: str | float | None) -> int | None:
-    """Return a rate in bytes per second; None when there is none.
+def parse_rate(flag: str, text: str | float) -> int:
+    """Return a rate in bytes per second.
 
     >>> [parse_rate("--bandwidth-budget", t) for t in ("2MB/s", "64KiB/s", "16 Mbit/s", "5000")]
     [2000000, 65536, 2000000, 5000]
@@ -41,8 +41,6 @@ def parse_rate(flag: str, text: str | float | None) -> int | None:
     UsageError
         When it is no rate, or one that no server can keep.
     """
-    if text is None:
-        return None
     match = _RATE.fullmatch(str(text))
     if match is None:
         raise UsageError(

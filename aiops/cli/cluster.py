@@ -144,9 +144,7 @@ def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> 
     from aiops.sim.cluster.workload import Deadweight
 
     if model is not None:
-        nbytes = parse_rate("--model", model)
-        assert nbytes is not None
-        return Deadweight(nbytes)
+        return Deadweight(parse_rate("--model", model))
     return PerceptronWorkload(dataset, (hidden,), batch_size)
 
 

@@ -226,8 +226,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
 def _save(run: Run, path: Path) -> None:
     from aiops.serving.safetensors_io import write_model
 
-    store = run.engine.store
-    assert store is not None
+    store = run.engine.defined_store
     write_model(path, store.current.arena.views, store.version)
 
 

@@ -7,8 +7,9 @@ readers wait for them.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from aiops.engine.events import Effect, Reply
+from aiops.engine.events import Effect, OnApplied, Reply
 from aiops.engine.membership import Member
 from aiops.model.layout import Ints
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
@@ -34,7 +35,7 @@ class DeltaReplies:
     def __init__(self, store: Store, replica: DeltaReplica) -> None:
         self.replica, self._store = replica, store
         self.due = False
-        self._job: ReplicaJob | None = None
+        self._updating = False  # an update has been issued
         self._waiting: list[tuple[int, Ack | FetchedParams, Wanted, Member | None]] = []
 
     def answer(
@@ -48,11 +49,10 @@ class DeltaReplies:
         replica.asked(version, wanted)
         if wanted.newest > replica.current.number:  # its version is not one of the replica's
             wanted = wanted.known(replica.current.number, len(self._store.layout.tensors))
-        updating = self.due or self._job is not None
-        if not updating and not replica.due(version):
+        if not (self.due or self._updating) and not replica.due(version):
             return [self._reply(peer, message, wanted, member)]
         self._waiting.append((peer, message, wanted, member))
-        self.due = self._job is None
+        self.due = not self._updating
         return []
 
     def left(self, peer: int) -> None:
@@ -64,16 +64,15 @@ class DeltaReplies:
         waiting, self._waiting = self._waiting, []
         return [(peer, message.id) for peer, message, _wanted, _member in waiting]
 
-    def issue(self) -> ReplicaJob:
+    def issue(self) -> tuple[ReplicaJob, OnApplied]:
         """Return the job that brings the replica up to the current version."""
-        self.due = False
-        self._job = job = self.replica.follow(self._store.current)
-        return job
+        self.due, self._updating = False, True
+        job = self.replica.follow(self._store.current)
+        return job, partial(self._applied, job)
 
-    def applied(self, sums: Ints, now: float) -> list[Effect]:
+    def _applied(self, job: ReplicaJob, sums: Ints, now: float) -> list[Effect]:
         """Publish the replica's new version, and send the answers that waited for it."""
-        job, self._job = self._job, None
-        assert job is not None, "it was issued"
+        self._updating = False
         self.replica.followed(job, sums)
         self.replica.settle()
         waiting, self._waiting = self._waiting, []

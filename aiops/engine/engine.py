@@ -301,6 +301,13 @@ class Engine:
         return self.training.store if self.training is not None else None
 
     @property
+    def defined_store(self) -> Store:
+        """The parameters, for a caller that has seen the model defined."""
+        if self.training is None:
+            raise LookupError("no worker has defined the model yet")
+        return self.training.store
+
+    @property
     def short_way(self) -> Shortcut | None:
         """The shared part of steady exchanges, if there can be any."""
         return self.training.shortcut if self.training is not None else None

@@ -250,6 +250,9 @@ Effect: TypeAlias = (
     Reply | Apply | Warm | Drop | WakeAt | Note | Shares | DistributeModel | Order | End
 )
 
+OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]
+"""Takes the result of a job, at a time, and returns the effects that follow."""
+
 
 # ---------------------------------------------------------------- how an engine is run
 

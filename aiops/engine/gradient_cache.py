@@ -36,7 +36,7 @@ class CachedGradient:
 
     def take(self) -> Gradient:
         """Return it."""
-        assert self.gradient is not None
+        assert self.gradient is not None, "the update queue has seen that it is kept"
         return self.gradient
 
     def free(self) -> None:

@@ -244,7 +244,8 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
     """Return the event that a row records."""
     time, kind = row[0], row[1]
     if kind == "initialised":
-        assert payload is not None
+        if payload is None:
+            raise UsageError("its parameters are missing")
         data = aligned(len(payload))
         data[:] = np.frombuffer(payload, np.uint8)
         return Initialised(time, row[2], data, row[3])

@@ -77,7 +77,7 @@ class RowsSink(PushSink):
     def answer_later(self) -> Bytes:
         """Return the same as an array; the buffer goes back when the array is collected."""
         pool, whole = self._pool, self._whole
-        assert pool is not None
+        assert pool is not None, "rows are answered once"
         self._pool = None
         begin = len(self.buffer)
         rows = whole[begin : begin + self.out.nbytes]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
-from aiops.engine.events import Effect, Received, Reply
+from aiops.engine.events import Effect, OnApplied, Received, Reply
 from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of, too_old
 from aiops.engine.table_receive import RowsSink
@@ -40,11 +40,11 @@ class TableWork:
     seq: int = 0
     staleness: int = 0
 
-    def issue(self) -> TableJob:
+    def issue(self) -> tuple[TableJob, OnApplied]:
         """Return the job, now that its turn has come."""
-        return self.requests.issue(self)
+        return self.requests.issue(self), self._applied
 
-    def applied(self, sums: Ints, now: float) -> list[Effect]:
+    def _applied(self, sums: Ints, now: float) -> list[Effect]:
         """Answer the message: its job is done."""
         return [self.requests.applied(self, sums, now)]
 

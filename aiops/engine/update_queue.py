@@ -15,7 +15,7 @@ import numpy as np
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
 from aiops.engine import validation
 from aiops.engine.delta_replies import DeltaReplies
-from aiops.engine.events import Applied, Apply, Effect, Received
+from aiops.engine.events import Applied, Apply, Effect, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member
@@ -36,11 +36,8 @@ _EXACT = 1024
 class QueuedWork(Protocol):
     """Work on rows of a table or on the delta replica, which takes its turn among the updates."""
 
-    def issue(self) -> TableJob | ReplicaJob:
-        """Return the job, now that its turn has come."""
-
-    def applied(self, sums: Ints, now: float) -> list[Effect]:
-        """Take the result of the job."""
+    def issue(self) -> tuple[TableJob | ReplicaJob, OnApplied]:
+        """Return the job, now that its turn has come, and the function that takes its result."""
 
 
 class Pace:
@@ -118,7 +115,7 @@ class UpdateQueue:
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
         self._queue: deque[PendingPush | Decision | QueuedWork] = deque()
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
-        self._working: tuple[int, QueuedWork] | None = None  # the same for rows and the replica
+        self._working: tuple[int, OnApplied] | None = None  # the same for rows and the replica
         self.tickets = 0
         tensors = len(store.layout.tensors)
         self._sum = np.zeros(tensors, bool)  # the tensors that the sum in progress holds
@@ -244,8 +241,9 @@ class UpdateQueue:
         now, store, replies, held = event.time, self._store, self._replies, self.held
         if now >= self.pace.due:
             self.pace.note(now, store.version)
-        if self._outstanding is None:
-            return self._work_done(event)
+        if self._working is not None:
+            return self._work_done(event, *self._working)
+        assert self._outstanding is not None, "Applied answers an Apply"
         ticket, job, push, decision = self._outstanding
         assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
         self._outstanding = None
@@ -279,13 +277,11 @@ class UpdateQueue:
             effects += self.advance(now)
         return effects
 
-    def _work_done(self, event: Applied) -> list[Effect]:
+    def _work_done(self, event: Applied, ticket: int, on_applied: OnApplied) -> list[Effect]:
         """Take the result of work on rows or on the delta replica."""
-        assert self._working is not None, "Applied answers an Apply"
-        ticket, work = self._working
         assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
         self._working = None
-        return work.applied(event.sums, event.time) + self.advance(event.time)
+        return on_applied(event.sums, event.time) + self.advance(event.time)
 
     # ------------------------------------------------------------ the next update
 
@@ -310,8 +306,9 @@ class UpdateQueue:
 
     def _issue_work(self, work: QueuedWork) -> Apply:
         self.tickets += 1
-        self._working = (self.tickets, work)
-        return Apply(self.tickets, work.issue())
+        job, on_applied = work.issue()
+        self._working = (self.tickets, on_applied)
+        return Apply(self.tickets, job)
 
     def _decide(self, push: PendingPush, now: float) -> list[Effect]:
         """Have the policy decide about a gradient; issue its update, or answer it."""

@@ -266,9 +266,7 @@ class _SharedBudget:
 
 
 def _bytes_per_second(way: Direction, rate: float | str) -> float:
-    found = parse_rate(f"a link's rate {way}:", str(rate))
-    assert found is not None
-    return float(found)
+    return float(parse_rate(f"a link's rate {way}:", str(rate)))
 
 
 def _listener(rates: Mapping[Direction, float]) -> socket.socket:

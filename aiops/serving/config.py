@@ -183,8 +183,11 @@ class Config:
 
     def budgets(self) -> tuple[int | None, int | None]:
         """Return the bytes per second of all clients together, and of each one."""
-        total = parse_rate("--bandwidth-budget", self.bandwidth_budget)
-        each = parse_rate("--worker-budget", self.worker_budget)
+        total = each = None
+        if self.bandwidth_budget is not None:
+            total = parse_rate("--bandwidth-budget", self.bandwidth_budget)
+        if self.worker_budget is not None:
+            each = parse_rate("--worker-budget", self.worker_budget)
         if total is not None and each is not None and each > total:
             raise UsageError(
                 f"--worker-budget {self.worker_budget} is more than --bandwidth-budget"

@@ -171,7 +171,7 @@ class ClusterMachines:
         if factor == 1.0:
             return self
         worker, server = (
-            None if (rate := parse_rate("a link's rate:", given)) is None else rate / factor
+            None if given is None else parse_rate("a link's rate:", given) / factor
             for given in (self.links.worker, self.links.server)
         )
         return replace(

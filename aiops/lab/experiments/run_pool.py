@@ -21,7 +21,7 @@ from aiops.lab.run_record import physical_memory
 
 
 class PoolWatcher(Protocol):
-    """Is told what becomes of the runs."""
+    """Receives the progress and the results of the runs."""
 
     def at(self, case: PlannedRun, iterations: int) -> None:
         """A run has done this many iterations."""
@@ -83,10 +83,14 @@ class RunPool(Closing):
         while waiting or any(member.case for member in self._members):
             while (place := self._next(waiting, needs)) is not None:
                 self._begin(waiting.pop(place), needs)
-            busy = {member.process.pipe: member for member in self._members if member.case}
+            busy = {
+                member.process.pipe: (member, member.case)
+                for member in self._members
+                if member.case is not None
+            }
             for pipe in wait(list(busy)):
                 assert isinstance(pipe, Connection)
-                self._receive(busy[pipe], watcher)
+                self._receive(*busy[pipe], watcher)
 
     def _next(
         self, waiting: Sequence[PlannedRun], needs: Callable[[PlannedRun], int]
@@ -109,9 +113,7 @@ class RunPool(Closing):
         member.case, member.memory = case, needs(case)
         member.process.send(case.work)
 
-    def _receive(self, member: _PoolProcess, watcher: PoolWatcher) -> None:
-        case = member.case
-        assert case is not None
+    def _receive(self, member: _PoolProcess, case: PlannedRun, watcher: PoolWatcher) -> None:
         try:
             kind, value = member.process.receive()
         except ProcessFailed as error:

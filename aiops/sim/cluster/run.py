@@ -228,9 +228,7 @@ class _ClusterRun:
         if self._kind is AveragingWorker:
             there = [n for n in self._presences if self._network.host(f"worker-{n}").alive]
             return mean_model([self._workers[number] for number in there or self._presences])
-        store = self._server.engine.store
-        assert store is not None, "the first worker has defined the model"
-        return store.current.arena.views
+        return self._server.engine.defined_store.current.arena.views
 
     def _outcome(self) -> ClusterResult:
         self._sample()

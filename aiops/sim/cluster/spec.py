@@ -73,8 +73,11 @@ class StarTopology:
         return Host(name, *links, self.latency, self.jitter)
 
     def _link(self, kind: str) -> SimulatedLink:
-        rate = parse_rate(f"the rate of a {kind}'s link:", getattr(self, kind))
-        return SimulatedLink() if rate is None else SimulatedLink(rate, self.burst * rate)
+        given = getattr(self, kind)
+        if given is None:
+            return SimulatedLink()
+        rate = parse_rate(f"the rate of a {kind}'s link:", given)
+        return SimulatedLink(rate, self.burst * rate)
 
 
 @dataclass(frozen=True)

@@ -217,9 +217,7 @@ class Dispatcher(Closing):
     @property
     def store(self) -> Store:
         """The server's parameters, and their versions."""
-        store = self.engine.store
-        assert store is not None, "the first client has defined the model"
-        return store
+        return self.engine.defined_store
 
     @property
     def model(self) -> Mapping[str, Array]:

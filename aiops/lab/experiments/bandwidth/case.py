@@ -88,7 +88,8 @@ class BandwidthCase:
                 raise UsageError(f"{flag} must be {low:,} to {high:,}, not {value:,}")
         if self.delay and not self.link:
             raise UsageError("--delay needs --link, the rate of a link that delays: 20Mbit/s, say")
-        parse_rate("--link", self.link or None)
+        if self.link:
+            parse_rate("--link", self.link)
         CodecChoice.of(self.push_codec)
         CodecChoice.of(self.fetch_codec)
         algorithm = find(self.policy).make(self.server.settings())

@@ -76,8 +76,7 @@ def _distance(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
 
 
 def _sample(run: Run, stale: Params, distance: float, gamma: float) -> dict[str, float]:
-    store = run.engine.store
-    assert store is not None
+    store = run.engine.defined_store
     vbar, tau = store.vbar() or 0.0, store.version - stale.version
     found = {"tau": tau, "vbar": vbar, "vbar_tau": vbar * tau, "distance": distance}
     return {"iteration": run.iteration, **found, "gamma": gamma}

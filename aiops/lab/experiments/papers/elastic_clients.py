@@ -82,9 +82,7 @@ class _ElasticRun:
         self._workers: list[SimulatedClient] = []
         self._turns = 0
         self._join(run.clients)
-        store = self._engine.store
-        assert store is not None
-        self._store = store
+        self._store = store = self._engine.defined_store
         self._turn_bytes = 2.0 * store.current.arena.data.nbytes  # bytes of a turn, of late
         self._allowed = run.clients * self._turn_bytes
         self._sampled = 0, self._bytes()  # the round of the last sample, and the bytes by then
