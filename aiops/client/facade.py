@@ -162,7 +162,7 @@ class Facade(SessionFacade):
         """
         steps = TrainingLoop(self._session.info, self._session.ledger, params, clock)
         if isinstance(params, Leased) and steps.strategy.writes:
-            params.let_go()
+            params.release()
             raise UsageError(
                 f"under {self.policy} with these settings workers change their parameters"
                 " themselves, so they need arrays of their own: leave out views=True"

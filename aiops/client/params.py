@@ -214,7 +214,7 @@ class Leased(Params):
 
     def read(self, arena: Arena, give_back: Callable[[], object]) -> None:
         """Read a version in the server's arena, and call ``give_back`` when it is not needed."""
-        self.let_go()
+        self.release()
         self.arena, self._give_back = arena, give_back
 
     def own(self) -> Arena:
@@ -222,11 +222,11 @@ class Leased(Params):
         if self._give_back is not None:
             mine = Arena(self.layout)
             mine.data[:] = self.arena.data
-            self.let_go()
+            self.release()
             self.arena = mine
         return self.arena
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End the hold on the server's version; the arrays mean nothing then."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:

@@ -24,8 +24,8 @@ from aiops.wire.state_machine import Side
 from aiops.wire.traffic import Traffic
 
 _LIMITS = Limits(header=4 << 10, parts=1)
-_PARKED = 64
-"""Connections that may be parked at once: without a greeting, or of a round not known here yet."""
+_MOST_PENDING = 64
+"""Connections that may be pending at once: without a hello, or of a round not known here yet."""
 
 
 class _Landing(Sink):
@@ -83,7 +83,7 @@ class Link:
         for buffer in self.wire.send(message, payloads):
             await self._bounded(loop.sock_sendall(self.sock, buffer), "took nothing")
 
-    async def hear_greeting(self) -> RingHello:
+    async def receive_hello(self) -> RingHello:
         """Wait for the first message of the other side."""
         while True:
             for message, _sink in await self.receive():
@@ -115,12 +115,12 @@ class Link:
 
 
 @dataclass(slots=True, eq=False)
-class _Stranger:
+class _PendingLink:
     """A connection that was accepted, until it is known whether it belongs to a round."""
 
     link: Link
-    greet: RingHello | None = None
-    called: bool = False
+    hello: RingHello | None = None
+    claimed: bool = False
 
 
 class Listener:
@@ -131,7 +131,7 @@ class Listener:
     host
         The address to listen at; a free port is taken.
     patience
-        Seconds that a stranger has to greet, and then to be called for.
+        Seconds that a connection has to send its hello, and then to be claimed by a round.
     """
 
     def __init__(self, host: str, patience: float) -> None:
@@ -139,14 +139,14 @@ class Listener:
         self._socket.setblocking(False)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._patience = patience
-        self._strangers: dict[_Stranger, asyncio.Task[None]] = {}  # the oldest first
+        self._pending: dict[_PendingLink, asyncio.Task[None]] = {}  # the oldest first
         self._arrived = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         forks.note(self)
         self._start(self._accept())
 
     async def expect(self, this_round: Round, left: int, name: str) -> Link:
-        """Wait for the worker before this one in the ring, and greet it.
+        """Wait for the worker before this one in the ring, and answer its hello.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class Listener:
         """
         try:
             async with asyncio.timeout(self._patience):
-                while (found := self._called(this_round, left)) is None:
+                while (found := self._claim(this_round, left)) is None:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
@@ -183,17 +183,17 @@ class Listener:
         """Let go of it in a fork."""
         forks.blank(self._socket.fileno())
 
-    def _called(self, this_round: Round, left: int) -> Link | None:
-        for stranger in self._strangers:
-            greet = stranger.greet
+    def _claim(self, this_round: Round, left: int) -> Link | None:
+        for pending in self._pending:
+            hello = pending.hello
             if (
-                greet is not None
-                and (greet.number, greet.rank) == (this_round.number, left)
-                and proves(greet.proof, this_round.secret, "client", this_round.number, left)
+                hello is not None
+                and (hello.number, hello.rank) == (this_round.number, left)
+                and proves(hello.proof, this_round.secret, "client", this_round.number, left)
             ):
-                stranger.called = True  # from here on the link is the caller's to close
-                self._strangers.pop(stranger).cancel()
-                return stranger.link
+                pending.claimed = True  # from here on the link is the caller's to close
+                self._pending.pop(pending).cancel()
+                return pending.link
         return None
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -215,34 +215,34 @@ class Listener:
             except OSError:  # it has gone again
                 sock.close()
                 continue
-            if len(self._strangers) >= _PARKED:
-                oldest = next(iter(self._strangers))  # the least likely to be a worker
+            if len(self._pending) >= _MOST_PENDING:
+                oldest = next(iter(self._pending))  # the least likely to be a worker
                 # The end of the task closes the link, when nothing reads it any more.
-                self._strangers.pop(oldest).cancel()
-            self._park(_Stranger(link))
+                self._pending.pop(oldest).cancel()
+            self._keep(_PendingLink(link))
 
-    def _park(self, stranger: _Stranger) -> None:
-        """Receive a peer's greeting, and keep it until its round is known here too."""
-        self._strangers[stranger] = task = self._start(self._hear(stranger))
+    def _keep(self, pending: _PendingLink) -> None:
+        """Receive a peer's hello, and keep it until its round is known here too."""
+        self._pending[pending] = task = self._start(self._receive_hello(pending))
         # Not at the end of the task's own work: one that is cancelled at once never begins it.
-        task.add_done_callback(lambda _task: self._forget(stranger))
+        task.add_done_callback(lambda _task: self._forget(pending))
 
-    async def _hear(self, stranger: _Stranger) -> None:
-        # a peer that does not greet in time is no worker of a round
+    async def _receive_hello(self, pending: _PendingLink) -> None:
+        # a peer that sends no hello in time is no worker of a round
         with contextlib.suppress(ConnectionLost, RemoteProtocolError, TimeoutError):
             async with asyncio.timeout(self._patience):
-                stranger.greet = await stranger.link.hear_greeting()
+                pending.hello = await pending.link.receive_hello()
             self._arrived.set()
             await asyncio.sleep(self._patience)
 
-    def _forget(self, stranger: _Stranger) -> None:
-        self._strangers.pop(stranger, None)
-        if not stranger.called:
-            stranger.link.close()
+    def _forget(self, pending: _PendingLink) -> None:
+        self._pending.pop(pending, None)
+        if not pending.claimed:
+            pending.link.close()
 
 
 async def _call(this_round: Round, right: int, host: str, port: int, patience: float) -> Link:
-    """Connect to the next worker of the ring, and greet it.
+    """Connect to the next worker of the ring, and exchange hellos.
 
     Raises
     ------
@@ -279,7 +279,7 @@ async def _call(this_round: Round, right: int, host: str, port: int, patience: f
     try:
         mine = proof(this_round.secret, "client", this_round.number, this_round.rank)
         await link.send(RingHello(0, this_round.number, this_round.rank, mine))
-        reply = await link.hear_greeting()
+        reply = await link.receive_hello()
         if (reply.number, reply.rank) != (this_round.number, right) or not proves(
             reply.proof, this_round.secret, "server", this_round.number, right
         ):

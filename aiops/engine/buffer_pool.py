@@ -96,7 +96,7 @@ class BufferPool:
         self.out -= len(buffer)
         self.retry()
 
-    def let_go(self, buffer: Bytes) -> None:
+    def give_threadsafe(self, buffer: Bytes) -> None:
         """Return a buffer from any thread; the next `settle` puts it back."""
         self._returned.append(buffer)
         wake = self.wake

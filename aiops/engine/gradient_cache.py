@@ -83,5 +83,5 @@ class GradientCache:
         gradient = self._kept.pop(worker, None)
         if gradient is not None:
             self.nbytes -= len(gradient.data)
-            if gradient.let_go is not None:
-                gradient.let_go()
+            if gradient.on_drop is not None:
+                gradient.on_drop()

@@ -74,7 +74,7 @@ class HeldPushes:
         self.pushes.append(push)
         return self.wake()
 
-    def let_go(self, now: float, *, published: bool) -> list[Effect]:
+    def release(self, now: float, *, published: bool) -> list[Effect]:
         """Acknowledge the pushes whose workers the policy lets go, if parameters can be read."""
         if not self.pushes or not self._store.readable:
             return []
@@ -123,7 +123,7 @@ class HeldPushes:
                 self.pushes.append(push)
             else:
                 effects += self._replies.refuse(push, _not_made(), now)
-        return effects + self.let_go(now, published=False)
+        return effects + self.release(now, published=False)
 
     def _pushed(self) -> frozenset[int]:
         """Return the numbers of the workers that have pushed, and wait for the others."""

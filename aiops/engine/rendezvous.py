@@ -34,7 +34,7 @@ from aiops.wire.ring_messages import JoinRound, Round
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Participant:
     """The state of a worker that averages; it has a request while it is ready."""
 
     request: JoinRound | None = None
@@ -58,7 +58,7 @@ class Rendezvous:
         self._interval, self._grace = 0.0, 0.0  # seconds
         if plan is not None:
             self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
-        self._seats: dict[int, _Seat] = {}  # by connection
+        self._participants: dict[int, _Participant] = {}  # by connection
         self._stopping = False
         self.rounds = 0
 
@@ -70,9 +70,9 @@ class Rendezvous:
         Refused
             When no round can have this worker.
         """
-        seat = self._seats.get(peer)
+        participant = self._participants.get(peer)
         if message.port == 0:
-            return [*_withdraw(peer, seat, message), *self._form(now)]
+            return [*_withdraw(peer, participant, message), *self._form(now)]
         if not self._averages:
             raise Refused("this server's policy averages no models: start it with --policy average")
         if self._stopping:
@@ -83,14 +83,14 @@ class Rendezvous:
                 "this worker's model is not the one that the others average: give all workers"
                 " tensors of the same names, shapes and dtypes"
             )
-        given_up = seat.request if seat is not None else None
-        self._seats[peer] = _Seat(message, message.host, now, message.rounds == 0)
+        given_up = participant.request if participant is not None else None
+        self._participants[peer] = _Participant(message, message.host, now, message.rounds == 0)
         dismissed: list[Effect] = [] if given_up is None else [_dismissal(peer, given_up)]
         return dismissed + self._form(now)
 
     def left(self, peer: int, now: float) -> list[Effect]:
         """Remove the worker of a connection that ended."""
-        return [] if self._seats.pop(peer, None) is None else self._form(now)
+        return [] if self._participants.pop(peer, None) is None else self._form(now)
 
     def tick(self, now: float) -> list[Effect]:
         """Form a round if the workers that are ready have waited long enough."""
@@ -100,7 +100,7 @@ class Rendezvous:
         """Form no more rounds, and refuse the workers that wait for one."""
         self._stopping = True
         fault, ready = _ending(), self._ready()
-        self._seats.clear()
+        self._participants.clear()
         return [
             Reply(peer, Error(request.id, fault.code, str(fault), {}, False))
             for peer, request in ready.items()
@@ -108,7 +108,11 @@ class Rendezvous:
 
     def report(self) -> dict[str, int]:
         """Return the statistics."""
-        return {"rounds": self.rounds, "averaging": len(self._seats), "ready": len(self._ready())}
+        return {
+            "rounds": self.rounds,
+            "averaging": len(self._participants),
+            "ready": len(self._ready()),
+        }
 
     # ------------------------------------------------------------ inside
 
@@ -120,20 +124,21 @@ class Rendezvous:
                 f"{host!r}:{message.port} is no address to be reached at: it must be an IP address"
                 " without a zone, and not that of all interfaces; pass host=..."
             )
-        for other, seat in self._seats.items():
-            if other != peer and urls.is_loopback(seat.host) != urls.is_loopback(host):
+        for other, participant in self._participants.items():
+            if other != peer and urls.is_loopback(participant.host) != urls.is_loopback(host):
                 raise Refused(
-                    f"this worker is to be reached at {host} and another one at {seat.host}, but a"
-                    " loopback address is reached from its own machine only: pass host=... an"
-                    " address that all others can reach to the worker on loopback"
+                    f"this worker is to be reached at {host} and another one at"
+                    f" {participant.host}, but a loopback address is reached from its own machine"
+                    " only: pass host=... an address that all others can reach to the worker on"
+                    " loopback"
                 )
 
     def _ready(self) -> dict[int, JoinRound]:
         """Return the requests of the workers that are ready, by connection."""
         return {
-            peer: seat.request
-            for peer, seat in sorted(self._seats.items())
-            if seat.request is not None
+            peer: participant.request
+            for peer, participant in sorted(self._participants.items())
+            if participant.request is not None
         }
 
     def _form(self, now: float) -> list[Effect]:
@@ -141,17 +146,19 @@ class Rendezvous:
         ready = self._ready()
         if not ready or self._stopping:
             return []
-        settled = any(not self._seats[peer].new for peer in ready)
-        baseless = not settled and any(not seat.new for seat in self._seats.values())
-        late = [s for s in self._seats.values() if s.request is None and s.awaited]
+        settled = any(not self._participants[peer].new for peer in ready)
+        baseless = not settled and any(
+            not participant.new for participant in self._participants.values()
+        )
+        late = [s for s in self._participants.values() if s.request is None and s.awaited]
         if late or baseless:
-            due = self._due([self._seats[peer].since for peer in ready], baseless)
+            due = self._due([self._participants[peer].since for peer in ready], baseless)
             if now < due:
                 return [WakeAt(due)]
-        for seat in late:
-            seat.awaited = False
+        for participant in late:
+            participant.awaited = False
         for peer in ready:
-            self._seats[peer].request = None
+            self._participants[peer].request = None
         if baseless:
             return [_dismissal(peer, request) for peer, request in ready.items()]
         return self._answer(ready, settled)
@@ -166,26 +173,26 @@ class Rendezvous:
         """Send each worker of the round its rank, all members, and the secret."""
         self.rounds += 1
         members = tuple(
-            (request.host, request.port, not settled or not self._seats[peer].new)
+            (request.host, request.port, not settled or not self._participants[peer].new)
             for peer, request in ready.items()
         )
         secret = _secret(self.rounds, [request.nonce for request in ready.values()])
         for peer in ready:
-            self._seats[peer].new = False  # its next request has rounds=0 if this one fails
+            self._participants[peer].new = False  # its next request has rounds=0 if this one fails
         return [
             Reply(peer, Round(request.id, self.rounds, rank, members, secret))
             for rank, (peer, request) in enumerate(ready.items())
         ]
 
 
-def _withdraw(peer: int, seat: _Seat | None, message: JoinRound) -> list[Effect]:
+def _withdraw(peer: int, participant: _Participant | None, message: JoinRound) -> list[Effect]:
     """Take back a worker's request, if it has one; answer that and the message that does it."""
     found: list[Effect] = []
-    if seat is not None:
-        seat.awaited = False
-        if seat.request is not None:
-            found.append(_dismissal(peer, seat.request))
-            seat.request = None
+    if participant is not None:
+        participant.awaited = False
+        if participant.request is not None:
+            found.append(_dismissal(peer, participant.request))
+            participant.request = None
     return [*found, _dismissal(peer, message)]
 
 

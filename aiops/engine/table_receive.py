@@ -81,7 +81,7 @@ class RowsSink(PushSink):
         self._pool = None
         begin = len(self.buffer)
         rows = whole[begin : begin + self.out.nbytes]
-        weakref.finalize(rows, pool.let_go, whole).atexit = False
+        weakref.finalize(rows, pool.give_threadsafe, whole).atexit = False
         return rows
 
     def free(self) -> None:

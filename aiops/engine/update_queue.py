@@ -222,7 +222,7 @@ class UpdateQueue:
             if decision is not None:
                 self._queue.appendleft(decision)
                 effects = self.advance(now)
-            effects += held.let_go(now, published=False)
+            effects += held.release(now, published=False)
         return effects + self.advance(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -264,7 +264,7 @@ class UpdateQueue:
                 self._sent.release()
                 self._sent = None
             if held.pushes:
-                effects += held.let_go(now, published=True)
+                effects += held.release(now, published=True)
             if replies.readers:
                 effects += replies.answer_readers()
         if push is not None and isinstance(push.sink, PushSink):

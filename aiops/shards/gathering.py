@@ -105,7 +105,7 @@ class Gathered(PushSink):
         mine = self._own.keep() if self._own is not None else self._nothing
         self._forget(True)
         done = partial(self._forget, False)
-        return replace(mine, number=self.number, let_go=done, whole=self.cover)
+        return replace(mine, number=self.number, on_drop=done, whole=self.cover)
 
     def free(self) -> None:
         """Put the buffers back, on all shards."""

@@ -22,7 +22,7 @@ _HALF = np.float32(65504.0)
 class Gradient:
     """A received push: its bytes, the tensors that it covers, and its parts (none: all raw).
 
-    ``number``: the push's number at the lead, if other shards hold portions of it. ``let_go``:
+    ``number``: the push's number at the lead, if other shards hold portions of it. ``on_drop``:
     called when it is kept no longer. ``whole``: its cover on all shards together. ``groups``: the
     payloads that kernels read themselves, if any.
     """
@@ -31,7 +31,7 @@ class Gradient:
     cover: Cover
     parts: Parts = ()
     number: int = 0
-    let_go: Callable[[], None] | None = None
+    on_drop: Callable[[], None] | None = None
     whole: Cover | None = None
     groups: list[CodedGroup] | None = None
 

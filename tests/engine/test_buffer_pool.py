@@ -127,7 +127,7 @@ def test_a_buffer_that_comes_back_while_the_line_is_served() -> None:
     assert pool.waiting == pool.out == 0
 
 
-def test_a_buffer_let_go_of_wakes_the_line() -> None:
+def test_a_buffer_given_by_another_thread_wakes_the_line() -> None:
     pool = BufferPool(100)
     woken: list[bool] = []
     pool.wake = lambda: woken.append(True)
@@ -145,11 +145,11 @@ def test_a_buffer_let_go_of_wakes_the_line() -> None:
     second = pool.take(1)
     assert second is None
     pool.wait(again)
-    pool.let_go(BufferPool(100).take(100))  # type: ignore[arg-type]
+    pool.give_threadsafe(BufferPool(100).take(100))  # type: ignore[arg-type]
     assert woken, "somebody waits, so the pool asks to be looked at"
     assert not served, "from whichever thread: nothing is done here"
     pool.settle()
     assert served
     woken.clear()
-    pool.let_go(served.pop())
+    pool.give_threadsafe(served.pop())
     assert not woken, "nobody waits"

@@ -275,7 +275,7 @@ class TestAdopted:
             assert np.shares_memory(params.arena.data, memory) == lent
             assert back == ([] if lent else [9]), "what is read on is not given back yet"
             if isinstance(params, Leased):
-                params.let_go()
+                params.release()
                 assert back == [9]
 
 

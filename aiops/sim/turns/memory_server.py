@@ -218,7 +218,7 @@ class SimulatedClient:
         strategy = strategy_for(plan, params)
         if strategy.writes:
             mine = params.copy()
-            params.let_go()
+            params.release()
             return mine, strategy_for(plan, mine)
         return params, strategy
 

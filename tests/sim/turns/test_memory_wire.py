@@ -122,7 +122,7 @@ class TestLeased:
         assert engine.store is not None
         assert engine.store.alive == 2
         assert isinstance(one.params, Leased)
-        one.params.let_go()
+        one.params.release()
         assert engine.store.alive == 1
 
     def test_becomes_its_own(self) -> None:
@@ -155,7 +155,7 @@ class TestLeased:
 
     def test_empty(self) -> None:
         leased = Leased(Layout([("w", "float32", (3,))]))
-        leased.let_go()
+        leased.release()
         assert not leased.borrowed
         assert leased.own() is leased.arena
 
