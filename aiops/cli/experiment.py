@@ -33,7 +33,7 @@ Jobs = Annotated[int, typer.Option(help="Runs at the same time; 0: one per proce
 Out = Annotated[
     Path | None, typer.Option(help="Folder of the results; default out/NAME, out/NAME-full.")
 ]
-Anew = Annotated[bool, typer.Option("--anew", help="Repeat runs that other versions have made.")]
+Rerun = Annotated[bool, typer.Option("--rerun", help="Repeat runs that other versions have made.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only print the estimated time.")]
 
 
@@ -73,7 +73,7 @@ def run(
     knob: Knob = None,
     jobs: Jobs = 0,
     out: Out = None,
-    anew: Anew = False,
+    rerun: Rerun = False,
     estimate: Estimate = False,
     as_json: Json = False,
 ) -> None:
@@ -98,7 +98,7 @@ def run(
     console = Console(stderr=True, highlight=False)
     with _Screen(console) as screen:
         scheduler = ExperimentScheduler(
-            experiment, scale, RunFolder(place, name, anew=anew), screen
+            experiment, scale, RunFolder(place, name, rerun=rerun), screen
         )
         _print_foreign(scheduler, console)
         if full or estimate:
@@ -112,7 +112,7 @@ def run(
 
 def _print_foreign(scheduler: ExperimentScheduler, console: Console) -> None:
     for what, count in scheduler.folder.foreign(scheduler.wanted()).items():
-        text = f"kept runs made with {what}: {count} (--anew makes them again)"
+        text = f"kept runs made with {what}: {count} (--rerun makes them again)"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from aiops.common import forks, urls
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 
-FAREWELL = 1.0
+LEAVE_TIMEOUT = 1.0
 """Seconds that a round under way gets at the end: Ctrl-C is to work within two."""
 
 

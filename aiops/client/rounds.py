@@ -269,7 +269,7 @@ class Rounds:
         listener = self._listener
         try:
             return await self._client.join_round(listener.host, listener.port, self.taken)
-        except NotReady:  # the server was started anew
+        except NotReady:  # the server was started again
             await self._client.define_again(self._copy.views)
             raise
 

@@ -209,7 +209,7 @@ class TrainingLoop:
     def _recover(self, error: BaseException, again: bool) -> Program[Op, Receipt | None]:
         """Go on after a gradient that was not taken, or raise the error."""
         if isinstance(error, Restarted):
-            yield from self._begin_anew()
+            yield from self._resume()
             if not again or self.strategy.local:
                 return replace(self._nothing(), used=False)
         elif not (again and isinstance(error, StaleGradient)):
@@ -245,7 +245,7 @@ class TrainingLoop:
         if transfer is None or transfer.into is None:
             ledger.skipped_fetch()
 
-    def _begin_anew(self) -> Program[Op, None]:
+    def _resume(self) -> Program[Op, None]:
         """Go on with a server that was restarted.
 
         Steps that were only taken here stay on top of its parameters. If it has come back without

@@ -4,7 +4,7 @@ A fork copies the memory and the descriptors of its parent, and none of its thre
 that both had, each would take bytes that were meant for the other; a push by the child would have
 the number of the parent's next one, and stand for it. So what belongs to one process is noted here
 when it is made. In a fork it is told, before anything else runs there: it closes its copies of the
-descriptors, makes anew the locks that a thread of the parent may have had, and refuses to work.
+descriptors, makes new the locks that a thread of the parent may have had, and refuses to work.
 
 That takes no call and no look at the process's id afterwards. The parent notices nothing.
 """

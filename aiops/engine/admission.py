@@ -53,7 +53,7 @@ class Admission:
         Buffers of pushes.
     row_pool
         Buffers of requests for rows, held until their answers are sent.
-    lacking
+    full_pool
         The pool in which `sink_for` found no room last.
     layout
         The model's, once it is defined.
@@ -72,7 +72,7 @@ class Admission:
         self.max_model, self.buffers, self.budget = max_model, buffers, budget
         self._backend, self._parallel_map = backend, parallel_map
         self.pool, self.row_pool = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
-        self.lacking = self.pool
+        self.full_pool = self.pool
         self.layout: Layout | None = None
         self._surveys: list[Surveyor] = []  # one per section
         self._tables: TableAdmission | None = None
@@ -107,10 +107,10 @@ class Admission:
         return [partial(survey, find, parallel_map=self._parallel_map) for find in found]
 
     def sink_for(self, message: Message) -> Sink | None:
-        """Return the sink of a message's payloads; None: no room now, wait in `lacking`'s line."""
+        """Return the sink of a message's payloads; None: no room yet, wait in `full_pool`."""
         try:
             if type(message) is Push:
-                parts, layout, self.lacking = message.parts, self.layout, self.pool
+                parts, layout, self.full_pool = message.parts, self.layout, self.pool
                 if layout is None or len(parts) != 1 or parts[0].codec != raw.NAME:
                     return self._place_push(message)
                 cover, nbytes = layout.covered(parts), parts[0].nbytes  # the usual case
@@ -121,7 +121,7 @@ class Admission:
             if isinstance(message, FetchRows | PushRows):
                 return self._place_rows(message)
             if isinstance(message, Define):
-                self.lacking = self.pool
+                self.full_pool = self.pool
                 return self._place_define(message)
         except Refused as fault:
             return Discard(fault)
@@ -145,7 +145,7 @@ class Admission:
         if self._tables is None:
             raise NotReady("no worker has defined the model yet: a worker must do it")
         room = self._tables.room(message)
-        self.lacking = room.pool
+        self.full_pool = room.pool
         return self._tables.sink_for(room)
 
     def _place_define(self, message: Define) -> Sink | None:

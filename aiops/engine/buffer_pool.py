@@ -24,7 +24,7 @@ class BufferPool:
         self.bound, self._make = bound, make
         self.out = 0
         self.peak = 0
-        self.lacking = 0  # those that wait in `ShardBuffers`
+        self.waiting_for_shards = 0  # those that wait in `ShardBuffers`
         self.wake: Callable[[], object] | None = None  # schedules `settle`, from any thread
         self.given: Callable[[], None] | None = None  # called when there may be more room
         self._returned: deque[Bytes] = deque()
@@ -35,7 +35,7 @@ class BufferPool:
     @property
     def waiting(self) -> int:
         """The number of those that wait for a buffer."""
-        return len(self._line) + self.lacking
+        return len(self._line) + self.waiting_for_shards
 
     def take(self, nbytes: int) -> Bytes | None:
         """Return a buffer of that size, or None when the bound does not allow it now.

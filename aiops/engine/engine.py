@@ -264,7 +264,7 @@ class Engine:
 
         It joins the line of the pool in which the last `Admission.sink_for` found no room.
         """
-        self.admission.lacking.wait(again)
+        self.admission.full_pool.wait(again)
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None

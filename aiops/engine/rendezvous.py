@@ -147,26 +147,26 @@ class Rendezvous:
         if not ready or self._stopping:
             return []
         settled = any(not self._participants[peer].new for peer in ready)
-        baseless = not settled and any(
+        only_new = not settled and any(
             not participant.new for participant in self._participants.values()
         )
         late = [s for s in self._participants.values() if s.request is None and s.awaited]
-        if late or baseless:
-            due = self._due([self._participants[peer].since for peer in ready], baseless)
+        if late or only_new:
+            due = self._due([self._participants[peer].since for peer in ready], only_new)
             if now < due:
                 return [WakeAt(due)]
         for participant in late:
             participant.awaited = False
         for peer in ready:
             self._participants[peer].request = None
-        if baseless:
+        if only_new:
             return [_dismissal(peer, request) for peer, request in ready.items()]
         return self._answer(ready, settled)
 
-    def _due(self, since: list[float], baseless: bool) -> float:
+    def _due(self, since: list[float], only_new: bool) -> float:
         """Return the time until which workers that are not ready are waited for."""
         first, *others = sorted(since)
-        alone = baseless or not others
+        alone = only_new or not others
         return (first + self._interval if alone else others[0]) + self._grace
 
     def _answer(self, ready: dict[int, JoinRound], settled: bool) -> list[Effect]:

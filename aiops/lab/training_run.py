@@ -97,7 +97,7 @@ class TrainingRun(AsyncExitStack):
         self._workers: list[SupervisedProcess] = []
         self._params: Params | None = None
         self._messages: deque[tuple[int, Mapping[str, Any]]] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def finished(self) -> bool:
@@ -152,7 +152,7 @@ class TrainingRun(AsyncExitStack):
             else:
                 self._messages.append((number, message))
                 self.reports[number] = message.get("report")
-            self._news.set()
+            self._changed.set()
 
         child = self._supervisor.start(
             name,
@@ -186,8 +186,8 @@ class TrainingRun(AsyncExitStack):
             On SIGINT or SIGTERM.
         """
         while not self._messages:
-            self._news.clear()
-            await self.within(seconds, "the next step of any worker", self._news.wait())
+            self._changed.clear()
+            await self.within(seconds, "the next step of any worker", self._changed.wait())
         return self._messages.popleft()
 
     async def look(self, test: Callable[[Params], tuple[float, float]]) -> Look:
@@ -209,5 +209,5 @@ class TrainingRun(AsyncExitStack):
 
     async def _until_ready(self) -> None:
         while not all(self.ready):
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()

@@ -73,7 +73,7 @@ class ThreadPool:
         forks.note(self)
 
     def forked(self) -> None:
-        """Begin anew: a fork has none of its parent's threads, and one may have had the lock."""
+        """Start again: a fork has none of its parent's threads, and one may have had the lock."""
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()

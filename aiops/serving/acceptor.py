@@ -158,7 +158,7 @@ class Acceptor:
         now = self._now()
         crowded = [pool.waiting > 0 for pool in self._coordinator.pools]
         for peer in list(self.peers.values()):
-            error = peer.judge(config, now, *crowded)
+            error = peer.fault(config, now, *crowded)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)

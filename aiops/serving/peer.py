@@ -80,7 +80,7 @@ class Peer:
             lease.abandon()
         self._lent.clear()
 
-    def judge(
+    def fault(
         self, config: Config, now: float, crowded: bool = False, crowded_rows: bool = False
     ) -> AiopsError | None:
         """Return why a peer is to be dropped, or None.

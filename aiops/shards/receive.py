@@ -202,7 +202,7 @@ class ShardBuffers:
                 break
             room.reserved, room.granted, given = size, True, True
             self._line.popleft()
-        pool.lacking = len(self._line)
+        pool.waiting_for_shards = len(self._line)
         if self._waiting and (given or self._by_key):
             waiting, self._waiting = self._waiting, []
             self._waiting = [again for again in waiting if not again()] + self._waiting

@@ -1,7 +1,7 @@
 """The rows of a table on the server: stored by their first update, unchanged by reading.
 
 A table reserves address space for all its rows. The system commits a page of memory when a row in
-it is first written. Reading a row that was never written computes its initial values anew. So a
+it is first written. Reading a row that was never written computes its initial values again. So a
 fetch changes nothing, and a table takes memory only for the rows that were pushed.
 
 Tables are not leased as the dense parameters are: a reply gathers its rows into a buffer. The

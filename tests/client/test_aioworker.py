@@ -483,7 +483,7 @@ class TestCancelled:
             version = await worker.refresh()
             assert version == (1 if way == "up" else 2)
             np.testing.assert_array_equal(worker.params["w"], -version)
-            assert again is not link, "it has connected anew"
+            assert again is not link, "it has connected again"
             await worker.close()
 
     async def test_waiting_for_the_background(self) -> None:

@@ -140,7 +140,7 @@ def test_a_server_notices_the_end_of_a_parent_whose_child_lives(
 
 
 def test_a_server_is_its_own_process_alone(tmp_path: Path) -> None:
-    """A child neither holds its port and its connections, nor writes its files anew."""
+    """A child neither holds its port and its connections, nor writes its files again."""
     said = run("serving", str(tmp_path))
     check(said)
     assert said["near"] == [True, True]

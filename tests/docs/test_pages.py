@@ -155,7 +155,7 @@ class TestMeasured:
         monkeypatch.setattr(sys, "argv", ["pages", str(folder)])
         with pytest.raises(SystemExit):
             main()
-        assert "make it anew, or remove it" in capsys.readouterr().err
+        assert "make it again, or remove it" in capsys.readouterr().err
 
 
 class TestCurves:

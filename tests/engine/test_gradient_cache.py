@@ -76,7 +76,7 @@ def test_who_has_not_pushed_for_longest_gives_way() -> None:
     assert inline.version == version
     assert again(inline, 1).used
     inline.push(2, gradient(2))
-    assert again(inline, 2).used, "it has been sent anew"
+    assert again(inline, 2).used, "it has been sent again"
 
 
 @pytest.mark.parametrize("recall", [0, NBYTES - 1])

@@ -1,7 +1,7 @@
 """The short way and the general way: the same bytes, bits, statistics and record, whatever comes.
 
 A course is a list of things that happen to a server: pushes of every kind, on connections that are
-cut and made anew, in pieces and several at a time. It is run twice in virtual time, once without
+cut and made again, in pieces and several at a time. It is run twice in virtual time, once without
 the short way (`aiops.engine.steady`), and everything that can be seen of the two is compared.
 """
 
@@ -108,7 +108,7 @@ class Worker:
         return f"{self.number}" * 32
 
     def again(self, server: Server, *, silently: bool = False) -> None:
-        """Connect anew; the old connection is lost before, or (silently) replaced."""
+        """Connect again; the old connection is lost before, or (silently) replaced."""
         if not silently:
             self.line.pipe.abort()
         self.said.append(self.line.written)

@@ -31,7 +31,7 @@ def dropped_after(peer: Peer, link: Any, rate: int, crowded: bool) -> int | None
     """Let a peer send at a rate; return the second in which it is dropped."""
     for second in range(1, 121):
         link.wire.traffic.bytes_in += rate
-        if peer.judge(CONFIG, float(second), crowded) is not None:
+        if peer.fault(CONFIG, float(second), crowded) is not None:
             return second
     return None
 
@@ -67,8 +67,8 @@ def test_who_is_not_read_from_is_not_to_blame() -> None:
 def test_a_stranger_must_introduce_itself() -> None:
     peer, _link = member()
     peer.handshake.admitted = None
-    assert peer.judge(CONFIG, 9.0, crowded=False) is None
-    assert "introduce" in str(peer.judge(CONFIG, 10.5, crowded=False))
+    assert peer.fault(CONFIG, 9.0, crowded=False) is None
+    assert "introduce" in str(peer.fault(CONFIG, 10.5, crowded=False))
 
 
 @pytest.mark.parametrize("state", ["open", "shard open", "lead open", "left"])
@@ -78,9 +78,9 @@ def test_a_silent_peer_is_pinged_and_then_dropped(state: str) -> None:
     peer, link = member(send=sent.append)
     peer.handshake.admitted.hello.pongs = True  # type: ignore[union-attr,misc]
     link.wire.state, link.wire.midway, link.wire.send = state, False, lambda message: message
-    assert peer.judge(CONFIG, 19.0) is None
+    assert peer.fault(CONFIG, 19.0) is None
     assert sent == []
-    assert peer.judge(CONFIG, 21.0) is None
-    assert peer.judge(CONFIG, 22.0) is None
+    assert peer.fault(CONFIG, 21.0) is None
+    assert peer.fault(CONFIG, 22.0) is None
     assert sent == ([] if state == "left" else [Ping(0)])
-    assert "has not answered a ping for 61 s" in str(peer.judge(CONFIG, 61.0))
+    assert "has not answered a ping for 61 s" in str(peer.fault(CONFIG, 61.0))

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Self
 
-from aiops.client.averager_facade import FAREWELL, AveragerFacade
+from aiops.client.averager_facade import LEAVE_TIMEOUT, AveragerFacade
 from aiops.client.averaging import AveragingLoop
 from aiops.common.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
@@ -123,7 +123,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
         if averaging is None or averaging.done():
             return
         if self._core.started.done():
-            await self._core.end(FAREWELL)
+            await self._core.end(LEAVE_TIMEOUT)
         else:
             averaging.cancel()
         await asyncio.wait([averaging])

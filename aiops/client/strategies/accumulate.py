@@ -35,7 +35,7 @@ class Accumulate(LocalStrategy):
         self._held: set[int] = set()  # the tensors that the sum has
         self._sent: set[int] = set()
         self._fetched_at = 0  # steps when parameters were last fetched
-        self._anew = False  # the server was restarted: older versions mean nothing
+        self._restarted = False  # the server was restarted: older versions mean nothing
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
         """Add it to the sum, and take a local step at the server's learning rate."""
@@ -77,8 +77,8 @@ class Accumulate(LocalStrategy):
             take_over(self.params, self._fresh)
             self._model.adopt()
             self._fetched_at = self._model.steps
-            if self._anew:
-                self._stamp, self._anew = Stamp.of(self._fresh), False
+            if self._restarted:
+                self._stamp, self._restarted = Stamp.of(self._fresh), False
         super().arrived(receipt)
 
     def failed(self) -> None:
@@ -105,7 +105,7 @@ class Accumulate(LocalStrategy):
 
     def restarted(self) -> None:
         """Stamp what has accrued with the versions that are fetched next."""
-        self._anew = True
+        self._restarted = True
 
     def offered(self) -> None:
         """Forget the sum: the parameters that were offered have it."""

@@ -54,8 +54,8 @@ class Local(LocalStrategy):
         self._out, self._fresh = params.like(), params.copy()
         self._since = self._ahead = 0  # steps: since the last push; ahead of the newest model
         self._out_steps = 0  # how many steps the last push was
-        self._handed = 0  # after how many steps the last was handed over
-        self._untold = [0] * len(self._fragments)  # steps that have not been pushed
+        self._sent_at = 0  # after how many steps the last was handed over
+        self._unpushed = [0] * len(self._fragments)  # steps that have not been pushed
         self._sent: Sequence[int] = ()  # the fragments that are under way
         self._come = False  # a new model is to be merged
         self._refreshing = False
@@ -65,7 +65,7 @@ class Local(LocalStrategy):
         self._model.step(*self._model.take(gradients))
         self._since += 1
         self._ahead += 1
-        self._untold = [steps + 1 for steps in self._untold]
+        self._unpushed = [steps + 1 for steps in self._unpushed]
 
     @property
     def due(self) -> bool:
@@ -101,14 +101,14 @@ class Local(LocalStrategy):
                 self._anchor[number][part] += self._out.arena.sections[number][part]
             self._since += self._out_steps
             for fragment in self._sent:
-                self._untold[fragment] += self._out_steps
+                self._unpushed[fragment] += self._out_steps
         self._refreshing = False
         super().failed()
 
     def rest(self) -> Transfer | None:
         """Push all steps that have not been pushed."""
         self._merge()
-        left = [fragment for fragment, steps in enumerate(self._untold) if steps]
+        left = [fragment for fragment, steps in enumerate(self._unpushed) if steps]
         return self._hand_over(left, fetch=False) if left else None
 
     def refresh(self) -> Transfer:
@@ -119,11 +119,11 @@ class Local(LocalStrategy):
         return self.under_way
 
     def offered(self) -> None:
-        """Begin anew from the parameters that were offered: they have all local steps."""
+        """Start again from the parameters that were offered: they have all local steps."""
         for anchor, x in zip(self._anchor, self._model.x, strict=True):
             anchor[...] = x
         self._since = self._ahead = 0
-        self._untold = [0] * len(self._fragments)
+        self._unpushed = [0] * len(self._fragments)
 
     # ------------------------------------------------------------ inside
 
@@ -142,9 +142,9 @@ class Local(LocalStrategy):
         whole = len(names) == len(tensors)
         arrays = self._out if whole else {name: self._out[name] for name in names}
         self._out_steps, self._since = self._since, 0
-        self._handed, self._sent = self._model.steps, fragments
+        self._sent_at, self._sent = self._model.steps, fragments
         for fragment in fragments:
-            self._untold[fragment] = 0
+            self._unpushed[fragment] = 0
         self.under_way = Transfer(arrays, self._stamp.copy(), self._fresh if fetch else None)
         return self.under_way
 
@@ -172,7 +172,7 @@ class Local(LocalStrategy):
         self._stamp = self._stamp.renewed(self._fresh, tensors)
         if not self._refreshing:
             self._turn = self._fresh.version if self._in_step else self._turn + 1
-            self._ahead = self._model.steps - self._handed
+            self._ahead = self._model.steps - self._sent_at
         self._come = self._refreshing = False
 
 

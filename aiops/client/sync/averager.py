@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
-from aiops.client.averager_facade import FAREWELL, AveragerFacade
+from aiops.client.averager_facade import LEAVE_TIMEOUT, AveragerFacade
 from aiops.client.averaging import AveragingLoop
 from aiops.client.rounds import Averages
 from aiops.common.closing import Closing
@@ -191,7 +191,7 @@ class ModelAverager(AveragerFacade, Closing):
 
         def end() -> None:  # a coroutine made here could be left over: the loop may end first
             if not task.done():  # else it ends just now, and would not run a further task
-                self._ending = loop.create_task(core.end(FAREWELL))
+                self._ending = loop.create_task(core.end(LEAVE_TIMEOUT))
 
         with contextlib.suppress(RuntimeError):  # its loop has ended
             loop.call_soon_threadsafe(end)

@@ -143,7 +143,7 @@ class RunFolder:
         Made if it is not there.
     name
         The experiment's.
-    anew
+    rerun
         Runs of other versions count as missing; their files stay until they are replaced.
 
     Attributes
@@ -158,8 +158,8 @@ class RunFolder:
         When the folder holds something else, or cannot be written.
     """
 
-    def __init__(self, path: Path, name: str, *, anew: bool = False) -> None:
-        self.path, self.name, self._anew = path, name, anew
+    def __init__(self, path: Path, name: str, *, rerun: bool = False) -> None:
+        self.path, self.name, self._rerun = path, name, rerun
         self._claim()
         self.versions: dict[str, Versions] = {}
         self.machines: dict[str, Mapping[str, Any]] = {}
@@ -226,7 +226,7 @@ class RunFolder:
                 result, made = row["result"], dict(row["versions"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path} is damaged ({error!r}): remove it") from None
-            if not self._anew or made == versions():
+            if not self._rerun or made == versions():
                 found[path.stem] = result
                 self.versions[path.stem] = made
                 self.machines[path.stem] = row.get("machine", {})

@@ -1,7 +1,7 @@
 """``mnist``: 70,000 handwritten digits as 28×28 images, in the IDX format (LeCun et al., 1998).
 
 Four files, ``<split>-images-idx3-ubyte.gz`` and ``<split>-labels-idx1-ubyte.gz``. Checksums are of
-what is inside the gzip wrapper: copies that were compressed anew are as good as the original ones.
+what is inside the gzip wrapper: copies that were compressed again are as good as the original ones.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Dispatcher(Closing):
         self._window = 3 * jobs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: without threads, whose gradients are computed anew."""
+        """Return the state for a checkpoint: without the threads, and without their gradients."""
         return {**self.__dict__, "_pool": None, "_ahead": {}}
 
     def run(self, iterations: int, stopping: Callable[[], bool] = lambda: False) -> None:

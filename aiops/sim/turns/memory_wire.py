@@ -1,6 +1,6 @@
 """A wire within a process: it keeps a connection's rules and counts, and copies no payload.
 
-A `MemoryWire` sends a `HandedMessage`: the message itself, and its payloads where they lie. Both
+A `MemoryWire` sends a `MessageInTransit`: the message itself, and its payloads where they lie. Both
 ends follow the same state machine and count the same bytes as over a stream. The server uses a
 gradient in the worker's memory, and a worker reads a version of the parameters in the server's
 (`aiops.client.params.Leased`), for as long as it needs it.
@@ -29,7 +29,7 @@ Payloads = Sequence[Sequence[memoryview]]
 
 
 @value
-class HandedMessage:
+class MessageInTransit:
     """One message in transit, with its payloads where they lie.
 
     Attributes
@@ -61,17 +61,17 @@ class MemoryWire(Connection):
         The messages on their way to this side, and from it.
     """
 
-    __slots__ = ("_handed", "inbox", "outbox")
+    __slots__ = ("_current", "inbox", "outbox")
 
     _room = 0  # nothing is read ahead
     _joined = -1  # payloads are not copied
 
     def __init__(
-        self, side: Side, inbox: deque[HandedMessage], outbox: deque[HandedMessage]
+        self, side: Side, inbox: deque[MessageInTransit], outbox: deque[MessageInTransit]
     ) -> None:
         super().__init__(side)
         self.inbox, self.outbox = inbox, outbox
-        self._handed: HandedMessage | None = None  # the one that is pending
+        self._current: MessageInTransit | None = None  # the one that is pending
 
     def send(self, message: Message, payloads: Payloads = (), places: Places = ()) -> list[Buffer]:
         """Put a message into the outbox; return an empty list of buffers.
@@ -88,7 +88,9 @@ class MemoryWire(Connection):
         """Put a message into the outbox, with the lease that its payloads need."""
         before = self.traffic.bytes_out
         super().send(message, payloads)
-        self.outbox.append(HandedMessage(message, self.traffic.bytes_out - before, payloads, lease))
+        self.outbox.append(
+            MessageInTransit(message, self.traffic.bytes_out - before, payloads, lease)
+        )
 
     def received(self, nbytes: int) -> Messages:
         """Take the next message from the inbox.
@@ -98,8 +100,8 @@ class MemoryWire(Connection):
         RemoteProtocolError
             When the peer may not send that now.
         """
-        handed = self.inbox.popleft()
-        message = handed.message
+        entry = self.inbox.popleft()
+        message = entry.message
         self.traffic.bytes_in += nbytes
         self._follow(message)
         parts: Parts = getattr(message, "parts", ())
@@ -107,15 +109,15 @@ class MemoryWire(Connection):
         self._count(message.kind, nbytes - payload, payload)
         if not parts:
             return [(message, None)]
-        self._handed, self.pending = handed, message
+        self._current, self.pending = entry, message
         return []
 
     def fill(self, sink: Sink) -> Messages:
         """Have the sink adopt the payloads of the pending message, or copy them into it."""
-        handed = self._handed
-        assert handed is not None, "a message is pending"
-        self._handed = self.pending = None
-        lease, payloads = handed.lease, handed.payloads
+        entry = self._current
+        assert entry is not None, "a message is pending"
+        self._current = self.pending = None
+        lease, payloads = entry.lease, entry.payloads
         if len(payloads) == 1 and len(payloads[0]) == 1:  # one piece: the sink may use it in place
             lent: LentPayload
             if lease is not None:
@@ -123,7 +125,7 @@ class MemoryWire(Connection):
             else:
                 lent = LentPayload(np.frombuffer(payloads[0][0], np.uint8), lambda: None)
             if sink.adopt(lent):
-                return [(handed.message, sink)]
+                return [(entry.message, sink)]
         for number, pieces in enumerate(payloads):
             offset = 0
             for piece in pieces:
@@ -131,7 +133,7 @@ class MemoryWire(Connection):
                 offset += len(piece)
         if lease is not None:
             lease.release()
-        return [(handed.message, sink)]
+        return [(entry.message, sink)]
 
 
 class MemoryLine:
@@ -151,8 +153,8 @@ class MemoryLine:
     server: Connection
 
     def __init__(self, sink_for: SinkFor) -> None:
-        self._up: deque[HandedMessage] = deque()
-        self._down: deque[HandedMessage] = deque()
+        self._up: deque[MessageInTransit] = deque()
+        self._down: deque[MessageInTransit] = deque()
         self.sink_for = sink_for
         self.server = self._wire = MemoryWire("server", self._up, self._down)
 

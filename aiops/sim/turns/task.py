@@ -49,7 +49,7 @@ class Batches:
     seed
         Of the run.
     order
-        ``"random"``: drawn anew for each iteration. ``"sequential"``, as FRED does: mini-batch
+        ``"random"``: drawn newly for each iteration. ``"sequential"``, as FRED does: mini-batch
         number (iteration mod n) of the n that the examples, as they lie, make.
 
     Raises

@@ -105,7 +105,7 @@ class FlowScheduler:
             heappop(due)
 
     def settle(self, now: float) -> float:
-        """Begin the flows that wait, and find the rates anew where flows have begun or ended.
+        """Begin the flows that wait, and find the rates again where flows have begun or ended.
 
         Returns
         -------

@@ -88,7 +88,7 @@ class Curves:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UsageError(
                 f"{path} does not hold learning curves ({type(error).__name__}: {error}): make it"
-                " anew, or remove it"
+                " again, or remove it"
             ) from None
 
     def of(self, policy: str) -> Curve | None:

@@ -34,9 +34,9 @@ or `out/NAME-full`) it writes
 
 A rerun does only what is missing, so a run that was interrupted (Ctrl-C) or extended (`--seeds 5`)
 goes on: finished runs are kept, and those under way begin again. The other files are then written
-anew from `runs/`. A folder of another experiment is refused. Equal settings and seeds give equal
+again from `runs/`. A folder of another experiment is refused. Equal settings and seeds give equal
 digests; kept runs of other versions, or of aiops' modules as they were before a change, are named
-(`--anew`: and made again). Two curves differ if all seeds of one are better than all of the other,
+(`--rerun`: and made again). Two curves differ if all seeds of one are better than all of the other,
 which takes three.
 
 | flag | |
@@ -46,7 +46,7 @@ which takes three.
 | `--with KEY=VALUE` | a setting that the source leaves open (below), into a folder of its own |
 | `--iterations N` | of each run, instead of the experiment's |
 | `--jobs N` | runs at the same time |
-| `--anew` | run again what other versions have run |
+| `--rerun` | run again what other versions have run |
 | `--estimate` | only say how long it would take here and now |
 
 """

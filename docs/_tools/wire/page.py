@@ -311,7 +311,7 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
 
 
 def rewritten(page: str, blocks: Mapping[str, Block]) -> str:
-    """Return a page with its marked blocks made anew.
+    """Return a page with its marked blocks made again.
 
     Raises
     ------

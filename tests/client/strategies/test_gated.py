@@ -208,7 +208,7 @@ class TestAccumulate:
             assert transfer.at.connection == ("me", 2)
 
     def test_a_push_refused_by_a_restart(self) -> None:
-        """It goes back, and is stamped anew with what is fetched next."""
+        """It goes back, and is stamped again with what is fetched next."""
         routine = routine_of("periodic:k_push=2,k_fetch=1000,combine=sum")
         step(routine, 1)
         step(routine, 2)

@@ -91,7 +91,7 @@ def test_the_command_does_nothing_twice(tmp_path: Path) -> None:
     assert (status, out.stat().st_mtime_ns) == (0, before)
     status, _again = command("--again")
     assert status == 0
-    assert out.stat().st_mtime_ns > before, "it was made anew"
+    assert out.stat().st_mtime_ns > before, "it was made again"
     assert {path.name for path in tmp_path.iterdir()} == {
         "results.json",
         "results-runs.csv",

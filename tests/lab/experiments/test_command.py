@@ -99,7 +99,7 @@ def test_a_run_and_its_rerun(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", capsys=capsys)
     assert "kept runs made with numpy 1.0, not " in err
     assert "runs, about" not in err
-    _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", "--anew", capsys=capsys)
+    _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", "--rerun", capsys=capsys)
     assert "kept runs" not in err
     assert "1 runs, about " in err
 

@@ -112,10 +112,10 @@ class TestFolder:
         what = f"sources 0123456789ab, not {versions()['sources']}"
         assert kept.foreign([CASE, other, CASE]) == {what: 1}
         assert kept.foreign([other]) == {}
-        anew = RunFolder(tmp_path, "small", anew=True)
-        assert [run.case for run in anew.runs.of([CASE, other])] == [other]
-        assert anew.foreign([CASE, other]) == {}
-        anew.put(CASE, result(0.75))
+        rerun = RunFolder(tmp_path, "small", rerun=True)
+        assert [run.case for run in rerun.runs.of([CASE, other])] == [other]
+        assert rerun.foreign([CASE, other]) == {}
+        rerun.put(CASE, result(0.75))
         assert json.loads(path.read_text())["versions"] == versions()
 
     def test_another_experiments_folder_is_refused(self, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from aiops.engine.events import Options
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
-from aiops.sim.turns.memory_wire import HandedMessage, MemoryLine, MemoryWire
+from aiops.sim.turns.memory_wire import MemoryLine, MemoryWire, MessageInTransit
 from aiops.wire.messages import Fetch, Pong, Stats
 from tests.sim.turns.cases import random_pieces
 from tests.sim.turns.lines import in_pieces
@@ -68,7 +68,7 @@ def test_every_count_is_that_of_bytes(policy: str, gate: str) -> None:
 
 def ends() -> tuple[MemoryWire, MemoryWire]:
     """Return the two ends of a connection."""
-    up, down = deque[HandedMessage](), deque[HandedMessage]()
+    up, down = deque[MessageInTransit](), deque[MessageInTransit]()
     client = MemoryWire("client", down, up)
     return client, MemoryWire("server", up, down)
 

@@ -1,4 +1,4 @@
-"""A plain scheduler of flows: every flow is paced anew at every change.
+"""A plain scheduler of flows: every flow is paced again at every change.
 
 `aiops.sim.virtual.fair_sharing` must give the same rates and times, except for rounding.
 """

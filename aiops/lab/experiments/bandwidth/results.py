@@ -49,7 +49,7 @@ def total(row: Row) -> int:
 
 
 class BandwidthResults:
-    """The rows of a file, which is written anew after each run.
+    """The rows of a file, which is rewritten after each run.
 
     Parameters
     ----------

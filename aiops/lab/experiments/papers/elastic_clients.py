@@ -33,7 +33,7 @@ _NEW = 0.05  # weight of a round in the mean bytes of a turn: a gate is a matter
 class ElasticClients:
     """Clients take turns, round by round; their number is fixed, or grows as traffic allows.
 
-    In a round each client computes one mini-batch, in an order drawn anew: the clients are equally
+    In a round each client computes one mini-batch, in a newly drawn order: the clients are equally
     fast, and a round is a time. The traffic allowed is what the first clients need without a gate.
 
     Attributes

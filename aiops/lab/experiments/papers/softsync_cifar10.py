@@ -57,7 +57,7 @@ class ProtocolScale(Scale):
         return f"schedule=step:0.1:{first}:{second}"
 
 
-# Learners of similar speed: in each round all of them, in an order drawn anew.
+# Learners of similar speed: in each round all of them, in a newly drawn order.
 _BASE = Simulation(clients=30, batch_size=4, selection="softmax:add=-20")
 QUICK = ProtocolScale(
     base=replace(_BASE, dataset="digits", hidden=32, lr=0.03, iterations=12_000, samples=40),
@@ -170,6 +170,6 @@ EXPERIMENT = Experiment(
     " 0.001 belongs to other initial weights, and pixels up to 255. In a short try (200 updates"
     " of 120 images) hardsync's error was 67 % at 0.003 after 100, 57 % at 0.01, 52 % at 0.03, 54 %"
     " at 0.1. The error is of the test part. --quick trains a perceptron on scikit-learn's digits"
-    " with α₀ = 0.03, for 40 epochs. In each round all learners come once, in an order drawn anew,"
+    " with α₀ = 0.03, for 40 epochs. In each round all learners come once, in a newly drawn order,"
     " which makes the mean staleness n.",
 )
