@@ -86,13 +86,13 @@ class Calls:
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None) -> Call[Array]:
         """Return rows of a table."""
-        yield from self._know()
+        yield from self._describe()
         rows: Array = yield Ask(partial(self._requests.fetch_rows, name, ids, out))
         return rows
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None) -> Call[Receipt]:
         """Push gradients of rows of a table."""
-        yield from self._know()
+        yield from self._describe()
         push = partial(self._requests.push_rows, name, ids, grads, version=version)
         receipt: Receipt = yield Ask(push, True)
         return receipt
@@ -107,7 +107,7 @@ class Calls:
         version: int | None,
     ) -> Call[tuple[Receipt, Array]]:
         """Push gradients and fetch rows of the same table, in one round trip."""
-        yield from self._know()
+        yield from self._describe()
         push = partial(self._requests.push_rows, name, ids, grads, version=version)
         both: tuple[Receipt, Array] = yield Ask(partial(push, wanted=next_ids, out=out), True)
         return both
@@ -139,11 +139,11 @@ class Calls:
 
     def _room(self, views: bool = False) -> Call[Params]:
         """Return room for the model."""
-        yield from self._know()
+        yield from self._describe()
         layout = self._session.info.known_layout
         return Leased(layout) if views else Params(layout)
 
-    def _know(self) -> Call[None]:
+    def _describe(self) -> Call[None]:
         """Fetch the model's description, if it is not known yet."""
         if self._session.info.layout is None:
             yield Ask(self._requests.describe)

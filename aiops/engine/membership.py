@@ -55,8 +55,8 @@ class Member:
     ignored: int = 0
     staleness: int = 0
     traffic: Traffic = field(default_factory=Traffic)
-    before: Traffic = field(default_factory=Traffic)  # of its earlier connections
-    apart: Traffic = field(default_factory=Traffic)  # with other shards, when last counted
+    earlier_traffic: Traffic = field(default_factory=Traffic)  # of its earlier connections
+    shard_traffic: Traffic = field(default_factory=Traffic)  # with other shards, when last counted
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version that it computes at, if the rule reads it
 
@@ -84,11 +84,13 @@ class Member:
 
     def bytes_in(self) -> int:
         """Bytes received from it over all its connections."""
-        return self.traffic.bytes_in + self.before.bytes_in + self.apart.bytes_in
+        return self.traffic.bytes_in + self.earlier_traffic.bytes_in + self.shard_traffic.bytes_in
 
     def bytes_out(self) -> int:
         """Bytes sent to it over all its connections."""
-        return self.traffic.bytes_out + self.before.bytes_out + self.apart.bytes_out
+        return (
+            self.traffic.bytes_out + self.earlier_traffic.bytes_out + self.shard_traffic.bytes_out
+        )
 
     def report(self, now: float) -> dict[str, Any]:
         """Return its line of the statistics."""
@@ -191,7 +193,7 @@ class Membership:
         if member is not None:
             member.peer = None
             self._members.move_to_end(member.client)
-            member.before.add(member.traffic)
+            member.earlier_traffic.add(member.traffic)
             member.traffic = Traffic()
             member.ledger.settle(self._past if member.worker else Ledger(self._layout))
         return member
@@ -210,12 +212,12 @@ class Membership:
             if member.worker:
                 total.add(member.ledger)
                 total.traffic.add(member.traffic)
-                total.traffic.add(member.before)
-                total.traffic.add(member.apart)
+                total.traffic.add(member.earlier_traffic)
+                total.traffic.add(member.shard_traffic)
             else:
                 watching.add(member.traffic)
-                watching.add(member.before)
-                watching.add(member.apart)
+                watching.add(member.earlier_traffic)
+                watching.add(member.shard_traffic)
         observers = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
         return {**total.report(), "observers": observers}
 
@@ -260,5 +262,5 @@ class Membership:
                 member = self._members.pop(client)
                 if member.worker:
                     self._past.add(member.ledger)
-                    self._past.traffic.add(member.before)
-                    self._past.traffic.add(member.apart)
+                    self._past.traffic.add(member.earlier_traffic)
+                    self._past.traffic.add(member.shard_traffic)

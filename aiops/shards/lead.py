@@ -276,7 +276,7 @@ class Lead:
     def _report(self, counting: PushCounts) -> list[Effect]:
         self._counting = None
         for member in self.engine.membership:
-            member.apart = counting.clients.get(member.client, member.apart)
+            member.shard_traffic = counting.clients.get(member.client, member.shard_traffic)
         asked = [event for event in counting.asked if event.peer in self._clients]
         return [effect for event in asked for effect in self._decide(event)]
 

@@ -35,10 +35,9 @@ from aiops.errors import UsageError
         ("1Gbit/s", 125_000_000),
         ("100Mbits/s", 12_500_000),
         ("100Mbitps", 12_500_000),
-        (None, None),
     ],
 )
-def test_a_rate(text: str | float | None, expected: int | None) -> None:
+def test_a_rate(text: str | float, expected: int) -> None:
     assert parse_rate("--bandwidth-budget", text) == expected
 
 

@@ -168,7 +168,7 @@ class Network:
 
         Both ends see ``connection_lost(ConnectionResetError)``, and what was on its way is gone.
         """
-        ends = list(self._known(name).ends)
+        ends = list(self._host(name).ends)
         for end in ends:
             end.reset()
         return len(ends)
@@ -178,25 +178,25 @@ class Network:
 
         Its tasks go on until their owner cancels them; nothing that they send arrives.
         """
-        self._known(name).alive = False
+        self._host(name).alive = False
         return self.cut(name)
 
     def revive(self, name: str) -> None:
         """Let a killed host connect again."""
-        self._known(name).alive = True
+        self._host(name).alive = True
 
     def silence(self, name: str) -> None:
         """Let nothing come from a host, and nothing reach it, as when a cable is out.
 
         No peer is told. Bytes that are sent meanwhile arrive when it is restored.
         """
-        host = self._known(name)
+        host = self._host(name)
         host.silent = True
         host.restored.clear()
 
     def restore(self, name: str) -> None:
         """End the silence of a host."""
-        host = self._known(name)
+        host = self._host(name)
         host.silent = False
         host.restored.set()
         for end in list(host.ends):
@@ -226,7 +226,7 @@ class Network:
             raise UsageError(f"bytes go 'up' from a host or 'down' to it, not {way!r}")
         if nbytes < 0:
             raise UsageError(f"{nbytes} bytes have passed already: give 0 or more")
-        self._known(name).triggers.append(ByteTrigger(way, nbytes, action))
+        self._host(name).triggers.append(ByteTrigger(way, nbytes, action))
 
     def play(self, script: str) -> None:
         """Schedule the faults of a script.
@@ -250,7 +250,7 @@ class Network:
             call: Callable[[str], object] = getattr(self, what)
             self.loop.call_later(seconds, call, name)
 
-    def _known(self, name: str) -> Host:
+    def _host(self, name: str) -> Host:
         """Return a host that was added or used."""
         if name not in self.hosts:
             raise UsageError(f"no host is called {name!r}; {nearest(name, self.hosts)}")
