@@ -103,7 +103,7 @@ class GateController:
     _limited: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
 
     @classmethod
-    def beside(
+    def for_gate(
         cls, gate: Mapping[str, Any] | None, budget: int | None, each: int | None
     ) -> GateController | None:
         """Return the controller of a gate, given its entry in the client plan; None: no budget.

@@ -191,7 +191,7 @@ def _carry_out(cases: Sequence[BandwidthCase], results: BandwidthResults, consol
                         return 128 + int(stopped.details["signal"])
                     except AiopsError as error:
                         status = 1
-                        _say(console, case, error)
+                        _print_error(console, case, error)
                     else:
                         results.put(case, row_of(case, outcome))
                     before += case.gradients
@@ -199,7 +199,7 @@ def _carry_out(cases: Sequence[BandwidthCase], results: BandwidthResults, consol
     return status
 
 
-def _say(console: Console, case: BandwidthCase, error: AiopsError) -> None:
+def _print_error(console: Console, case: BandwidthCase, error: AiopsError) -> None:
     """Print the error of a run; the others go on."""
     lines = [f"{case.name}: {error}", *map(str, error.details.get("stderr", ())[-4:])]
     console.print("\n    ".join(lines), style="red", markup=False)

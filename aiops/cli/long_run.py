@@ -43,11 +43,11 @@ def interrupts(stop: Callable[[], None]) -> Iterator[None]:
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
         stop()
 
-    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGINT, on_signal)
     try:
         yield
     finally:

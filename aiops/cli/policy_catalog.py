@@ -155,8 +155,8 @@ def _worker(plan: Mapping[str, Any]) -> str:
     if "average" in plan:  # these workers push nothing
         return "trains a model of its own, and averages it with the others'"
     routine = plan.get("routine", "direct")
-    tell = _ROUTINES.get(routine)
-    does = tell(plan) if tell else f"follows the routine {routine}"
+    describe = _ROUTINES.get(routine)
+    does = describe(plan) if describe else f"follows the routine {routine}"
     return does + (", computes refused ones again" if plan.get("recompute") else "")
 
 

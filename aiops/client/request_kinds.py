@@ -91,7 +91,7 @@ class Receipt:
 
 
 @value
-class News:
+class GateStatistics:
     """The statistics in an answer, for the bandwidth gates.
 
     Attributes
@@ -178,12 +178,12 @@ class Request:
         return None
 
     @property
-    def news(self) -> News | None:
+    def statistics(self) -> GateStatistics | None:
         """The statistics in the answer, or None if it has none."""
         reply = self.reply
         if reply is None:
             return None
-        return News(reply.vbar, np.frombuffer(reply.vbars, "<f4"), reply.gate)
+        return GateStatistics(reply.vbar, np.frombuffer(reply.vbars, "<f4"), reply.gate)
 
     def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
         """Take the answer, once."""

@@ -202,7 +202,7 @@ class Engine:
         self._clients = ClientPlan(algorithm, options)
         self.plan = self._clients.fields
         self.codecs = self._clients.pushed, self._clients.fetched
-        self.budget = GateController.beside(
+        self.budget = GateController.for_gate(
             self.plan.get("gate"), options.budget, options.worker_budget
         )
         self.membership = Membership(workers, options.worker_deadline)

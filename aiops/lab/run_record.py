@@ -62,12 +62,12 @@ def record(
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all; OSError when it cannot be written."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_rows(path: Path, content: Mapping[str, Any]) -> None:

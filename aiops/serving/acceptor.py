@@ -227,7 +227,7 @@ class Acceptor:
                 if steady is not None and steady is not peer.steady:
                     self._take_shortcut(peer, steady)
         else:
-            self._greet(peer, message)
+            self._handshake(peer, message)
         busy_poll = self.busy_poll
         busy_poll.received = True
         if not busy_poll.polling:
@@ -238,7 +238,7 @@ class Acceptor:
         peer.steady = steady
         peer.link.shortcut = self._measure("policy", partial(self._exchange, steady))
 
-    def _greet(self, peer: Peer, message: Message) -> None:
+    def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link
         answer = peer.handshake.receive(message)
         if not isinstance(answer, Admitted):

@@ -200,7 +200,7 @@ def test_the_constants_keep_their_ratio_and_follow_the_statistic() -> None:
 
 def test_it_begins_where_the_gate_says() -> None:
     gate = {"kind": "bfasgd", "c_push": 0.08, "c_fetch": 0.12, "eps": 1e-4, "floor": 0.01}
-    controller = GateController.beside(gate, MB, None)
+    controller = GateController.for_gate(gate, MB, None)
     assert controller is not None
     assert controller.constants(1.01) == pytest.approx((0.08, 0.12))
     push, _fetch = controller.constants(0.11)  # a tenth above the floor: the same probability
@@ -209,14 +209,14 @@ def test_it_begins_where_the_gate_says() -> None:
 
 @pytest.mark.parametrize("gate", [None, {"kind": "periodic"}])
 def test_without_a_gate_that_can_be_steered_there_are_no_constants(gate: Any) -> None:
-    controller = GateController.beside(gate, MB, None)
+    controller = GateController.for_gate(gate, MB, None)
     assert controller is not None
     assert controller.constants(1.0) == ()
     assert controller.report(1.0)["c_push"] is None
 
 
 def test_without_a_budget_there_is_no_controller() -> None:
-    assert GateController.beside({"kind": "bfasgd"}, None, None) is None
+    assert GateController.for_gate({"kind": "bfasgd"}, None, None) is None
 
 
 def test_budgets_per_worker_are_a_budget_too() -> None:

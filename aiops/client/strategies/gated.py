@@ -126,12 +126,12 @@ class Gated(LocalStrategy):
         transfer = self.under_way
         if transfer is None:
             return
-        news = transfer.request.news if transfer.request is not None else None
-        if news is not None:
-            self._constants = news.gate
-            if news.vbar is not None:
-                by_tensor = self._gate.by == "tensor" and len(news.vbars)
-                self._statistic = news.vbars if by_tensor else np.array([news.vbar])
+        statistics = transfer.request.statistics if transfer.request is not None else None
+        if statistics is not None:
+            self._constants = statistics.gate
+            if statistics.vbar is not None:
+                by_tensor = self._gate.by == "tensor" and len(statistics.vbars)
+                self._statistic = statistics.vbars if by_tensor else np.array([statistics.vbar])
         if receipt is not None:
             self._sent_once = receipt.used
         if transfer.into is not None and self._model is not None:

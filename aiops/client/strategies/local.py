@@ -20,7 +20,7 @@ from aiops.model.layout import Array, Layout
 class Local(LocalStrategy):
     """Push start − end of some local steps, and go on from what the server makes of it.
 
-    With x the local model and a the anchor (what of x is not news to the server): to hand over,
+    With x the local model and a the anchor (what of x the server knows): to hand over,
     push a − x and let a ← a − (a − x); when a new model θ comes, x ← θ + (x − a), a ← θ. So the
     steps taken while a push is on its way are kept, and nothing is counted twice (the listing of
     algorithm 1 of *ASGD without gradient delay* forgets the reset of a that its prose intends).
@@ -157,14 +157,14 @@ class Local(LocalStrategy):
         for number, part in self._ranges(fragments):
             x, anchor = self._model.x[number][part], self._anchor[number][part]
             theta = fresh[number][part]
-            news = np.subtract(x, anchor, out=anchor)
-            np.add(theta, news, out=news)
-            if mix:  # x + (1 − mix) · (news − x)
-                news -= x
-                news *= 1 - mix
-                x += news
+            target = np.subtract(x, anchor, out=anchor)
+            np.add(theta, target, out=target)
+            if mix:  # x + (1 − mix) · (target − x)
+                target -= x
+                target *= 1 - mix
+                x += target
             else:
-                x[...] = news
+                x[...] = target
             anchor[...] = theta
         self._model.show()
         note_version(self.params, self._fresh)

@@ -296,7 +296,7 @@ class BlockingConnection:
             self._keep_sockets(channels)
         for channel in channels[len(self._sockets) - 1 :]:
             shard = ShardSocket(self.dialler.connect_to_shard(channel, until), channel)
-            shard.say(channel.connected())
+            shard.queue(channel.connected())
             self._sockets.append(shard)
         while not move_all(self._sockets, min(_BEAT, self._left(until))):
             pass

@@ -54,7 +54,7 @@ class ShardSocket:
         self.socket, self.receiver = sock, receiver
         self._out: list[Buffer] = []
 
-    def say(self, buffers: Sequence[Buffer]) -> None:
+    def queue(self, buffers: Sequence[Buffer]) -> None:
         """Append to what is to be sent."""
         self._out.extend(memoryview(buffer) for buffer in buffers)
 
@@ -66,14 +66,14 @@ class ShardSocket:
     @property
     def events(self) -> int:
         """The events to wait for, as `select.poll` names them."""
-        self.say(self.receiver.outgoing())
+        self.queue(self.receiver.outgoing())
         reading = 0 if self.receiver.waiting else select.POLLIN
         return reading | (select.POLLOUT if self._out else 0)
 
     @property
     def unsent(self) -> bool:
         """True while something is still to be sent."""
-        self.say(self.receiver.outgoing())
+        self.queue(self.receiver.outgoing())
         return bool(self._out)
 
     def send(self) -> None:

@@ -51,13 +51,13 @@ class LineDisplay:
         """Print a line if the phase has changed, or a second has passed."""
         if record.phase != self._phase:
             self._phase = record.phase
-            self._say(f"{record.phase} {record.url}".rstrip())
+            self._print(f"{record.phase} {record.url}".rstrip())
         last = record.last
         if last is not None and record.phase == "training" and last.seconds >= self._due:
             self._due = last.seconds + _LINE_EVERY
-            self._say(_line(record, last))
+            self._print(_line(record, last))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> LineDisplay:
