@@ -21,6 +21,14 @@ BANNED = re.compile(
 )
 """Machines are not people, a number has a name, and a thing has one name."""
 
+PRIVATE = frozenset(
+    (
+        *("anew", "crumb", "dialled", "foreseen", "glimpses", "heard", "let_go", "news"),
+        *("onlookers", "shadow", "upright", "wish"),
+    )
+)
+"""Names that say nothing to a reader who does not know the code; underscores are not counted."""
+
 OPENING = re.compile(r"(?:What|Who|Whose|Whom|Whether|Where|Which|When|How)\b")
 """A summary line names the thing; it is not half of a question."""
 
@@ -110,6 +118,21 @@ def class_names() -> Counter[str]:
 def test_no_two_classes_have_one_name() -> None:
     twice = {name for name, count in class_names().items() if count > 1}
     assert not twice, "give one of them another name"
+
+
+def identifiers() -> Iterator[tuple[str, str]]:
+    """Each name that aiops defines or uses, with its file and line."""
+    for path in (ROOT / "aiops").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for field in ("name", "arg", "attr", "id"):
+                name = getattr(node, field, None)
+                if isinstance(name, str):
+                    yield name, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+
+
+def test_no_private_names() -> None:
+    found = {f"{where}: {name}" for name, where in identifiers() if name.strip("_") in PRIVATE}
+    assert not found, "name the value or the action in the field's words"
 
 
 def test_this_test_sees_them() -> None:
