@@ -49,7 +49,7 @@ class DeviceKernel:
         self._table = np.empty(0, np.uint8)  # of the last call: int64, then float64
         self._tiles = 0
         self._rows = -1
-        self._there: DeviceArray | None = None  # the same on the device
+        self._on_device: DeviceArray | None = None  # the same on the device
         self._sums: tuple[npt.NDArray[np.uint8], DeviceArray] | None = None
 
     def __repr__(self) -> str:
@@ -121,12 +121,12 @@ class DeviceKernel:
                 same = False
                 part[:] = column
             at += column.nbytes
-        if self._there is None or len(self._there) < nbytes:
-            self._there = self._device.allocate(nbytes)
+        if self._on_device is None or len(self._on_device) < nbytes:
+            self._on_device = self._device.allocate(nbytes)
         if not same:
-            self._stream.upload(self._there[:nbytes], self._table)
+            self._stream.upload(self._on_device[:nbytes], self._table)
         self._rows, self._tiles = len(spans), int(first[-1])
-        return self._there
+        return self._on_device
 
     def _room(self, count: int) -> tuple[npt.NDArray[np.uint8], DeviceArray]:
         if self._sums is None or len(self._sums[0]) < 8 * count:

@@ -50,7 +50,7 @@ def run(task_type: Callable[..., T], train: Callable[[T, Ready], Mapping[str, An
 
     def ready() -> None:
         send_line({"ready": True})
-        if not guard.wait_for_word(PATIENCE):
+        if not guard.wait_for_line(PATIENCE):
             raise SystemExit(f"the other workers were not ready within {PATIENCE:g} s")
 
     try:

@@ -19,18 +19,18 @@ class ChildGuard:
     """Watches standard input: its first line is the word to go, its end ends the process."""
 
     def __init__(self) -> None:
-        self._word = threading.Event()
+        self._line_received = threading.Event()
         thread = threading.Thread(target=self._watch, name="aiops-child-guard", daemon=True)
         thread.start()
 
-    def wait_for_word(self, seconds: float) -> bool:
+    def wait_for_line(self, seconds: float) -> bool:
         """Return whether the parent wrote a line within ``seconds``."""
-        return self._word.wait(seconds)
+        return self._line_received.wait(seconds)
 
     def _watch(self) -> None:
         # os.read, since a thread blocked in sys.stdin would hold its lock when the process ends.
         while os.read(0, 64):
-            self._word.set()
+            self._line_received.set()
         os._exit(1)
 
 

@@ -64,7 +64,7 @@ def test_the_word(modules: Path) -> None:
         "from aiops.net.child_guard import ChildGuard\nguard = ChildGuard()\n"
         "print('here', flush=True)\n"
     )
-    text += "print(guard.wait_for_word(20), flush=True)"
+    text += "print(guard.wait_for_line(20), flush=True)"
     with run(write(modules, "waits", text)) as process:
         assert process.stdout is not None
         assert process.stdin is not None

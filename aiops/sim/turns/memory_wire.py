@@ -81,10 +81,12 @@ class MemoryWire(Connection):
         LocalProtocolError
             When this side may not send that now.
         """
-        self.hand(message, payloads)
+        self.enqueue(message, payloads)
         return []
 
-    def hand(self, message: Message, payloads: Payloads = (), lease: Lease | None = None) -> None:
+    def enqueue(
+        self, message: Message, payloads: Payloads = (), lease: Lease | None = None
+    ) -> None:
         """Put a message into the outbox, with the lease that its payloads need."""
         before = self.traffic.bytes_out
         super().send(message, payloads)
@@ -175,7 +177,7 @@ class MemoryLine:
         self, session: Session, message: Message, payloads: Payloads, lease: Lease | None
     ) -> None:
         """Have the client receive a message; ``lease`` is released when it is not needed."""
-        self._wire.hand(message, payloads, lease)
+        self._wire.enqueue(message, payloads, lease)
         session.received(self._down[0].nbytes)
 
 

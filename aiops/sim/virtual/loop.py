@@ -116,7 +116,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._line: deque[partial[Any]] = deque()  # ready, in order
         self._timers: list[tuple[float, int, partial[Any]]] = []
         self._count = 0  # timers so far: of equal times the first that was set comes first
-        self._dead = 0  # cancelled timers that are still in the heap, at most
+        self._cancelled = 0  # cancelled timers that are still in the heap, at most
         self._owner = threading.get_ident()
 
     # ------------------------------------------------------------ the clock
@@ -197,11 +197,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def note_cancelled(self) -> None:
         """Count a timer that was cancelled, and rebuild the heap once most of it is such."""
-        self._dead += 1
-        if self._dead > _TIDY and 2 * self._dead > len(self._timers):
+        self._cancelled += 1
+        if self._cancelled > _TIDY and 2 * self._cancelled > len(self._timers):
             self._timers[:] = [entry for entry in self._timers if entry[2].func is not _nothing]
             heapify(self._timers)
-            self._dead = 0
+            self._cancelled = 0
 
     # ------------------------------------------------------------ running
 
@@ -223,7 +223,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             while timers and timers[0][2].func is _nothing:  # it was cancelled
                 heappop(timers)
-                self._dead -= 1
+                self._cancelled -= 1
             if not timers and crosses == inf:
                 self._stuck()
             crossing = not timers or crosses < timers[0][0]

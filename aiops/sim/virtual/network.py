@@ -141,8 +141,8 @@ class Network:
         _alive(here)
         listener = self._find(here, host, port)
         there = listener.host if listener is not None else self.hosts.get(host, here)
-        away = here.latency + there.latency
-        await asyncio.sleep(2 * away)
+        latency = here.latency + there.latency
+        await asyncio.sleep(2 * latency)
         while here.silent or there.silent:
             await (here if here.silent else there).restored.wait()
         _alive(here)
@@ -150,7 +150,7 @@ class Network:
         if listener is None or not listener.serving or not there.alive:
             raise ConnectionRefusedError(111, f"Connect call failed ({host!r}, {port})")
         self._ports += 1
-        return connect_ends(self.medium, here, listener, factory, self._ports, away)
+        return connect_ends(self.medium, here, listener, factory, self._ports, latency)
 
     def _find(self, here: Host, name: str, port: int) -> VirtualListener | None:
         found = self._listeners.get((name, port))

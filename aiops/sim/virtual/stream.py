@@ -77,14 +77,14 @@ class ByteStream(LinkFlow):
     ----------
     queued
         Bytes that have not crossed the path yet.
-    flying
+    in_flight
         Bytes that have, and have not arrived.
     gone
         Whether the connection broke: nothing arrives any more.
     """
 
     __slots__ = (
-        *("_batches", "_begun", "_eof", "_eof_flown", "_held", "_medium", "_not_before"),
+        *("_batches", "_begun", "_eof", "_eof_sent", "_held", "_medium", "_not_before"),
         *(
             "_bursts",
             "_jitter",
@@ -93,8 +93,8 @@ class ByteStream(LinkFlow):
             "_sink",
             "_source",
             "_writer",
-            "flying",
             "gone",
+            "in_flight",
             "queued",
         ),
     )
@@ -104,10 +104,10 @@ class ByteStream(LinkFlow):
         self._medium, self._source, self._sink = medium, source, sink
         self._latency, self._jitter = source.latency + sink.latency, source.jitter + sink.jitter
         self._bursts = all(link.burst for link in self.path)
-        self.queued = self.flying = 0
+        self.queued = self.in_flight = 0
         self.gone = False
         self._batches: deque[tuple[float, int, list[memoryview]]] = deque()
-        self._eof = self._eof_flown = False
+        self._eof = self._eof_sent = False
         self._begun = False  # the first batch is on the path
         self._not_before = 0.0  # what is sent later arrives later
         self._held: list[tuple[list[memoryview], int]] = []  # arrived, but a host is silent
@@ -121,7 +121,7 @@ class ByteStream(LinkFlow):
     @property
     def unsent(self) -> int:
         """Bytes that have not arrived."""
-        return self.queued + self.flying
+        return self.queued + self.in_flight
 
     # ------------------------------------------------------------ sending
 
@@ -129,7 +129,7 @@ class ByteStream(LinkFlow):
         """Send bytes, after those before them."""
         count = len(view)
         if not self.path and not self._batches and self._reader.reading:
-            self._fly([view], count)
+            self._propagate([view], count)
             return
         self.queued += count
         now = self._medium.loop.now
@@ -150,12 +150,12 @@ class ByteStream(LinkFlow):
         """Deliver the end of the stream after the last byte."""
         self._eof = True
         if not self._batches:
-            self._fly_eof()
+            self._propagate_eof()
 
     def ready(self) -> None:
         """Put the next batch on the path, if there is one and its receiver reads."""
         while not self._begun and self._batches and not self.gone:
-            if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
+            if not self._reader.reading and self._reader.unread + self.in_flight >= WINDOW:
                 return
             if not self.path:
                 self._leave()
@@ -170,7 +170,7 @@ class ByteStream(LinkFlow):
             self._begun = True
             medium.scheduler.begin(self, left, now)
         if self._eof and not self._batches:
-            self._fly_eof()
+            self._propagate_eof()
 
     def crossed(self) -> None:
         """Let the first batch fly: it has crossed the links. Begin with the next."""
@@ -185,16 +185,16 @@ class ByteStream(LinkFlow):
         self.queued -= nbytes
         for link in self.path:
             link.carried += nbytes
-        self._fly(views, nbytes)
+        self._propagate(views, nbytes)
         writer = self._writer
         if writer.pausing or writer.closing:
             writer.crossed()
 
     # ------------------------------------------------------------ arriving
 
-    def _fly(self, views: list[memoryview], nbytes: int) -> None:
+    def _propagate(self, views: list[memoryview], nbytes: int) -> None:
         medium = self._medium
-        self.flying += nbytes
+        self.in_flight += nbytes
         when = medium.loop.now + (self.delay() if self._jitter else self._latency)
         if when < self._not_before:
             when = self._not_before
@@ -205,10 +205,10 @@ class ByteStream(LinkFlow):
         """Return the seconds that bytes travel which are sent now."""
         return self._latency + self._jitter * self._medium.random.random()
 
-    def _fly_eof(self) -> None:
-        if not self._eof_flown:
-            self._eof_flown = True
-            self._fly([], 0)
+    def _propagate_eof(self) -> None:
+        if not self._eof_sent:
+            self._eof_sent = True
+            self._propagate([], 0)
 
     def _arrive(self, views: list[memoryview], nbytes: int) -> None:
         source, sink = self._source, self._sink
@@ -251,7 +251,7 @@ class ByteStream(LinkFlow):
         return not self.gone
 
     def _deliver(self, views: list[memoryview], nbytes: int) -> None:
-        self.flying -= nbytes
+        self.in_flight -= nbytes
         if views:
             self._medium.messages += 1
             self._reader.arrived(views)
@@ -281,7 +281,7 @@ class ByteStream(LinkFlow):
         """Discard everything: nothing arrives any more."""
         self.drop()
         self.gone = True
-        self.flying = 0
+        self.in_flight = 0
 
 
 def _split(views: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:

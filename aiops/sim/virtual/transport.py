@@ -207,8 +207,8 @@ class MemoryTransport(asyncio.Transport):
     def arrived(self, views: list[memoryview]) -> None:
         """Take bytes; an end that is closed answers them with a reset."""
         if self._lost:
-            away = self._out.delay()
-            self._medium.loop.call_later(away, self.peer.reset)
+            latency = self._out.delay()
+            self._medium.loop.call_later(latency, self.peer.reset)
         if self.closing:
             return
         for view in views:
@@ -276,9 +276,9 @@ def connect_ends(
     listener: VirtualListener,
     factory: Callable[[], P],
     port: int,
-    away: float,
+    latency: float,
 ) -> tuple[asyncio.Transport, P]:
-    """Make both ends of a connection; the far one is told ``away`` seconds from now."""
+    """Make both ends of a connection; the far one is told ``latency`` seconds from now."""
     there = listener.host
     out, back = ByteStream(medium, here, there), ByteStream(medium, there, here)
     protocol = factory()
@@ -287,9 +287,9 @@ def connect_ends(
     near.made(far, port, listener.port)
     far.made(near, listener.port, port)
     now = medium.loop.time()
-    out.join(near, far, now + away)
+    out.join(near, far, now + latency)
     back.join(far, near, now)
-    medium.loop.call_at(now + away, far.begin)
+    medium.loop.call_at(now + latency, far.begin)
     near.begin()
     return near, protocol
 
