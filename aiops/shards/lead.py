@@ -12,7 +12,7 @@ has no knowledge of followers, nor they of the policy (`aiops.shards`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,15 +37,14 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.steady import Steady
-from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
+from aiops.errors import Refused, RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
 from aiops.model.layout import split
 from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import PushCounts
-from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing, Passed
-from aiops.shards.orders import send_increments, send_params
+from aiops.shards.orders import LOST, read_fault, send_increments, send_params
 from aiops.shards.updating import Updating
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
@@ -309,7 +308,7 @@ class Lead:
                 peer = self._gathering.peer_of(message.id)
                 why = f"its connection to {self._name(event.shard)} is gone"
                 return [] if peer is None else [Drop(peer, why)]
-            fault = _fault(message.fault)
+            fault = read_fault(message.fault)
             return self._pass(self._gathering.arrived(message.id, event.shard, fault))
         if isinstance(message, UpdateDone):
             if self._updating is None:
@@ -515,15 +514,3 @@ class Lead:
     @property
     def _used(self) -> Sequence[int]:
         return self.placement.used[1:] if self.placement is not None else ()
-
-
-def _fault(told: Mapping[str, Any]) -> Refused | None:
-    """Return the fault that a follower reported, if any."""
-    if not told:
-        return None
-    details = told.get("details")
-    return refusal(
-        str(told.get("code", "")),
-        str(told.get("text", "it cannot be used")),
-        details if isinstance(details, dict) else {},
-    )

@@ -1,4 +1,4 @@
-"""Write and read orders for updates and parameters.
+"""Write and read orders for updates and parameters, and the faults that followers report.
 
 An array of equal numbers (the usual case) is sent as a single one.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.errors import RemoteProtocolError
+from aiops.errors import Refused, RemoteProtocolError, refusal
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
@@ -20,6 +20,25 @@ from aiops.wire.server_messages import SendIncrements, SendParams
 
 REPLICA = "replica"
 """The key of work on the delta replica: the number of the oldest increment to keep."""
+
+LOST = "lost"
+"""The code of a fault: the client's connection to this shard was lost."""
+
+
+def write_fault(fault: Refused | None) -> dict[str, Any]:
+    """Return a fault of a portion as the map that a lead is sent."""
+    if fault is None:
+        return {}
+    return {"code": fault.code, "text": str(fault), "details": fault.details}
+
+
+def read_fault(told: Mapping[str, Any]) -> Refused | None:
+    """Return the fault that a follower reported, if any."""
+    if not told:
+        return None
+    code, text = str(told.get("code", "")), str(told.get("text", "it cannot be used"))
+    details = told.get("details")
+    return refusal(code, text, details if isinstance(details, dict) else {})
 
 
 def work_of(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from aiops.engine.admission import Admission
 from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, Refused
+from aiops.model.layout import Layout
 from aiops.model.parts import Ranges
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
@@ -60,9 +61,10 @@ class ShardBuffers:
         self._waiting: list[Callable[[], bool]] = []  # connections whose next portion has no room
         self._discards: dict[tuple[str, int], int] = {}  # by connection: portions to be discarded
 
-    def begin(self, first: int) -> None:
-        """Begin to grant room: the model has come, and begins here at this byte of the arena."""
-        self._begin = first
+    def begin(self, layout: Layout) -> None:
+        """Begin to grant room: the model has come, and this is the part that is held here."""
+        self._admission.defined(layout)
+        self._begin = layout.begin
         self._grant()
 
     # ------------------------------------------------------------ the lead's orders
@@ -135,10 +137,13 @@ class ShardBuffers:
         if not room.ranges:  # refused, or freed meanwhile
             return Discard()
         self._release(room)
-        try:
-            sink = self._placed(room, message)
-        except Refused as fault:
-            sink = Discard(fault)
+        if ranges_of(message.parts) != room.ranges:
+            sink: Sink | None = Discard(
+                BadPush("a portion of the push has other parts than its header said")
+            )
+        else:
+            parts = moved(message.parts, -self._begin)
+            sink = self._admission.sink_for(Push(message.id, 0, False, -1, parts))
         room.sink = sink
         self._grant()
         return sink
@@ -182,14 +187,6 @@ class ShardBuffers:
         self._waiting.append(again)
 
     # ------------------------------------------------------------ inside
-
-    def _placed(self, room: ExpectedPortion, message: ShardParts) -> Sink:
-        if ranges_of(message.parts) != room.ranges:
-            raise BadPush("a portion of the push has other parts than its header said")
-        parts = moved(message.parts, -self._begin)
-        sink = self._admission.sink_for(Push(message.id, 0, False, -1, parts))
-        assert sink is not None, "the room was reserved"
-        return sink
 
     def _grant(self) -> None:
         """Grant room, first come first served, and let the connections that wait for it go on."""

@@ -107,5 +107,5 @@ def test_a_gradient_is_applied_again(bound: int) -> None:
         for host in each.hosts:
             assert host.coordinator.pools[0].out == 0
     assert ends[0] == ends[1]
-    kept = len(world.followers[0].coordinator._rooms._by_number)
+    kept = len(world.followers[0].coordinator._buffers._by_number)
     assert kept == (bound > 100), "what is not kept any more is forgotten everywhere"

@@ -67,7 +67,7 @@ class Training:
         assert replica is not None
         replicas = [
             replica,
-            *(host.coordinator._replica for host in self.world.followers),
+            *(host.coordinator.shard.replica for host in self.world.followers),
         ]
         numbers = {replica.current.number for replica in replicas}
         assert numbers == {replica.current.number}
@@ -132,7 +132,7 @@ def test_increments_are_forgotten_on_all_shards() -> None:
     oldest = training.world.engine.replica.oldest
     assert oldest > 10
     for host in training.world.followers:
-        replica = host.coordinator._replica
+        replica = host.coordinator.shard.replica
         assert oldest - replica.oldest <= 1, "told with the next"
 
 

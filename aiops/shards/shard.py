@@ -1,0 +1,253 @@
+"""A follower's part of one model: its parameters, its delta replica and the outstanding update.
+
+The follower makes a `Shard` when the lead's `LoadShard` brings the model, so its methods need no
+check for a missing one. It publishes a version only when an order names it: published as soon as it
+is computed, this shard would be ahead of its lead, which may still order the version before to be
+sent (`aiops.shards`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiops.algorithms.base import Algorithm
+from aiops.codecs.choice import CodecChoice
+from aiops.engine.events import Applied, Apply, Effect, Options, Reply
+from aiops.model.arena import aligned
+from aiops.model.layout import Bytes, Ints, Layout
+from aiops.model.parts import Part
+from aiops.model.placement import RAW, Placement
+from aiops.shards.orders import REPLICA, ShardWork
+from aiops.shards.receive import ShardBuffers
+from aiops.store.delta_replica import DeltaReplica, ReplicaJob
+from aiops.store.parameters import Store, UpdateJob
+from aiops.store.resources import Resources
+from aiops.store.snapshots import Lease, Version
+from aiops.wire.server_messages import (
+    HoldVersion,
+    LoadShard,
+    RunUpdate,
+    SendIncrements,
+    SendParams,
+    ShardParts,
+    UpdateDone,
+)
+from aiops.wire.sinks import Sink
+
+
+class LoadSink(Sink):
+    """The sink of the part of a model that a follower begins with.
+
+    Parameters
+    ----------
+    lengths
+        The bytes of each of its payloads, which are consecutive.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.data: Bytes = aligned(sum(lengths))
+        self._offsets = np.cumsum([0, *lengths]).tolist()
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return the memory for the rest of a payload."""
+        return self.data[self._offsets[part] + offset : self._offsets[part + 1]].data
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Do nothing: the lead has surveyed the values."""
+
+    def abandoned(self) -> None:
+        """Do nothing: the lead is lost, and the server ends."""
+
+
+class Shard:
+    """One shard of a model, on a follower. Its methods carry out the lead's orders.
+
+    Parameters
+    ----------
+    order
+        The model, its placement and its codecs.
+    data
+        The bytes of this shard, which it keeps.
+    algorithm, options, machine
+        Those of the follower.
+    buffers
+        The portions of pushes.
+
+    Attributes
+    ----------
+    store
+        Parameters, versions, leases, optimiser state.
+    replica
+        Answers coded fetches; None: they are not enabled.
+
+    Raises
+    ------
+    ValueError
+        By every method, and here: the order makes no sense, or (here) there is no room.
+    """
+
+    def __init__(
+        self,
+        order: LoadShard,
+        data: Bytes,
+        algorithm: Algorithm,
+        options: Options,
+        machine: Resources,
+        buffers: ShardBuffers,
+    ) -> None:
+        whole = Layout((row[:3] for row in order.model), empty=True)
+        placement = Placement(whole, [0, *(row[2] for row in order.shards)])
+        if not 0 < order.shard < len(placement):
+            raise ValueError(f"there is no shard {order.shard}")
+        layout = placement.layouts[order.shard]
+        if len(data) != layout.nbytes:
+            raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
+        choice = CodecChoice.from_announced(order.plan.get("fetch_codec", ()))
+        if choice is None:
+            raise ValueError("parameters are to be sent in a codec that is not known here")
+        try:
+            self.store = store = Store(
+                layout,
+                algorithm.rule(),
+                backend=options.backend,
+                live=options.live,
+                relaxed=options.relaxed,
+                arena=machine.memory.holding(layout, data),
+                machine=machine,
+            )
+        except MemoryError as error:
+            raise ValueError(f"there is no room for its part of the model: {error}") from None
+        store.read_packed(order.plan.get("push_codecs", ()))
+        self.replica: DeltaReplica | None = None
+        if choice:
+            self.replica = DeltaReplica(
+                *(store.current, choice, options.backend),
+                placement=placement,
+                shard=order.shard,
+                parallel_map=machine.parallel_map,
+            )
+        self._buffers = buffers
+        self._outstanding: dict[int, UpdateJob | ReplicaJob] = {}  # one or none, by its ticket
+        self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
+        self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
+        buffers.begin(layout)
+
+    @property
+    def idle(self) -> bool:
+        """True if no update is outstanding."""
+        return not self._outstanding
+
+    # ------------------------------------------------------------ updates
+
+    def run_update(self, order: RunUpdate) -> Apply:
+        """Begin an update, or bring the delta replica up to the model."""
+        self._reach(order.version)
+        if self._outstanding:
+            raise ValueError("one update at a time")
+        job = self._follow(order) if REPLICA in order.work else self._update(order)
+        self._outstanding[order.id] = job
+        return Apply(order.id, job)
+
+    def _update(self, order: RunUpdate) -> UpdateJob:
+        store = self.store
+        work = ShardWork(order.work, len(store.layout.tensors))
+        job = UpdateJob(store, store.cost, factor=work.factor, measure=work.measure)
+        covered = None
+        if order.push:
+            job.gradient = self._buffers.gradient(order.push)
+            covered = job.gradient.cover.tensors
+            job.weights = work.weights_of(len(covered))
+        if work.steps_taken:
+            touched = store.layout.all if work.touched is None else work.touched
+            if covered is not None and job.weights is None and not np.array_equal(touched, covered):
+                raise ValueError("the update is of other tensors than the push")
+            job.touched, job.steps = touched, work.steps(len(touched))
+            job.scalars = work.scalars(len(touched), len(store.rule.scalars))
+            if store.rule.reads:
+                job.sent = self._version(work.sent, replica=work.coded)
+            if not work.measure:  # `spare`: later orders may still name the current version
+                job.target = store.begin(work.spare)
+        return job
+
+    def _follow(self, order: RunUpdate) -> ReplicaJob:
+        """Return the job that brings the delta replica up to the model."""
+        replica, oldest = self.replica, order.work[REPLICA]
+        if replica is None or type(oldest) is not int:
+            raise ValueError("there is no delta replica of this model")
+        replica.forget(oldest)
+        return replica.follow(self.store.current)
+
+    def applied(self, event: Applied) -> UpdateDone:
+        """Take the result of the outstanding update; return the report to the lead."""
+        job = self._outstanding.pop(event.ticket)
+        if isinstance(job, ReplicaJob):
+            job.replica.followed(job, event.sums)
+        elif job.target is not None:
+            self._computed = job.target, job.touched
+        return UpdateDone(event.ticket, event.sums.astype("<i8").tobytes())
+
+    # ------------------------------------------------------------ parameters
+
+    def send_params(self, order: SendParams, peer: int | None) -> list[Effect]:
+        """Send parts of a version on a connection; None: it was lost meanwhile."""
+        self._reach(order.version)
+        layout = self.store.layout
+        parts = tuple(Part(*run[:2], RAW, run[1] - run[0], run[2]) for run in order.ranges)
+        begin, end = layout.begin, layout.begin + layout.nbytes
+        if any(not begin <= part.start < part.stop <= end for part in parts):
+            raise ValueError("it holds other bytes")
+        if peer is None:
+            return []
+        answer = ShardParts(order.id, order.version, parts)
+        return [Reply(peer, answer, self.store.lease() if parts else None)]
+
+    def send_increments(self, order: SendIncrements, peer: int | None) -> list[Effect]:
+        """Send parts of a version of the delta replica on a connection; None: it was lost."""
+        replica = self._replica_at(order.version)
+        if peer is None:
+            return []
+        parts, lease = replica.portion(order.ranges, order.increments)
+        return [Reply(peer, ShardParts(order.id, order.version, parts), lease)]
+
+    def hold(self, order: HoldVersion) -> None:
+        """Keep a version, or let it go."""
+        key = order.version, order.replica
+        if not order.keep:
+            lease = self._held.pop(key, None)
+            if lease is not None:
+                lease.release()
+        elif key not in self._held and order.replica:
+            self._held[key] = self._replica_at(order.version).lease()
+        elif key not in self._held:
+            self._reach(order.version)
+            self._held[key] = self.store.lease()
+
+    # ------------------------------------------------------------ versions
+
+    def _reach(self, version: int) -> None:
+        """Check that this is the version that an order names; publish it if just computed."""
+        store, computed = self.store, self._computed
+        if computed is not None and version == store.version + 1:
+            self._computed = None
+            target, touched = computed
+            store.commit(target, touched, np.zeros(len(touched), np.int64))
+        if version != store.version:
+            raise ValueError(f"it is about version {version}, and this is {store.version}")
+
+    def _replica_at(self, version: int) -> DeltaReplica:
+        """Return the delta replica, which must be at the version that an order names."""
+        replica = self.replica
+        if replica is None or replica.current.number != version:
+            raise ValueError(f"its delta replica is not that of version {version}")
+        return replica
+
+    def _version(self, number: int, *, replica: bool) -> Version:
+        """Return the version that the rule reads: one that is held, or the current one."""
+        lease = self._held.get((number, replica))
+        if lease is not None:
+            return lease.version
+        if replica or number != self.store.version:
+            raise ValueError(f"version {number} is not held any more")
+        return self.store.current
