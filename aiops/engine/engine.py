@@ -278,10 +278,6 @@ class Engine:
             return known
         return training.shortcut.learn(member, peer, wire, push, known)
 
-    def flush(self) -> list[Effect]:
-        """Return the effects of requests for sinks: an engine has none (a lead has)."""
-        return []
-
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
         backend, (pushed, fetched) = self.options.backend, self.codecs

@@ -46,14 +46,8 @@ class Coordinator(Protocol):
     def pools(self) -> Sequence[BufferPool]:
         """The pools of receive buffers."""
 
-    def sinks_of(self, peer: int) -> SinkFor:
-        """Return the function that gives a connection's messages sinks; None: call `wait`."""
-
     def wait(self, again: Callable[[], bool]) -> None:
         """Have ``again`` called when there may be room for a sink; it returns whether it had."""
-
-    def flush(self) -> list[Effect]:
-        """Return the effects that requests for sinks have made due."""
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None

@@ -99,19 +99,20 @@ class Server:
         lead: Lead | None = None
         self._coordinator: Coordinator
         if config.follower:
-            self._coordinator = Follower(algorithm, options, machine)
+            self._coordinator = follower = Follower(algorithm, options, machine)
+            sinks_of = follower.sinks_of
         else:
             self._coordinator = self._engine = Engine(algorithm, options, machine, self._statistics)
+            sinks_of = self._engine.sinks_of
             if config.sharded:
                 self._coordinator = lead = Lead(self._engine, config.reach())
+                sinks_of = partial(self._sinks_of, lead)
                 links = self._links_of(lead, options.run)
-        self._lead, self._links = lead, links  # and the connections to the lead's followers
+        self._links = links
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
             *(config, self._coordinator, env, self._pacing, self.post, self._note_change),
-            self._exchange,
-            self._sinks_of if lead is not None else self._coordinator.sinks_of,
-            machine.measure,
+            *(self._exchange, sinks_of, machine.measure),
         )
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
@@ -386,29 +387,23 @@ class Server:
                 busy_poll.begin()
         return answer
 
-    def _sinks_of(self, peer: int) -> SinkFor:
+    def _sinks_of(self, lead: Lead, peer: int) -> SinkFor:
         """Return a lead's function for the sinks of a connection; its orders are carried out."""
-        sink_for = self._coordinator.sinks_of(peer)
 
-        def ordered(message: Message) -> Sink | None:
-            sink = sink_for(message)
-            self._flush()
+        def sink_for(message: Message) -> Sink | None:
+            sink, orders = lead.sink_for(peer, message)
+            for order in orders:
+                self._runner.perform(order)
             return sink
 
-        return ordered
+        return sink_for
 
     def _collect(self, lead: Lead) -> Collecting | None:
         """Begin to collect the model from all shards; None while it cannot be read."""
         collecting = lead.collect()
-        self._flush()
+        for order in collecting.orders if collecting is not None else ():
+            self._runner.perform(order)
         return collecting
-
-    def _flush(self) -> None:
-        """Carry out the effects of requests for sinks, unless an event is being handled."""
-        if self._lead is None or self._handling:
-            return
-        for effect in self._coordinator.flush():
-            self._runner.perform(effect)
 
 
 def _brief(error: BaseException) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aiops.engine.events import Order
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.parts import Parts
 from aiops.model.placement import Placement
+from aiops.shards.orders import send_params
 from aiops.store.snapshots import Lease
 from aiops.wire.sinks import Sink
 
@@ -17,6 +19,8 @@ class Collecting:
 
     Parameters
     ----------
+    number
+        The number by which orders name this collection.
     placement
         The bytes that each shard holds.
     lease
@@ -26,6 +30,8 @@ class Collecting:
 
     Attributes
     ----------
+    orders
+        Those that have the followers send their portions.
     arena
         All of it, when it is `done` without a `failure`.
     version
@@ -36,18 +42,23 @@ class Collecting:
         Called when it is done.
     """
 
-    def __init__(self, placement: Placement, lease: Lease, failure: str = "") -> None:
+    def __init__(self, number: int, placement: Placement, lease: Lease, failure: str) -> None:
         self._placement = placement
-        self.version = lease.version.number
+        version = lease.version
+        self.version = version.number
         self.arena = Arena(placement.layout)
-        mine = lease.version.arena.data
+        mine = version.arena.data
         self.arena.data[: len(mine)] = mine
-        lease.release()
-        edges = placement.edges
-        self.missing = {
-            shard for shard in range(1, len(placement)) if edges[shard] < edges[shard + 1]
-        }
+        self.missing = set(placement.used[1:])
         self.failure = failure
+        self.orders: list[Order] = []
+        if not self.done:
+            pieces = placement.divide(version.parts)
+            self.orders = [
+                Order(shard, send_params(number, "", 0, version.number, pieces[shard][0]))
+                for shard in placement.used[1:]
+            ]
+        lease.release()
         self.on_done: Callable[[], None] = lambda: None
 
     @property

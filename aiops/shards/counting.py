@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from aiops.engine.events import Received
+from aiops.engine.events import Order, Received
 from aiops.errors import RemoteProtocolError
 from aiops.wire.fields import LONGEST
+from aiops.wire.server_messages import CountTraffic, TrafficCounted
 from aiops.wire.traffic import Traffic
 
 
-class PushCounts:
-    """One count of all followers, and the requests for statistics that wait for it.
+class TrafficCount:
+    """The last count of all followers, and the requests for statistics that wait for it.
 
     Parameters
     ----------
-    number
-        The number of this count; answers to an earlier one are ignored.
     followers
-        The number of followers that count.
+        The number of followers.
 
     Attributes
     ----------
-    asked
-        The requests for statistics.
     clients
-        The traffic counted so far, by client.
+        The traffic counted, by client.
     """
 
-    def __init__(self, number: int, followers: int) -> None:
-        self.number = number
-        self._missing = set(range(1, followers + 1))
+    def __init__(self, followers: int) -> None:
+        self._followers = range(1, followers + 1)
+        self._number = 0
+        self._missing: set[int] = set()
         self._volume = 0
-        self.asked: list[Received] = []
+        self._asked: list[Received] = []
         self.clients: dict[str, Traffic] = {}
 
-    def counted(self, number: int, shard: int, clients: Mapping[str, Any]) -> bool:
+    def ask(self, event: Received) -> list[Order]:
+        """Have a request wait for the count under way, or else begin one."""
+        self._asked.append(event)
+        if len(self._asked) > 1:
+            return []
+        self._number, self._missing = self._number + 1, set(self._followers)
+        self._volume, self.clients = 0, {}
+        message = CountTraffic(self._number)
+        return [Order(shard, message) for shard in self._followers]
+
+    def counted(self, shard: int, message: TrafficCounted) -> bool:
         """Add a follower's count; return whether that was the last.
 
         Raises
@@ -44,13 +49,19 @@ class PushCounts:
         RemoteProtocolError
             When it is more traffic than can have crossed.
         """
-        if number != self.number or shard not in self._missing:
+        if message.id != self._number or shard not in self._missing:
             return False
         self._missing.discard(shard)
-        for client, counts in clients.items():
+        for client, counts in message.clients.items():
             traffic = Traffic.from_counts(counts)
             self._volume += traffic.volume
             if self._volume > LONGEST:  # no message could carry the number
                 raise RemoteProtocolError("counted.clients: more than can have crossed")
             self.clients.setdefault(client, Traffic()).add(traffic)
         return not self._missing
+
+    def end(self) -> list[Received]:
+        """End the count; return the requests that waited for it."""
+        asked, self._asked = self._asked, []
+        self._missing.clear()
+        return asked

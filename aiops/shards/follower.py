@@ -125,10 +125,6 @@ class Follower:
         """Return None: only an engine that holds the whole model has a short way."""
         return None
 
-    def flush(self) -> list[Effect]:
-        """Return the effects of calls of `sink_for`: a follower has none (a lead has)."""
-        return []
-
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
         rule = self.algorithm.rule() if self._machine.device is None else None

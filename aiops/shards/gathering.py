@@ -1,4 +1,4 @@
-"""Hold pushes back until all of their portions have come to their shards.
+"""Announce pushes to the followers, and hold them back until all of their portions have come.
 
 The engine receives a push when every shard has its portion, so that a bad value on one refuses it
 on all. Later messages of its client wait behind it: the messages of one connection are handled in
@@ -8,192 +8,234 @@ the order in which they were sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from itertools import count
 
-from aiops.engine.events import Received
+from aiops.engine.admission import Admission
+from aiops.engine.events import Order, Received
 from aiops.engine.receive import PushSink
 from aiops.errors import Refused
-from aiops.model.layout import Bytes, Cover
-from aiops.model.parts import Part
+from aiops.model.arena import aligned
+from aiops.model.layout import Cover
+from aiops.model.placement import Placement, empty_cover, ranges_of
 from aiops.store.gradient import Gradient
+from aiops.wire.messages import Push
+from aiops.wire.server_messages import ExpectPush, FinishPush
 from aiops.wire.sinks import Discard, Sink
 
 
-class Nothing(Sink):
-    """The sink of a push that has no bytes on the lead."""
-
-    fault = None
-
-    def view(self, part: int, offset: int) -> memoryview:
-        """No bytes come."""
-        raise AssertionError("nothing comes here")
-
-    def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """No bytes come."""
-
-    def abandoned(self) -> None:
-        """Nothing is held."""
-
-
-@dataclass(slots=True, eq=False)
-class Coming:
-    """A push whose portions are still arriving."""
-
-    number: int
-    peer: int
-    sink: PushSink | Nothing | Discard  # of the lead's portion
-    cover: Cover | None  # of the whole push; None: it has been refused
-    missing: set[int]  # followers that have not reported their portions
-    since: float
-    nbytes: int  # of the followers' portions, if raw
-    pieces: Sequence[Sequence[Part]]  # the parts on each shard (those of followers as if raw)
-    event: Received | None = None  # once the lead has its portion
-    fault: Refused | None = None
-
-    @property
-    def complete(self) -> bool:
-        """True if all portions have come, or if the push was refused and the lead's has."""
-        return self.event is not None and (not self.missing or self.cover is None)
-
-
-Passed: TypeAlias = tuple[Received, Coming | None]
-"""A message that the engine may handle now; for a push, also its portions."""
-
-
-class Gathered(PushSink):
-    """The sink of a push that has come to all shards.
+class SpreadPush(PushSink):
+    """The sink of a push whose portions come to several shards; it receives the lead's.
 
     Parameters
     ----------
-    coming
-        The push.
-    nothing
-        The gradient of a push that has no bytes on the lead.
-    forget
-        Called with False to free the portions on the followers, with True to keep them there
-        without counting their room.
+    number
+        The number by which orders name the push.
+    peer
+        The connection that it comes on.
+    message
+        Its header, with the parts of followers as if they were raw.
+    own
+        The sink of the lead's portion.
+    cover
+        The tensors of the whole push.
+    missing
+        Followers that have not reported their portions, and the bytes of these, if raw.
+    since
+        The time at which its header came.
+    finish
+        Called with the order that frees the portions on the followers, or keeps them there without
+        counting their room.
+
+    Attributes
+    ----------
+    arrived
+        True once the lead has its portion.
     """
 
-    __slots__ = ("_forget", "_nothing", "_own", "number")
+    __slots__ = (
+        *("_finish", "_own", "arrived", "message", "missing", "nbytes", "number", "peer", "since"),
+    )
 
-    def __init__(self, coming: Coming, nothing: Gradient, forget: Callable[[bool], None]) -> None:
-        assert coming.cover is not None
-        own = coming.sink
-        self._own = own if isinstance(own, PushSink) else None
-        self.cover, self.number = coming.cover, coming.number
-        self.fault = coming.fault
-        if self._own is not None and self._own.fault is not None:
-            self.fault = self._own.fault
-        self._nothing, self._forget = nothing, forget
-        self._borrowed, self._pool = False, None
+    def __init__(
+        self,
+        number: int,
+        peer: int,
+        message: Push,
+        own: PushSink,
+        cover: Cover,
+        missing: dict[int, int],
+        since: float,
+        finish: Callable[[FinishPush], None],
+    ) -> None:
+        self.number, self.peer, self.message, self.since = number, peer, message, since
+        self.missing, self.nbytes = set(missing), sum(missing.values())
+        self.cover, self.fault, self.arrived = cover, None, False
+        self._own, self._finish = own, finish
 
-    @property
-    def data(self) -> Bytes:
-        """The bytes of the lead's portion."""
-        return self.take().data
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return the rest of the buffer of the lead's portion from there."""
+        return self._own.view(part, offset)
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Survey the lead's portion."""
+        self._own.filled(part, offset, nbytes)
+
+    def has_arrived(self) -> None:
+        """Note that the lead has its portion."""
+        self.arrived, self.fault = True, self._own.fault or self.fault
 
     def take(self) -> Gradient:
         """Return the lead's portion, with the push's number, which orders name."""
-        mine = self._own.take() if self._own is not None else self._nothing
-        return replace(mine, number=self.number)
+        return replace(self._own.take(), number=self.number)
 
     def keep(self) -> Gradient:
         """Return the same, kept on all shards without counting its room there."""
-        mine = self._own.keep() if self._own is not None else self._nothing
-        self._forget(True)
-        done = partial(self._forget, False)
+        mine = self._own.keep()
+        self._finish(FinishPush(self.number, True))
+        done = partial(self._finish, FinishPush(self.number, False))
         return replace(mine, number=self.number, on_drop=done, whole=self.cover)
 
     def free(self) -> None:
         """Put the buffers back, on all shards."""
-        if self._own is not None:
-            self._own.free()
-        self._forget(False)
+        self._own.free()
+        self._finish(FinishPush(self.number, False))
+
+    def abandoned(self) -> None:
+        """Put the lead's buffer back; the others follow when the connection's end is handled."""
+        self._own.free()
 
 
 class Gathering:
     """The pushes of one lead whose portions are still arriving.
 
-    Its methods return the messages that the engine may handle now, in order, and for each push its
-    `Coming`.
+    Parameters
+    ----------
+    placement
+        The model's.
+    admission
+        Makes the sinks of the lead's portions.
+
+    Attributes
+    ----------
+    finished
+        Orders to free portions on the followers. The engine frees a push by a call of its sink,
+        which returns no effects; the lead sends these after each event.
     """
 
-    def __init__(self) -> None:
-        self._by_sink: dict[int, Coming] = {}  # those whose portion on the lead is still arriving
-        self._by_number: dict[int, Coming] = {}
-        self._queues: dict[int, deque[Passed]] = {}
+    def __init__(self, placement: Placement, admission: Admission) -> None:
+        self._placement, self._admission = placement, admission
+        self._numbers = count(1)
+        self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
+        self._queues: dict[int, deque[Received]] = {}  # by connection
+        self.finished: list[FinishPush] = []
 
-    def begin(self, coming: Coming) -> None:
-        """Add a push whose header has come."""
-        self._by_sink[id(coming.sink)] = coming
-        self._by_number[coming.number] = coming
+    # ------------------------------------------------------------ headers
 
-    def received(self, event: Received) -> list[Passed]:
-        """Take a message of which all bytes for the lead have come; pass it on, or queue it."""
-        coming = self._by_sink.pop(id(event.sink), None) if event.sink is not None else None
-        if coming is not None:
-            coming.event = event
-        queue = self._queues.get(event.peer)
-        if queue is None and (coming is None or coming.complete):
-            return [self._passed(event, coming)]
-        if queue is None:
-            queue = self._queues[event.peer] = deque()
-        queue.append((event, coming))
-        return []
+    def sink_for(
+        self, peer: int, client: tuple[str, int], message: Push, now: float
+    ) -> tuple[Sink | None, list[Order]]:
+        """Return the sink of a push, and the orders that announce it; None: no room now."""
+        placement = self._placement
+        try:
+            pieces = placement.announced_pieces(message.parts)
+            cover = placement.cover(pieces)
+        except Refused as fault:
+            return self.refuse(client, message, fault)
+        own: Sink | None
+        if pieces[0]:
+            own = self._admission.sink_for(replace(message, parts=tuple(pieces[0])))
+        else:
+            own = PushSink(aligned(0), [], placement.layouts[0], empty_cover(), None, ())
+        if isinstance(own, Discard):
+            return self.refuse(client, message, own.fault)
+        if not isinstance(own, PushSink):
+            return None, []
+        # Announced only with room on the lead: so all shards grant room in one order, and two
+        # pushes cannot wait for each other.
+        number = next(self._numbers)
+        missing = {
+            shard: sum(part.nbytes for part in theirs)
+            for shard, theirs in enumerate(pieces[1:], 1)
+            if theirs
+        }
+        whole = replace(message, parts=tuple(part for theirs in pieces for part in theirs))
+        push = SpreadPush(number, peer, whole, own, cover, missing, now, self.finished.append)
+        self._pushes[number] = push
+        return push, [
+            Order(shard, ExpectPush(number, *client, message.id, ranges_of(pieces[shard])))
+            for shard in missing
+        ]
 
-    def arrived(self, number: int, shard: int, fault: Refused | None) -> list[Passed]:
+    def refuse(
+        self, client: tuple[str, int], message: Push, fault: Exception | None
+    ) -> tuple[Discard, list[Order]]:
+        """Return the sink and the orders that discard a push on all shards."""
+        if all(part.nbytes for part in message.parts):  # all of it comes here
+            return Discard(fault), []
+        expected = ExpectPush(next(self._numbers), *client, message.id, ())
+        return Discard(fault), [Order(shard, expected) for shard in self._placement.used[1:]]
+
+    # ------------------------------------------------------------ messages that may be handled now
+
+    def received(self, event: Received) -> list[Received]:
+        """Take a message of which all bytes for the lead have come; return those to handle now."""
+        if isinstance(event.sink, SpreadPush):
+            event.sink.has_arrived()
+            event = replace(event, message=event.sink.message)
+        self._queues.setdefault(event.peer, deque()).append(event)
+        return self._pass_on(event.peer)
+
+    def arrived(self, number: int, shard: int, fault: Refused | None) -> list[Received]:
         """Note that a follower has its portion of a push, with its fault if it has one."""
-        coming = self._by_number.get(number)
-        if coming is None:
+        push = self._pushes.get(number)
+        if push is None:
             return []  # its connection was lost meanwhile
-        coming.missing.discard(shard)
-        coming.fault = coming.fault or fault
-        return self._drain(coming.peer)
+        push.missing.discard(shard)
+        push.fault = push.fault or fault
+        return self._pass_on(push.peer)
+
+    def give_up(self) -> list[Received]:
+        """Wait for no more portions: a follower is lost, and the lead refuses what is passed on."""
+        for push in self._pushes.values():
+            push.missing.clear()
+        return [event for peer in list(self._queues) for event in self._pass_on(peer)]
+
+    def _pass_on(self, peer: int) -> list[Received]:
+        """Return the messages of a connection up to its first push with missing portions."""
+        passed, queue = list[Received](), self._queues.get(peer, deque())
+        while queue:
+            sink = queue[0].sink
+            if isinstance(sink, SpreadPush):
+                if sink.missing:
+                    return passed
+                del self._pushes[sink.number]
+            passed.append(queue.popleft())
+        self._queues.pop(peer, None)
+        return passed
+
+    # ------------------------------------------------------------ connections
+
+    def left(self, peer: int) -> None:
+        """Free the pushes and messages of a connection that ended: they will not be passed on."""
+        for event in self._queues.pop(peer, ()):
+            if event.sink is not None:
+                event.sink.abandoned()
+        for push in [push for push in self._pushes.values() if push.peer == peer]:
+            del self._pushes[push.number]
+            push.free()
 
     def peer_of(self, number: int) -> int | None:
         """Return the connection of a push that has not been passed on, or None."""
-        coming = self._by_number.get(number)
-        return None if coming is None else coming.peer
+        push = self._pushes.get(number)
+        return None if push is None else push.peer
 
-    def left(self, peer: int) -> list[Coming]:
-        """Remove a connection that ended; return its pushes, which will not be passed on."""
-        self._queues.pop(peer, None)
-        gone = [coming for coming in self._by_number.values() if coming.peer == peer]
-        for coming in gone:
-            self._by_number.pop(coming.number, None)
-            self._by_sink.pop(id(coming.sink), None)
-        return gone
-
-    def despair(self) -> list[Passed]:
-        """Wait for no more portions: a follower is lost, and the lead refuses what is passed on."""
-        passed: list[Passed] = []
-        for coming in list(self._by_number.values()):
-            coming.missing.clear()
-            passed += self._drain(coming.peer)
-        return passed
-
-    def overdue(self, now: float, patience: Callable[[int], float]) -> Sequence[Coming]:
+    def overdue(self, now: float, patience: Callable[[int], float]) -> list[SpreadPush]:
         """Return pushes whose portions have been missing for longer than ``patience(nbytes)``."""
         return [
-            coming
-            for coming in self._by_number.values()
-            if coming.event is not None
-            and coming.missing
-            and now - coming.since > patience(coming.nbytes)
+            push
+            for push in self._pushes.values()
+            if push.arrived and push.missing and now - push.since > patience(push.nbytes)
         ]
-
-    def _drain(self, peer: int) -> list[Passed]:
-        passed, queue = list[Passed](), self._queues.get(peer)
-        while queue and (queue[0][1] is None or queue[0][1].complete):
-            passed.append(self._passed(*queue.popleft()))
-        if queue is not None and not queue:
-            del self._queues[peer]
-        return passed
-
-    def _passed(self, event: Received, coming: Coming | None) -> Passed:
-        if coming is not None:
-            self._by_number.pop(coming.number, None)
-        return event, coming

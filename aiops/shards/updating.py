@@ -15,6 +15,7 @@ from aiops.shards.orders import REPLICA, work_of
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
+from aiops.store.sparse_table import TableJob
 from aiops.store.updater import clipping
 from aiops.wire.server_messages import RunUpdate, UpdateDone
 
@@ -51,27 +52,28 @@ class Updating:
 
     def __init__(self, placement: Placement, of_replica: Callable[[Version], bool]) -> None:
         self._placement, self._of_replica = placement, of_replica
-        self._update: _Update | None = None
+        self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
         self.versions = [0] * (len(placement) - 1)
 
     def begin(self, effect: Apply) -> list[Effect]:
-        """Begin an update; return the orders to the followers."""
+        """Begin an update; return the orders to the followers, and the lead's own part."""
         job = effect.job
-        assert isinstance(job, UpdateJob | ReplicaJob)
-        self._update = update = _Update(effect.ticket, job)
+        if isinstance(job, TableJob):  # tables are the lead's alone
+            return [effect]
+        self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
         if isinstance(job, ReplicaJob):
-            return self._have_followed(update, job)
+            return [*self._have_followed(update, job), effect]
         job.measure = bool(job.clip) and job.target is not None
-        return self._issue(update, job)
+        return [*self._issue(update, job), effect]
 
     def concerns(self, event: Applied) -> bool:
         """Return whether the lead's part of the outstanding update was done."""
-        return self._update is not None and self._update.ticket == event.ticket
+        return event.ticket in self._outstanding
 
     def applied(self, event: Applied) -> Applied | list[Effect]:
         """Take the lead's sums; return `Applied` if all shards are done, else what is to follow."""
-        return self._take(0, event.sums, event.time)
+        return self._take(self._outstanding[event.ticket], 0, event.sums, event.time)
 
     def done(self, event: Reported, message: UpdateDone) -> Applied | list[Effect]:
         """Take a follower's sums; return the same.
@@ -81,8 +83,8 @@ class Updating:
         RemoteProtocolError
             When that was not ordered, or its sums are of other tensors.
         """
-        update, placement = self._update, self._placement
-        if update is None or message.id != update.ticket or event.shard not in update.missing:
+        update, placement = self._outstanding.get(message.id), self._placement
+        if update is None or event.shard not in update.missing:
             raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
         sums, job = np.frombuffer(message.sums, "<i8").astype(np.int64), update.job
         if isinstance(job, ReplicaJob):
@@ -94,20 +96,18 @@ class Updating:
             raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
         if isinstance(job, UpdateJob) and not job.measure:
             self.versions[event.shard - 1] = self._computing
-        return self._take(event.shard, sums, event.time)
+        return self._take(update, event.shard, sums, event.time)
 
-    def _take(self, shard: int, sums: Ints, time: float) -> Applied | list[Effect]:
-        update, placement = self._update, self._placement
-        assert update is not None, "the caller has seen it"
+    def _take(self, update: _Update, shard: int, sums: Ints, time: float) -> Applied | list[Effect]:
+        placement, job = self._placement, update.job
         if len(sums):
             update.sums[shard] = sums
         update.missing.discard(shard)
-        job = update.job
         if update.missing:
             return []
         if isinstance(job, UpdateJob) and job.measure:
             return self._step(update, job)
-        self._update = None
+        del self._outstanding[update.ticket]
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))

@@ -106,9 +106,10 @@ class Host:
         return line
 
     def sink_for(self, line: Line, message: Any) -> Any:
-        sink = self.coordinator.sinks_of(line.number)(message)
-        if not self.handling:
-            self.perform(self.coordinator.flush())
+        if not isinstance(self.coordinator, Lead):
+            return self.coordinator.sinks_of(line.number)(message)
+        sink, orders = self.coordinator.sink_for(line.number, message)
+        self.perform(orders)
         return sink
 
     def arrive(self, line: Line, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from aiops.algorithms.dcasgd import DCASGD
 from aiops.engine.engine import Engine
@@ -57,9 +58,10 @@ class Sharded:
         if isinstance(message, messages.Hello):
             self._lead_handles(Joined(0.0, _CLIENT, message))
             return
-        sink = _filled(self._lead.sink_for(_CLIENT, message), message, payloads)
-        self._carry_out(self._lead.flush())
-        self._lead_handles(Received(0.0, _CLIENT, message, sink))
+        sink, orders = self._lead.sink_for(_CLIENT, message)
+        filled = _filled(sink, message, payloads)
+        self._carry_out(orders)
+        self._lead_handles(Received(0.0, _CLIENT, message, filled))
 
     def send_to_follower(self, message: Message, *payloads: bytes) -> None:
         """Have the client send a message to the follower."""
@@ -82,7 +84,7 @@ class Sharded:
     def _lead_handles(self, event: Event) -> None:
         self._carry_out(self._lead.handle(event))
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Order):
                 self.order(effect.message, tuple(b"".join(views) for views in effect.payloads))

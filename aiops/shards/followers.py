@@ -1,0 +1,81 @@
+"""The followers of a lead: their addresses, which of them are lost, and their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiops.errors import Unavailable
+from aiops.model.placement import Placement
+from aiops.wire.fields import ShardTable
+from aiops.wire.messages import Error
+
+
+class Followers:
+    """The followers of one lead, by the numbers of their shards, from 1.
+
+    Parameters
+    ----------
+    addresses
+        The address of each follower for clients: host (empty: the lead's own) and port.
+
+    Attributes
+    ----------
+    lost
+        The followers that are lost, with the reason of each.
+    """
+
+    def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
+        self._addresses = tuple(addresses)
+        self.lost: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def name(self, shard: int) -> str:
+        """Return the name of a shard in messages."""
+        host, port = self._addresses[shard - 1]
+        where = f"{host}:{port}" if host else f"port {port}"
+        return f"shard {shard} of {len(self) + 1} ({where})"
+
+    @property
+    def why(self) -> str:
+        """The reasons of the losses; empty if there are none."""
+        return "; ".join(why for _shard, why in sorted(self.lost.items()))
+
+    def unavailable(self, id: int) -> Error:
+        """Return the answer to a request for parameters: some of them are lost."""
+        text = f"{self.why}; start the servers again, from the last --save"
+        return Error(id, Unavailable.code, text, {"shards": sorted(self.lost)}, False)
+
+    def table(self, placement: Placement | None) -> ShardTable:
+        """Return the shard table for clients: host, port and first byte of each."""
+        starts = placement.starts[1:] if placement is not None else [0] * len(self)
+        return tuple((*where, start) for where, start in zip(self._addresses, starts, strict=True))
+
+    def report(
+        self, version: int, placement: Placement | None, versions: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Return each shard's line of the statistics, the lead's first.
+
+        ``version``: the model's; ``versions``: those that the followers have computed, if there is
+        a model. ``behind`` is a shard's lag, in versions.
+        """
+        used, edges = list[int](), [0] * (len(self) + 2)
+        if placement is not None:
+            used, edges = placement.used[1:], placement.edges
+        newest, lines = max([version, *versions]), []
+        for shard, (host, port) in enumerate([("", 0), *self._addresses]):
+            mine = versions[shard - 1] if shard in used else version
+            lines.append(
+                {
+                    "shard": shard,
+                    "host": host,
+                    "port": port,
+                    "bytes": edges[shard + 1] - edges[shard],
+                    "version": mine,
+                    "behind": newest - mine,
+                    "gone": self.lost.get(shard, ""),
+                }
+            )
+        return lines
