@@ -13,13 +13,16 @@ whole model but holds only the first part of its bytes. The engine decides as if
 shards: membership, policy, staleness, barriers, refusals and versions exist once, on the lead. The
 lead translates in both directions. A push becomes an event for the engine when its portions are on
 all shards; an `Apply` becomes orders, and `Applied` when all shards have done it; a reply with
-parameters becomes the lead's portion and orders to send the others.
+parameters becomes the lead's portion and orders to send the others. `Followers` knows the addresses
+and the losses; a `ShardedModel`, made when the engine distributes the model, has the rest:
+`Gathering`, `Updating`, the versions that followers keep.
 
-**Follower.** `Follower` holds a store of its pieces and carries out orders. It has no policy and no
-queue of updates. Its one decision is whether an update is written in place: if no reader holds the
-current version here, and the lead has not ordered a spare arena. It publishes a computed version
-only when a later order names it. Published any earlier, the shard would be ahead of its lead, which
-may still order parameters of the version before.
+**Follower.** `Follower` has the connections and the portions of pushes, and dispatches orders. Its
+`Shard`, made by `LoadShard`, holds a store of its pieces and carries out the orders about it. There
+is no policy and no queue of updates. Its one decision is whether an update is written in place: if
+no reader holds the current version here, and the lead has not ordered a spare arena. It publishes a
+computed version only when a later order names it. Published any earlier, the shard would be ahead
+of its lead, which may still order parameters of the version before.
 
 **Orders.** They travel on one connection from the lead to each follower, so every follower carries
 them out in the order in which they were decided:
@@ -56,6 +59,9 @@ each hold room on one shard that the other needs on another, and both would wait
 part, and gives the engine `Applied` when all have reported `UpdateDone`. One update is outstanding
 on all shards together. Clipping by norm takes two rounds, because the norm is a sum over shards:
 first all measure, then all take the step with the factor that the lead computed.
+
+**Sinks.** A push is announced while its payloads arrive, between events. So `Lead.sink_for` returns
+the orders of the announcement with the sink, and the server carries them out at once.
 
 **Exactly once.** Only the lead's engine remembers sequence numbers and answers. A portion has no
 effect until a `RunUpdate` names its push, which only the engine's decision brings about. If a

@@ -32,12 +32,12 @@ def write_fault(fault: Refused | None) -> dict[str, Any]:
     return {"code": fault.code, "text": str(fault), "details": fault.details}
 
 
-def read_fault(told: Mapping[str, Any]) -> Refused | None:
+def read_fault(reported: Mapping[str, Any]) -> Refused | None:
     """Return the fault that a follower reported, if any."""
-    if not told:
+    if not reported:
         return None
-    code, text = str(told.get("code", "")), str(told.get("text", "it cannot be used"))
-    details = told.get("details")
+    code, text = str(reported.get("code", "")), str(reported.get("text", "it cannot be used"))
+    details = reported.get("details")
     return refusal(code, text, details if isinstance(details, dict) else {})
 
 
@@ -95,7 +95,7 @@ class ShardWork:
 
     Parameters
     ----------
-    told
+    work
         The map that `work_of` returned.
     tensors
         The number of tensors that this shard has pieces of.
@@ -106,18 +106,18 @@ class ShardWork:
         When a value is missing, or of another kind or range than allowed.
     """
 
-    def __init__(self, told: Mapping[str, Any], tensors: int) -> None:
+    def __init__(self, work: Mapping[str, Any], tensors: int) -> None:
         try:
-            self.factor, self.measure = float(told["factor"]), bool(told["measure"])
-            self.sent, self.coded = int(told["sent"]), bool(told.get("coded", False))
-            self.weights: bytes | None = told.get("weights")
-            self.steps_taken = "steps" in told
+            self.factor, self.measure = float(work["factor"]), bool(work["measure"])
+            self.sent, self.coded = int(work["sent"]), bool(work.get("coded", False))
+            self.weights: bytes | None = work.get("weights")
+            self.steps_taken = "steps" in work
             self.touched: Ints | None = None
             if self.steps_taken:
-                self.spare = bool(told["spare"])
-                self._steps, self._scalars = told["steps"], told.get("scalars")
-                if told["touched"] is not None:
-                    self.touched = np.frombuffer(told["touched"], "<i8").astype(np.int64)
+                self.spare = bool(work["spare"])
+                self._steps, self._scalars = work["steps"], work.get("scalars")
+                if work["touched"] is not None:
+                    self.touched = np.frombuffer(work["touched"], "<i8").astype(np.int64)
                     rising = len(self.touched) < 2 or bool((np.diff(self.touched) > 0).all())
                     inside = not len(self.touched) or 0 <= self.touched[0] <= self.touched[-1]
                     if not rising or not inside or self.touched[-1:].sum() >= max(tensors, 1):

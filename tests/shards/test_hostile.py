@@ -10,8 +10,9 @@ import pytest
 
 from aiops.client.params import Params
 from aiops.client.request_kinds import Request
-from aiops.errors import BadPush, RemoteProtocolError
+from aiops.errors import BadPush, RemoteProtocolError, Unavailable
 from aiops.model.parts import Part
+from aiops.model.tables import Table
 from aiops.wire import messages, server_messages
 from aiops.wire.messages import Push
 from aiops.wire.server_messages import ShardParts
@@ -187,6 +188,44 @@ def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor.hang_up()
     world.settle()
     unharmed(world, 0)
+
+
+def test_messages_behind_an_unfinished_push_are_freed_with_their_connection() -> None:
+    world = World(0, 2)
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done = True
+    world.actors.append(actor)
+    actor.connect()
+    world.settle()
+    done(world, actor, actor.requests.define(MODEL, {"words": Table(10, 2)}))
+    params = Params(actor.session.info.layout)  # type: ignore[arg-type]
+    done(world, actor, actor.requests.fetch(params))
+    actor.session.shards.channels[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.requests.push(ones(params), params, params)
+    actor.requests.push_rows("words", [1, 2], np.ones((2, 2), np.float32))
+    actor.flush()
+    world.settle()
+    assert any(pool.out for pool in world.lead.coordinator.pools)
+    actor.hang_up()
+    world.settle()
+    assert [pool.out for pool in world.lead.coordinator.pools] == [0, 0]
+
+
+def test_a_push_that_is_arriving_when_a_follower_is_lost_is_freed() -> None:
+    """The model is the lead's alone, and yet the push is refused."""
+    world = World(0, 2, shard_bytes=1 << 20)
+    actor, params = joined(world, "worker")
+    request = actor.requests.push(ones(params), params, params)
+    actor.flush()
+    line = actor.lines[0][1]
+    while len(line.up.bytes) > 1:
+        world.lead.arrive(line, len(line.up.bytes) - 1)
+    assert world.lead.coordinator.pools[0].out
+    world.lead.orders[0].lost()
+    world.settle()
+    with pytest.raises(Unavailable, match="shard 1 is gone"):
+        request.value()
+    assert world.lead.coordinator.pools[0].out == 0
 
 
 def test_nobody_else_gives_orders(world: World) -> None:
