@@ -115,30 +115,42 @@ class Spin:
 class BusyPoll:
     """Has an event loop poll for a next message before it sleeps until one comes.
 
+    A peer that is served keeps a processor busy, or its network does. So the loop polls only while
+    there are fewer peers than processors: else each poll takes time that a peer could use, and
+    finds fewer messages than a loop that sleeps until it is woken.
+
     Parameters
     ----------
     spin
         Decides how long.
+    processors
+        The number of processors.
 
     Attributes
     ----------
-    polling
-        True while it polls. When a message comes, set `received`; call `begin` if not polling.
+    idle
+        True if the loop may begin to poll: call `begin` when messages have come.
     received
-        A message has come since the last poll.
+        A message has come since the last poll; set it when one comes.
     """
 
-    __slots__ = ("_spin", "polling", "received")
+    __slots__ = ("_crowded", "_polling", "_processors", "_spin", "idle", "received")
 
-    def __init__(self, spin: Spin) -> None:
-        self._spin = spin
-        self.polling = self.received = False
+    def __init__(self, spin: Spin, processors: int) -> None:
+        self._spin, self._processors = spin, processors
+        self._polling = self._crowded = self.received = False
+        self.idle = True
+
+    def serve(self, peers: int) -> None:
+        """Take note of the number of peers."""
+        self._crowded = peers >= self._processors
+        self.idle = not (self._crowded or self._polling)
 
     def begin(self) -> None:
         """Begin to poll for the next message, called on the event loop when messages have come."""
         self.received = False
         if self._spin.begin():
-            self.polling = True
+            self._polling, self.idle = True, False
             get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
@@ -147,7 +159,7 @@ class BusyPoll:
             self.received = False
             self._spin.found()
             self._spin.begin()
-        if self._spin.look():
+        if not self._crowded and self._spin.look():
             get_running_loop().call_soon(self._look)
         else:
-            self.polling = False
+            self._polling, self.idle = False, not self._crowded

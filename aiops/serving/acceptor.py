@@ -14,6 +14,7 @@ from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.engine.steady import Steady
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.net.busy_poll import BusyPoll
+from aiops.net.cpu_count import usable
 from aiops.net.environment import Environment
 from aiops.net.paced_transport import PacedTransport
 from aiops.net.transport import MessageTransport
@@ -116,7 +117,7 @@ class Acceptor:
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
-        self.busy_poll = BusyPoll(env.spin())
+        self.busy_poll = BusyPoll(env.spin(), usable())
         self._sweeper: asyncio.TimerHandle | None = None
 
     def accept(self) -> asyncio.BufferedProtocol:
@@ -202,6 +203,7 @@ class Acceptor:
         nonce = self._env.token_bytes(16)
         handshake = ServerHandshake(self._config.token, nonce, follower=self._config.follower)
         self.peers[link.number] = Peer(link, handshake, self._now())
+        self.busy_poll.serve(len(self.peers))
         if len(self.peers) > self.most:
             text = f"the server has its {self.most} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
@@ -224,7 +226,7 @@ class Acceptor:
             self._handshake(peer, message)
         busy_poll = self.busy_poll
         busy_poll.received = True
-        if not busy_poll.polling:
+        if busy_poll.idle:
             busy_poll.begin()
 
     def _take_shortcut(self, peer: Peer, steady: Steady) -> None:
@@ -258,6 +260,7 @@ class Acceptor:
         peer = self.peers.pop(link.number, None)
         if peer is None:
             return
+        self.busy_poll.serve(len(self.peers))
         peer.lost()
         hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"

@@ -383,7 +383,7 @@ class Server:
         if answer:
             busy_poll = self.connections.busy_poll
             busy_poll.received = True
-            if not busy_poll.polling:
+            if busy_poll.idle:
                 busy_poll.begin()
         return answer
 

@@ -52,7 +52,7 @@ class Line(Piped):
         assert len(room) >= len(data)
         room[: len(data)] = data
         self.pipe.written.clear()
-        self.busy_poll.polling = True  # whether a poll begins depends on how busy the machine is
+        self.busy_poll.idle = False  # whether a poll begins depends on how busy the machine is
         found = calls(lambda: self.protocol.buffer_updated(len(data)))
         assert self.pipe.written, "it was not answered at once"
         return found

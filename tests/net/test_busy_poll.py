@@ -88,15 +88,15 @@ class TestSpin:
             assert glances == pytest.approx(_wait(self.spin, there), abs=1)
 
 
-class TestLookout:
+class TestBusyPoll:
     def setup_method(self) -> None:
         self.processor = Processor()
-        self.busy_poll = BusyPoll(Spin(self.processor.clock, self.processor.give_way))
+        self.busy_poll = BusyPoll(Spin(self.processor.clock, self.processor.give_way), 4)
 
     def receive(self) -> None:
         """Tell it of a message, as the server does."""
         self.busy_poll.received = True
-        if not self.busy_poll.polling:
+        if self.busy_poll.idle:
             self.busy_poll.begin()
 
     async def rounds(self, count: int) -> int:
@@ -118,3 +118,20 @@ class TestLookout:
         self.receive()
         looked = await self.rounds(1000)
         assert (looked - early) * 1e-6 == pytest.approx(Spin.MOST, rel=0.02)
+
+    async def test_a_loop_with_as_many_peers_as_processors_does_not_look(self) -> None:
+        self.busy_poll.serve(4)
+        self.receive()
+        assert await self.rounds(10) == 0
+        self.busy_poll.serve(3)
+        self.receive()
+        assert await self.rounds(10) > 0
+
+    async def test_a_peer_too_many_ends_the_looks(self) -> None:
+        self.receive()
+        looked = await self.rounds(10)
+        self.busy_poll.serve(4)
+        assert await self.rounds(10) == looked
+        assert not self.busy_poll.idle
+        self.busy_poll.serve(1)
+        assert self.busy_poll.idle
