@@ -74,7 +74,7 @@ class MemoryServer:
             dataclasses.replace(
                 env,
                 token_bytes=self._token_bytes,
-                below=lambda n: 0,
+                randbelow=lambda n: 0,
                 identity=lambda: "memory",
                 connect_unix=lambda host, port: None,
                 unconnected_socket=lambda host: MemorySocket(self),
