@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "algorithms": (26, 2706),
+    "algorithms": (26, 2760),
     "averaging": (2, 269),
     "bandwidth": (7, 1542),
     "cli": (19, 2675),
     "client": (54, 10697),
-    "codecs": (11, 2201),
-    "common": (10, 455),
+    "codecs": (11, 2236),
+    "common": (11, 526),
     "engine": (22, 4454),
     "errors": (1, 157),
     "kernels": (27, 5053),

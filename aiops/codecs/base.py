@@ -11,7 +11,7 @@ The NumPy functions are the specification; Numba's loops give the same bytes and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -247,6 +247,20 @@ class Encoder:
             payload = np.frombuffer(self._last, np.uint8)
             kind = type(self.codec)
             kind.decode(payload, self.shape, self.rest, add=True, backend=self.backend)
+        self._last = None
+
+    def state(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the arrays on which later payloads depend, by name, to be read.
+
+        By default that is ``rest``, with feedback. An encoder that keeps more between two tensors
+        overrides this and `restore`.
+        """
+        return {} if self.rest is None else {"rest": self.rest}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Continue from copies of what `state` returned, on an encoder made alike."""
+        for name, array in self.state().items():
+            np.copyto(array, arrays[name])
         self._last = None
 
     def _refuse_unfit(self, values: Floats, start: int, index: int) -> None:

@@ -14,12 +14,13 @@ magnitude in P[k] times that in Q[k] must be below 1e18.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from aiops.codecs.base import (
     HEADER,
@@ -198,6 +199,10 @@ class _LowRankEncoder(Encoder):
         if self.rest is not None:
             parallel_map(_products(p, q, whole, -1, backend))
         return len(self.payload)
+
+    def state(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the rest, and the last Q, with which the next payload begins."""
+        return {**super().state(), "q": self._q}
 
     def _store(self, factor: Floats, section: Bytes) -> None:
         """Write one factor, rounded."""

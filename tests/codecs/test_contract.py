@@ -202,3 +202,21 @@ def test_a_payload_of_another_length_is_refused(spec: str, backend: str, length:
         assert fault.split()[0] in ("has", "ends", "goes")
     for other in (payload[:-1], np.append(payload, np.uint8(0))):
         assert kind_of(spec).check(other, shape, backend)
+
+
+@each_spec
+@each_backend
+@pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "none"])
+@pytest.mark.parametrize("shape", [(), (3, 0, 2), (70, 65), (129, 8, 3)], ids=str)
+def test_a_restored_encoder_writes_the_same_payloads(
+    spec: str, backend: str, feedback: bool, shape: tuple[int, ...]
+) -> None:
+    live = find(spec).encoder(shape, feedback=feedback, backend=backend)
+    for step in range(3):
+        live.encode(normal(shape, step))
+    restored = find(spec).encoder(shape, feedback=feedback)
+    restored.restore({name: array.copy() for name, array in live.state().items()})
+    for step in range(3, 6):
+        assert bytes(restored.encode(normal(shape, step))) == bytes(
+            live.encode(normal(shape, step))
+        )
