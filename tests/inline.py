@@ -65,7 +65,7 @@ class Inline:
         self.outstanding: Apply | None = None
         self.seqs: dict[int, int] = {}
         self.log: list[Event] = []
-        self.on_event: Callable[[Event], None] = lambda event: None
+        self.on_event: Callable[[Event], bool | None] = lambda event: None
         self.listeners: dict[int, Callable[[Message, Lease | None], None]] = {}
 
     # ------------------------------------------------------------ events
@@ -76,9 +76,9 @@ class Inline:
         while events:
             event = events.popleft()
             self.log.append(event)
-            self.on_event(event)
+            leased = self.on_event(event)
             heard: list[Reply] = []
-            for effect in self.engine.handle(event):
+            for effect in self.engine.handle(event, leased):
                 if isinstance(effect, Apply):
                     if self.hold:
                         assert self.outstanding is None, "one update at a time"

@@ -223,8 +223,28 @@ class Engine:
 
     # ------------------------------------------------------------ the shell's calls
 
-    def handle(self, event: Event) -> list[Effect]:
-        """Handle an event; return its effects, in the order in which to carry them out."""
+    def freeze(self) -> bool:
+        """Fix, for the next event, whether the current version has readers; return it.
+
+        A recorder journals it with the event, and hands it to `handle`.
+        """
+        return self.training is not None and self.training.store.freeze()
+
+    def handle(self, event: Event, leased: bool | None = None) -> list[Effect]:
+        """Handle an event; return its effects, in the order in which to carry them out.
+
+        Parameters
+        ----------
+        event
+            What has happened.
+        leased
+            Whether the current version has readers, as `freeze` returned it. They decide whether
+            an update is done in place, and so which version is fetched meanwhile: it is a part of
+            the event where events are recorded or replayed. None: the store decides by the leases
+            that it finds.
+        """
+        if leased is not None and self.training is not None:
+            self.training.store.freeze(leased)
         self.now = event.time
         if self._started is None:
             self._started = event.time

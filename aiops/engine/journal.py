@@ -1,16 +1,17 @@
 """Record an engine's events in a file, and replay it.
 
 A journal is one MessagePack stream: a map of the policy, its settings and the options; then one
-list per event, followed by the payload as a bin if the event has one. `replay` feeds the events to
-a fresh engine; since engine and kernels are deterministic, it ends with the same version and the
-same parameters to the last bit. A journal cut short (a server killed mid-write) replays up to the
-cut.
+list per event, followed by the payload as a bin if the event has one. A list begins with the time,
+the kind of event, and 1 if the current version had readers then (`Engine.handle`). `replay` feeds
+the events to a fresh engine; since engine and kernels are deterministic, it ends with the same
+version and the same parameters to the last bit. A journal cut short (a server killed mid-write)
+replays up to the cut.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -43,7 +44,18 @@ from aiops.wire.encoding import encode
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Discard, Sink
 
-FORMAT = 1
+FORMAT = 2
+
+_KINDS: Mapping[type[Any], str] = {
+    Initialised: "initialised",
+    Joined: "joined",
+    Received: "received",
+    Left: "left",
+    Tick: "tick",
+    Applied: "applied",
+    Stopping: "stopping",
+    BudgetTick: "paced",
+}
 
 
 class Journal:
@@ -58,37 +70,39 @@ class Journal:
         ends with the event before.
     policy
         The policy's name, by which `replay` finds it.
-    settings, options
-        Those of the engine.
+    engine
+        The engine that handles the events.
     """
 
-    def __init__(
-        self, file: BinaryIO, policy: str, settings: dict[str, Any], options: Options
-    ) -> None:
+    def __init__(self, file: BinaryIO, policy: str, engine: Engine) -> None:
+        options, settings = engine.options, engine.algorithm.settings()
         if options.relaxed:
             raise UsageError(
                 "relaxed reads cannot be recorded: which versions they mix depends on the moment;"
                 " drop --record or --consistency relaxed"
             )
-        self._file = file
+        self._file, self._engine = file, engine
         self._pack = msgpack.Packer().pack
         run = options.deciding()
         head = {"aiops-journal": FORMAT, "policy": policy, "settings": settings, "options": run}
         self._file.write(self._pack(head))
         self._file.flush()
 
-    def note(self, event: Event) -> None:
-        """Write one event."""
-        self._file.write(self._pack(_row(event)))
+    def note(self, event: Event) -> bool:
+        """Write one event; return whether the current version has readers, for `Engine.handle`."""
+        leased = self._engine.freeze()
+        self._file.write(self._pack(_row(event, leased)))
         payload = _payload(event)
         if payload is not None:
             view = payload.data  # its bin 32 is written here: `pack` would copy the payload
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
         self._file.flush()
+        return leased
 
-    def end(self, time: float, engine: Engine) -> None:
+    def end(self, time: float) -> None:
         """Mark the record as complete, with the digest of the parameters if the engine is idle."""
+        engine = self._engine
         self._file.write(self._pack([time, "end", digest(engine) if engine.idle else ""]))
         self._file.flush()
 
@@ -115,24 +129,33 @@ def _payload(event: Event) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     return None
 
 
-def _row(event: Event) -> list[Any]:
-    if isinstance(event, Initialised):
-        return [event.time, "initialised", event.rows, event.tables, True]
-    if isinstance(event, Joined):
-        return [event.time, "joined", event.peer, encode(event.hello), event.proof]
-    if isinstance(event, Received):
-        fault = getattr(event.sink, "fault", None)
-        problem = [fault.code, str(fault)] if fault is not None else None
-        kept = _payload(event) is not None
-        return [event.time, "received", event.peer, encode(event.message), problem, kept]
-    if isinstance(event, Left):
-        return [event.time, "left", event.peer]
-    if isinstance(event, Applied):
-        return [event.time, "applied", event.ticket, event.sums.astype("<i8").tobytes()]
-    if isinstance(event, BudgetTick):
-        counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
-        return [event.time, "paced", *counts, int(event.limited)]
-    return [event.time, "stopping" if isinstance(event, Stopping) else "tick"]
+def _row(event: Event, leased: bool) -> list[Any]:
+    """Return an event's list; its last item is True if the payload follows, and only then."""
+    head = [event.time, _KINDS[type(event)], int(leased)]
+    match event:
+        case Initialised():
+            return [*head, event.rows, event.tables, True]
+        case Joined():
+            return [*head, event.peer, encode(event.hello), event.proof]
+        case Received():
+            kept = _payload(event) is not None
+            return [*head, event.peer, encode(event.message), _problem(event.sink), kept]
+        case Left():
+            return [*head, event.peer]
+        case Applied():
+            return [*head, event.ticket, event.sums.astype("<i8").tobytes()]
+        case BudgetTick():
+            counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
+            return [*head, *counts, int(event.limited)]
+    return head
+
+
+def _problem(sink: Sink | None) -> tuple[str, str, dict[str, Any], bool] | None:
+    """Return a sink's fault: its code, text, details, and whether payloads had been taken."""
+    fault = getattr(sink, "fault", None)
+    if fault is None:
+        return None
+    return fault.code, str(fault), fault.details, isinstance(sink, PushSink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +204,7 @@ def replay(file: BinaryIO, backend: str = "auto") -> Replayed:
             if isinstance(event, Applied):
                 _check(outstanding, event)
                 outstanding = None
-            outstanding = _issued(engine.handle(event)) or outstanding
+            outstanding = _issued(engine.handle(event, bool(row[2]))) or outstanding
         except UsageError as error:
             raise UsageError(f"event {events} of the journal: {error}") from None
         except Exception as error:  # a damaged row may raise anything
@@ -242,42 +265,61 @@ def _issued(effects: list[Effect]) -> Apply | None:
 
 def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
     """Return the event that a row records."""
-    time, kind = row[0], row[1]
-    if kind == "initialised":
-        if payload is None:
-            raise UsageError("its parameters are missing")
-        data = aligned(len(payload))
-        data[:] = np.frombuffer(payload, np.uint8)
-        return Initialised(time, row[2], data, row[3])
-    if kind == "joined":
-        hello = decode(row[3])
-        assert isinstance(hello, messages.Hello)
-        return Joined(time, row[2], hello, row[4])
-    if kind == "received":
-        message = decode(row[3])
-        return Received(time, row[2], message, _sink(engine, message, row[4], payload))
-    if kind == "left":
-        return Left(time, row[2])
-    if kind == "applied":
-        return Applied(time, row[2], np.frombuffer(row[3], "<i8").astype(np.int64))  # its own copy
-    if kind == "paced":
-        nbytes, second, peak, backlog, busy, limited = row[2:]
-        return BudgetTick(time, nbytes, second, peak, backlog, busy, bool(limited))
-    return Stopping(time) if kind == "stopping" else Tick(time)
+    time, kind, _leased, *rest = row
+    match kind:
+        case "initialised":
+            if payload is None:
+                raise UsageError("its parameters are missing")
+            data = aligned(len(payload))
+            data[:] = np.frombuffer(payload, np.uint8)
+            return Initialised(time, rest[0], data, rest[1])
+        case "joined":
+            peer, encoded, proof = rest
+            hello = decode(encoded)
+            assert isinstance(hello, messages.Hello)
+            return Joined(time, peer, hello, proof)
+        case "received":
+            peer, encoded, problem, _kept = rest
+            message = decode(encoded)
+            return Received(time, peer, message, _sink(engine, message, problem, payload))
+        case "left":
+            return Left(time, rest[0])
+        case "applied":
+            ticket, sums = rest
+            return Applied(time, ticket, np.frombuffer(sums, "<i8").astype(np.int64))  # a copy
+        case "paced":
+            nbytes, second, peak, backlog, busy, limited = rest
+            return BudgetTick(time, nbytes, second, peak, backlog, busy, bool(limited))
+        case "stopping":
+            return Stopping(time)
+        case "tick":
+            return Tick(time)
+    raise UsageError(f"{kind!r} is no event")
 
 
-def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -> Sink | None:
+def _sink(engine: Engine, message: Message, problem: Any, payload: bytes | None) -> Sink | None:
     """Return the sink of a recorded payload, filled and surveyed as on the server."""
-    if fault is not None:
-        return Discard(refusal(*fault))
+    if problem is not None:
+        code, text, details, taken = problem
+        if not taken:
+            return Discard(refusal(code, text, details))
+        faulty = _filled(engine, message)
+        faulty.fault = refusal(code, text, details)
+        return faulty
     if not getattr(message, "parts", ()):
         return None
     if payload is None:
         return Discard()
+    sink = _filled(engine, message)
+    sink.view(0, 0)[:] = payload
+    sink.filled(0, 0, len(payload))
+    return sink
+
+
+def _filled(engine: Engine, message: Message) -> PushSink:
+    """Return the sink that the server took a message's payloads with."""
     for pool in engine.admission.pools:  # on the server it had room; here buffers' history differs
         pool.bound = 1 << 62
     sink = engine.admission.sink_for(message)
     assert isinstance(sink, PushSink), "the record holds a payload that the replay would not take"
-    sink.view(0, 0)[:] = payload
-    sink.filled(0, 0, len(payload))
     return sink

@@ -43,7 +43,7 @@ from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Push
 from aiops.wire.template import Path, Template, framed, slots
 
-Note: TypeAlias = Callable[[Event], None]
+Note: TypeAlias = Callable[[Event], bool | None]
 
 _PUSHED: tuple[Path, ...] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
 _FORMS = 32

@@ -52,7 +52,7 @@ class Persistence:
     Attributes
     ----------
     note
-        Records an event; None: there is no record.
+        Records an event, and returns what the engine takes with it; None: there is no record.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Persistence:
         collect: Callable[[], Collecting | None] | None = None,
     ) -> None:
         self._config, self._engine, self._now, self._collect = config, engine, now, collect
-        self.note: Callable[[Event], None] | None = None
+        self.note: Callable[[Event], bool | None] | None = None
         self._record: RecordFile | None = None
         self._ledger: LedgerFile | None = None
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
@@ -91,8 +91,7 @@ class Persistence:
         if config.save is not None:
             check_writable(config.save)
         if config.record is not None:
-            options = config.options()
-            self._record = RecordFile(config.record, config.policy, options, self._engine)
+            self._record = RecordFile(config.record, config.policy, self._engine)
             self.note = self._record.note
         if config.ledger is not None:
             self._ledger = LedgerFile(config.ledger)

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiops.common import forks
 from aiops.engine.engine import Engine
-from aiops.engine.events import Event, Options
+from aiops.engine.events import Event
 from aiops.engine.journal import Journal
 from aiops.errors import UsageError
 from aiops.serving import new_files
@@ -33,8 +33,8 @@ class RecordFile:
     ----------
     path
         The file, opened as by `aiops.serving.new_files.begin`: each run has its own.
-    policy, options
-        The policy as the settings name it; the engine's options.
+    policy
+        The policy as the settings name it.
     engine
         The engine whose events are recorded.
 
@@ -49,11 +49,11 @@ class RecordFile:
         When it cannot be written.
     """
 
-    def __init__(self, path: Path, policy: str, options: Options, engine: Engine) -> None:
+    def __init__(self, path: Path, policy: str, engine: Engine) -> None:
         self._engine = engine
         self._file = new_files.begin("record", path)
         try:
-            self._journal = Journal(self._file, policy, engine.algorithm.settings(), options)
+            self._journal = Journal(self._file, policy, engine)
         except OSError as error:
             new_files.discard(self._file)
             raise UsageError(f"--record {path}: {error.strerror}") from None
@@ -62,20 +62,24 @@ class RecordFile:
         earlier = f", for {path} is there already" if self._file.name != str(path) else ""
         _log.info("recording this run in %s%s", self._file.name, earlier)
 
-    def note(self, event: Event) -> None:
-        """Record an event; if the file cannot take it, log that and end the record."""
+    def note(self, event: Event) -> bool | None:
+        """Record an event; if the file cannot take it, log that and end the record.
+
+        Returns what `aiops.engine.engine.Engine.handle` takes with the event.
+        """
         if self.error:
-            return
+            return None
         try:
-            self._journal.note(event)
+            return self._journal.note(event)
         except OSError as error:
             self._cut(error)
+            return None
 
     def end(self, now: float) -> None:
         """End the record with the run, or log again that it ended before."""
         if not self.error:
             try:
-                self._journal.end(now, self._engine)
+                self._journal.end(now)
                 self._file.close()
             except OSError as error:
                 self._cut(error)

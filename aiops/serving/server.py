@@ -353,9 +353,12 @@ class Server:
         try:
             while self._events:
                 event = self._events.popleft()
-                if self._persistence is not None and self._persistence.note is not None:
-                    self._persistence.note(event)
-                for effect in self._handle(event):
+                files = self._persistence
+                if files is None or files.note is None:
+                    effects = self._handle(event)
+                else:  # there is one server, so `_handle` is its engine's
+                    effects = self._handle(event, files.note(event))
+                for effect in effects:
                     happened = actions[type(effect)](effect)
                     if happened is not None:
                         self._events.append(happened)

@@ -151,6 +151,8 @@ class Store:
         self.cost = held.nbytes * (3 + len(rule.state))
         self.whole_at_once = device is None and held is layout and held.nbytes < LARGE
         self.busy = False  # the current version is being overwritten in place
+        self._making = False  # a version is being made, in place or not
+        self._leased = False  # the current version was found leased by `freeze`
         self.sums = self._first_sums()
         self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
         self._total = int(self.sums.sum())
@@ -206,6 +208,27 @@ class Store:
         self._read = self.current.number
         return Lease(self.current, None if self.relaxed else self._snapshots)
 
+    def freeze(self, leased: bool | None = None) -> bool:
+        """Fix whether the current version has readers, until there is a newer one.
+
+        Leases may end at any time, on any thread. An update that is begun while this is fixed as
+        True is not done in place, even if the last lease has ended since.
+
+        Parameters
+        ----------
+        leased
+            What was recorded; None: find it now.
+
+        Returns
+        -------
+        bool
+            What is fixed. False while a version is being made: the next one is made of that.
+        """
+        if leased is None:
+            leased = not self._making and self._snapshots.leased
+        self._leased = leased
+        return leased
+
     # ------------------------------------------------------------ writing
 
     def set(self, arrays: Mapping[str, Array]) -> None:
@@ -248,21 +271,21 @@ class Store:
         if self.relaxed:
             self.busy = True
             return self.current
-        target = self._snapshots.target(spare)
-        self.busy = target is self.current
+        target = self._snapshots.target(spare or self._leased)
+        self.busy, self._making = target is self.current, True
         if not self.busy and self.current.fill is not None:  # on a device: its leases outlast it
             self.current.arena  # noqa: B018
         return target
 
     def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
         """Publish what was written: ``touched`` tensors have one more update."""
-        self.busy = False
+        self.busy = self._making = False
         if self._remote:
             target.fill = self.updater.compute.pending_copy(target)
         target.advance(self.current.number + 1, touched)
         if target is not self.current:
             self._snapshots.publish(target)
-            self.current = target
+            self.current, self._leased = target, False
         if self.rule.statistic is not None:
             if touched is self.layout.all:
                 self.sums = sums
@@ -290,7 +313,7 @@ class Store:
             As `step` does.
         """
         base = self.current
-        target = self._snapshots.target()
+        target = self._snapshots.target(self._leased)
         self.busy = target is base
         sums = self.updater.whole(base, target, gradient, steps, scalars)
         self.commit(target, self.layout.all, sums)

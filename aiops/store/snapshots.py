@@ -345,6 +345,12 @@ class SnapshotPool:
         self.settle()
         return len(self._alive)
 
+    @property
+    def leased(self) -> bool:
+        """True if the current version may not be written to: it has readers, or is poisoned."""
+        self.settle()
+        return bool(self.current.readers) or self.current.poisoned
+
     def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
         """Return a lease on the current version.
 

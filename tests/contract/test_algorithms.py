@@ -173,12 +173,12 @@ def test_same_events_same_bits(case: tuple[str, dict[str, Any]]) -> None:
 def test_a_record_replays_to_the_same_bits(case: tuple[str, dict[str, Any]]) -> None:
     inline = started(case, {name: np.full(9, 2, np.float32) for name in ("w", "b")})
     file = io.BytesIO()
-    journal = Journal(file, case[0], inline.engine.algorithm.settings(), inline.engine.options)
+    journal = Journal(file, case[0], inline.engine)
     for event in inline.log:
         journal.note(event)
     inline.on_event = journal.note
     train(crew_of(inline, WORKERS), 120, quadratic, seed=5)
-    journal.end(inline.now, inline.engine)
+    journal.end(inline.now)
     file.seek(0)
     again = replay(file, backend="numpy")
     assert again.complete

@@ -17,6 +17,7 @@ import pytest
 
 import aiops
 from aiops.algorithms.asgd import ASGD
+from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.engine.journal import Journal, Replayed, replay
 from aiops.errors import BadPush, UsageError
@@ -276,7 +277,7 @@ class TestRecording:
     def test_relaxed_reads_are_refused(self, tmp_path: Path) -> None:
         options = Options(relaxed=True)
         with pytest.raises(UsageError, match="relaxed reads cannot be recorded"):
-            Journal(io.BytesIO(), "asgd", ASGD().settings(), options)
+            Journal(io.BytesIO(), "asgd", Engine(ASGD(), options))
 
     async def test_and_the_server_does_not_start(self, tmp_path: Path) -> None:
         settings = {"record": tmp_path / "run.journal", "consistency": "relaxed", "port": 0}
@@ -291,7 +292,7 @@ class TestRecording:
 
     def test_the_policy_is_found_again_by_the_name_it_was_given(self) -> None:
         file = io.BytesIO()
-        Journal(file, "aiops.algorithms.asgd:ASGD", ASGD(lr=0.5).settings(), Options())
+        Journal(file, "aiops.algorithms.asgd:ASGD", Engine(ASGD(lr=0.5)))
         ended = again(file.getvalue())
         assert ended.engine.algorithm == ASGD(lr=0.5)
         assert (ended.events, ended.complete) == (0, False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.model_support import tables_obstacle
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
-from aiops.engine.events import Effect, Event, Left, Received, Stopping
+from aiops.engine.events import Left, Received, Stopping
 from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import UsageError
 from aiops.kernels.row_initialiser import RowInitialiser, first_rows
@@ -48,19 +48,13 @@ class Tabled(Inline):
         super().__init__(policy, {"lr": 0.5, **chosen}, **options)
         self.table = table
         if record is not None:
-            self.keep_journal(Journal(record, policy, {"lr": 0.5}, self.engine.options))
+            self.keep_journal(Journal(record, policy, self.engine))
         self.join(1)
         self.defined = self.receive(1, messages.Define(1, (), (), Tables({"t": table}).described))
 
     def keep_journal(self, journal: Journal) -> None:
         """Note every event before it is handled, as the server does."""
-        handle, self.journal = self.engine.handle, journal
-
-        def noted(event: Event) -> list[Effect]:
-            journal.note(event)
-            return handle(event)
-
-        self.engine.handle = noted  # type: ignore[method-assign]
+        self.journal, self.on_event = journal, journal.note
 
     @property
     def store(self) -> Any:
@@ -591,7 +585,7 @@ class TestReplay:
             inline.push_rows(ids, grads, version, wanted=wanted, peer=peer)
             inline.fetch(ids)
         inline.push_rows([1, 1], ones(2, 9e17))
-        inline.journal.end(inline.now, inline.engine)
+        inline.journal.end(inline.now)
         assert digest(inline.engine)
         return file.getvalue()
 

@@ -114,9 +114,8 @@ class MemoryServer:
         try:
             while self._events:
                 event = self._events.popleft()
-                if self.note is not None:
-                    self.note(event)
-                for effect in self.engine.handle(event):
+                leased = None if self.note is None else self.note(event)
+                for effect in self.engine.handle(event, leased):
                     if isinstance(effect, Apply):
                         self._events.append(Applied(self.now, effect.ticket, effect.run()))
                     elif isinstance(effect, Reply):

@@ -60,7 +60,7 @@ class Run:
         self.engine = Engine(made, Options(**chosen))
         self.rng = np.random.default_rng(seed)
         self.file = io.BytesIO()
-        self.journal = Journal(self.file, made.name, made.settings(), self.engine.options)
+        self.journal = Journal(self.file, made.name, self.engine)
         self.server = MemoryServer(self.engine, note=self.journal.note, line=ByteLine)
         self.workers = [SimulatedClient(self.server, f"worker-{i}", START) for i in range(workers)]
 
@@ -112,7 +112,7 @@ class TestRuns:
     def test_replay_to_the_same_bits(self, gate: str, codecs: Any) -> None:
         push, fetch = codecs
         run = Run(gate=gate, push_codec=push, fetch_codec=fetch).train(40)
-        run.journal.end(run.server.now, run.engine)
+        run.journal.end(run.server.now)
         run.file.seek(0)
         again = replay(run.file, backend="numba")
         assert again.complete

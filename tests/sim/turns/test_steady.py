@@ -61,7 +61,7 @@ class World:
         made = find(name).make(chosen)
         options = Options(backend="numpy", workers=4, **course.options)
         self.engine, self.file = Engine(made, options), io.BytesIO()
-        self.journal = Journal(self.file, made.name, made.settings(), self.engine.options)
+        self.journal = Journal(self.file, made.name, self.engine)
         self.server = MemoryServer(self.engine, note=self.journal.note)
         self.clients = [
             SimulatedClient(self.server, f"client-{i}", START, ahead=course.ahead) for i in range(4)
@@ -120,7 +120,7 @@ class World:
         seen["members"] = [
             (member.last_seq, list(member.answers.items())) for member in self.engine.membership
         ]
-        self.journal.end(self.server.now, self.engine)
+        self.journal.end(self.server.now)
         seen["record"] = self.file.getvalue()
         return seen
 
