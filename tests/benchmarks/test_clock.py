@@ -40,7 +40,7 @@ def test_what_cannot_be_measured(wrong: dict[str, object], says: str) -> None:
 
 
 def test_every_case_of_speed_runs() -> None:
-    result = cluster.run(cluster.Options(clients=2, seconds=0.05, rounds=1))
+    result = cluster.run(cluster.Options(clients=2, many=20, seconds=0.05, rounds=1))
     assert all(case["median"] > 0 for case in result["cases"].values())
     assert cluster.table(result).row_count == len(result["cases"])
     with pytest.raises(UsageError, match="positive"):
