@@ -4,7 +4,8 @@
 
     AiopsError
     ├── UsageError (ValueError)     yours: an argument, a setting or a file that cannot work
-    │   └── ConflictError           yours: two settings that cannot work together
+    │   ├── ConflictError           yours: two settings that cannot work together
+    │   └── DamagedState            a file of a kept state is not what was written
     ├── ProtocolError               a peer broke the rules of docs/wire.md
     │   ├── LocalProtocolError      ... and it was this side
     │   └── RemoteProtocolError     ... and it was the other side
@@ -34,6 +35,7 @@ __all__ = [
     "BadPush",
     "ConflictError",
     "ConnectionLost",
+    "DamagedState",
     "DeadlineExceeded",
     "LocalProtocolError",
     "NotReady",
@@ -64,6 +66,10 @@ class UsageError(AiopsError, ValueError):
 
 class ConflictError(UsageError):
     """Two settings that are fine alone cannot work together."""
+
+
+class DamagedState(UsageError):
+    """A file of a server's kept state is not what was written: put back a copy of it."""
 
 
 class ProtocolError(AiopsError):

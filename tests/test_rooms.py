@@ -33,6 +33,7 @@ ARROWS: Mapping[str, str] = {
     "model":          "errors common",
     "codecs":         "errors common kernels model",
     "wire":           "errors common model",
+    "state":          "errors common kernels model",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",

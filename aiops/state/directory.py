@@ -1,0 +1,240 @@
+"""The files of a state directory: their names, and which of them are needed for what.
+
+::
+
+    identity                        run, shard and shards: written once
+    generation                      the server's generation, and the rows at which each began
+    snapshot-00000000000000018220   the state after row 18,220
+    journal-00000000000000018221    rows from 18,221 on, to the first row of the next segment
+    spare-1                         a segment that is not needed, to be overwritten
+    LOCK                            held by the server's process
+    *.part                          not complete: removed at start
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+
+from aiops.common.frozen import value
+from aiops.errors import DamagedState
+from aiops.state.blocks import GENERATION, IDENTITY, Buffer, pack_block, whole_block
+from aiops.state.plain import field
+
+LOCK, IDENTITY_FILE, GENERATION_FILE = "LOCK", "identity", "generation"
+PART = ".part"
+"""The end of the name of a file that is not complete."""
+
+MAX_SPARES = 2
+"""Segments that are kept to be overwritten: that is faster than making new ones."""
+
+MAX_HISTORY = 64
+"""Generations that the file of generations remembers."""
+
+_NUMBERED = re.compile(r"(snapshot|journal)-(\d{20})")
+_SPARE = re.compile(r"spare-([1-9]\d{0,8})")
+
+
+def snapshot_name(row: int) -> str:
+    """Return the name of the snapshot of the state after a row."""
+    return f"snapshot-{row:020d}"
+
+
+def journal_name(first: int) -> str:
+    """Return the name of the segment that begins with a row."""
+    return f"journal-{first:020d}"
+
+
+def spare_name(number: int) -> str:
+    """Return the name of a spare segment."""
+    return f"spare-{number}"
+
+
+@value
+class Removal:
+    """Files that a state needs no more, in the order in which they are to go."""
+
+    snapshots: tuple[int, ...]
+    segments: tuple[int, ...]
+
+
+class StateListing:
+    """The files of a state directory, by their names alone.
+
+    Parameters
+    ----------
+    names
+        The names of its files, in any order.
+
+    Attributes
+    ----------
+    snapshots
+        Their rows, the newest first.
+    segments
+        Their first rows, rising.
+    spares
+        The numbers of spare segments.
+    parts
+        Names of files that are not complete.
+    foreign
+        Names that no state has.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        found: dict[str, list[int]] = {"snapshot": [], "journal": []}
+        spares, parts, foreign = list[int](), list[str](), list[str]()
+        for name in sorted(names):
+            numbered, spare = _NUMBERED.fullmatch(name), _SPARE.fullmatch(name)
+            if numbered:
+                found[numbered[1]].append(int(numbered[2]))
+            elif spare:
+                spares.append(int(spare[1]))
+            elif name.endswith(PART):
+                parts.append(name)
+            elif name not in (LOCK, IDENTITY_FILE, GENERATION_FILE):
+                foreign.append(name)
+        self.snapshots = tuple(sorted(found["snapshot"], reverse=True))
+        self.segments = tuple(sorted(found["journal"]))
+        self.spares = tuple(sorted(spares))
+        self.parts, self.foreign = tuple(parts), tuple(foreign)
+
+    def segments_after(self, row: int) -> tuple[int, ...]:
+        """Return the first rows of the segments that have the rows after ``row``.
+
+        The first of them may begin with earlier rows. There are none when the journal ended before.
+
+        Raises
+        ------
+        DamagedState
+            When there is a journal, and its first segment begins after row ``row + 1``.
+        """
+        if not self.segments:
+            return ()
+        before = [first for first in self.segments if first <= row + 1]
+        if not before:
+            raise DamagedState(
+                f"the rows from {row + 1:,} to {self.segments[0] - 1:,} are missing: the first"
+                f" segment of the journal is {journal_name(self.segments[0])}",
+                row=row + 1,
+            )
+        return tuple(first for first in self.segments if first >= before[-1])
+
+    def segment_of(self, row: int) -> int | None:
+        """Return the first row of the segment that has a row, if it was written, or None."""
+        return max((first for first in self.segments if first <= row), default=None)
+
+    def until(self, first: int) -> int | None:
+        """Return the first row of the segment after the one that begins with ``first``, or None."""
+        return min((other for other in self.segments if other > first), default=None)
+
+    def removable(self, keep: int) -> Removal:
+        """Return the files that can go, when the last ``keep`` snapshots are to stay.
+
+        The journal stays from the oldest of these on, so that a damaged snapshot costs time and no
+        more. The last segment always stays. Until there are ``keep`` snapshots nothing goes.
+        """
+        if len(self.snapshots) < max(keep, 1):
+            return Removal((), ())
+        old = self.snapshots[max(keep, 1) :]
+        oldest = self.snapshots[max(keep, 1) - 1]
+        covered = [first for first, following in pairwise(self.segments) if following <= oldest + 1]
+        return Removal(old[::-1], tuple(covered))
+
+    def free_spare(self) -> int | None:
+        """Return the number that the next spare segment takes, or None when there are enough."""
+        if len(self.spares) >= MAX_SPARES:
+            return None
+        return next(number for number in range(1, MAX_SPARES + 2) if number not in self.spares)
+
+
+@value
+class StateIdentity:
+    """The file `identity`: the run whose state a directory holds, and its shard.
+
+    ``created`` is the time in seconds since 1970, for people.
+    """
+
+    run: str
+    shard: int
+    shards: int
+    created: float
+
+    def pack(self) -> bytes:
+        """Return the file's bytes."""
+        return pack_block(IDENTITY, asdict(self))
+
+    @classmethod
+    def unpack(cls, data: Buffer, name: str = IDENTITY_FILE) -> StateIdentity:
+        """Return the identity that a file's bytes hold.
+
+        Raises
+        ------
+        DamagedState, UsageError
+            As `whole_block`.
+        """
+        found = _map(whole_block(data, IDENTITY, name), name)
+        shard, shards = (field(found, key, int, name) for key in ("shard", "shards"))
+        run, created = field(found, "run", str, name), field(found, "created", float, name)
+        return cls(run, shard, shards, created)
+
+
+@value
+class GenerationStart:
+    """The row and the versions (of the model, of each table) at which a generation began."""
+
+    generation: int
+    row: int
+    versions: tuple[int, ...]
+
+
+@value
+class GenerationFile:
+    """The file `generation`: the server's generation, and where the latest of them began.
+
+    A generation is the term in the upper bits, and in the lower 16 the starts in this term: a start
+    adds 1, and a promotion begins the next term.
+    """
+
+    generation: int
+    starts: Sequence[GenerationStart] = ()
+
+    def started(
+        self, row: int, versions: Sequence[int], *, promoted: bool = False
+    ) -> GenerationFile:
+        """Return the file of the next generation, which begins after a row at these versions."""
+        term = (self.generation >> 16) + 1 if promoted else 0
+        generation = term << 16 if promoted else self.generation + 1
+        start = GenerationStart(generation, row, tuple(versions))
+        return GenerationFile(generation, (*self.starts, start)[-MAX_HISTORY:])
+
+    def pack(self) -> bytes:
+        """Return the file's bytes."""
+        rows = [[start.generation, start.row, list(start.versions)] for start in self.starts]
+        return pack_block(GENERATION, {"generation": self.generation, "starts": rows})
+
+    @classmethod
+    def unpack(cls, data: Buffer, name: str = GENERATION_FILE) -> GenerationFile:
+        """Return the generations that a file's bytes hold.
+
+        Raises
+        ------
+        DamagedState, UsageError
+            As `whole_block`.
+        """
+        found = _map(whole_block(data, GENERATION, name), name)
+        starts = []
+        for row in field(found, "starts", list, name):
+            if type(row) is not list or list(map(type, row)) != [int, int, list]:
+                raise DamagedState(f"{name} is damaged: a start is [generation, row, versions]")
+            if any(type(version) is not int for version in row[2]):
+                raise DamagedState(f"{name} is damaged: a version is an integer")
+            starts.append(GenerationStart(row[0], row[1], tuple(row[2])))
+        return cls(field(found, "generation", int, name), tuple(starts))
+
+
+def _map(found: object, name: str) -> dict[str, object]:
+    if type(found) is not dict:
+        raise DamagedState(f"{name} is damaged: it holds no map", file=name)
+    return found

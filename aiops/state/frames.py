@@ -1,0 +1,364 @@
+"""Segments of the journal: a head, and a frame for each row.
+
+::
+
+    segment := head frame*                             little endian; all begins at multiples of 8
+    head (64 bytes):
+        8s "aiopsJL\\n" | u32 format | u32 salt | u64 first row | u64 generation | 16s run
+        | u32 shard | u32 shards | u32 zero | u32 crc of the 60 bytes before
+    frame := head (48 bytes) | row (R bytes) | zeros | payload (P bytes) | zeros
+        u32 crc of the salt and the 44 bytes that follow
+        u32 R | u64 P | u64 number of the row | f64 time
+        u32 crc of the row | u32 crc of the payload | u32 unsynced | u8 kind | u8 flags | u16 zero
+
+Rows are numbered from 1, one after the other, over all segments of a run. The lengths have a
+checksum of their own, so that no length is followed that was not written. The payload's checksum
+does not depend on the row, so that it can be taken before the row is known.
+
+A segment may lie on the bytes of an older one (it is recycled) and is longer than its frames (it is
+preallocated). Salt and row numbers keep old frames from being read as new ones. ``unsynced`` is
+the number of the row less that of the newest row that was known to be on the disk when the frame
+was made. That tells damage from a torn end: of the rows at the end of the last segment any may be
+missing after a loss of power, but none that a later frame calls synced.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+
+from aiops.common.frozen import value
+from aiops.errors import DamagedState, UsageError
+from aiops.state.blocks import FORMAT, Buffer, check_format
+
+MAGIC = b"aiopsJL\n"
+HEAD, FRAME = 64, 48
+"""Bytes of a segment's head, and of a frame's."""
+
+UNKNOWN = 0xFFFFFFFF
+"""``unsynced`` of a frame that says nothing about earlier rows."""
+
+END = bytes(8)
+"""Zeros behind the last frame of a write, where there is room: the next frame overwrites them.
+
+They tell a clean end from one that is torn, on a recycled segment too. Nothing depends on them.
+"""
+
+MAX_RUN = 16
+"""Longest run, in ASCII characters."""
+
+_HEAD = Struct("<8sIIQQ16sIIII")
+_FRAME = Struct("<IQQdIIIBBH")  # without its checksum
+_U32 = Struct("<I")
+_CHUNK = 1 << 17
+"""Positions at which frames are looked for at a time, behind a bad one."""
+
+
+@value
+class SegmentHead:
+    """The head of a segment.
+
+    Attributes
+    ----------
+    first
+        The number of its first row.
+    generation
+        The server's, when the segment was begun.
+    run
+        The id of the state: ASCII, at most 16 characters.
+    salt
+        Drawn for each segment, 0 to 2³² − 1.
+    shard, shards
+        The server's place among those that hold the model.
+    """
+
+    first: int
+    generation: int
+    run: str
+    salt: int
+    shard: int = 0
+    shards: int = 1
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes.
+
+        Raises
+        ------
+        UsageError
+            When the run is too long or is not ASCII.
+        """
+        if len(self.run) > MAX_RUN or not self.run.isascii() or "\0" in self.run:
+            raise UsageError(f"{self.run!r:.60} is no id of a run: at most 16 characters of ASCII")
+        run = self.run.encode()
+        numbers = self.salt, self.first, self.generation, run, self.shard, self.shards, 0, 0
+        head = _HEAD.pack(MAGIC, FORMAT, *numbers)[:-4]
+        return head + _U32.pack(zlib.crc32(head))
+
+    @classmethod
+    def unpack(cls, data: Buffer, name: str) -> SegmentHead:
+        """Return the head of a segment.
+
+        Raises
+        ------
+        DamagedState
+            When these bytes do not begin with a head.
+        UsageError
+            When a newer release wrote it.
+        """
+        if len(data) < HEAD:
+            raise DamagedState(f"{name} is damaged: it has {len(data)} bytes, less than a head")
+        found = _HEAD.unpack_from(data)
+        magic, version, salt, first, generation, run, shard, shards, _zero, crc = found
+        if magic != MAGIC:
+            raise DamagedState(f"{name} is damaged: it is no segment of a journal", file=name)
+        if zlib.crc32(memoryview(data)[: HEAD - 4]) != crc:
+            raise DamagedState(f"{name} is damaged: the checksum of its head is wrong", file=name)
+        check_format(version, name)
+        text = run.rstrip(b"\0").decode("ascii", "replace")
+        return cls(first, generation, text, salt, shard, shards)
+
+
+@value
+class JournalFrame:
+    """A row of the journal.
+
+    Attributes
+    ----------
+    number
+        Of the row, from 1.
+    kind
+        A `RowKind`, or one that this release does not know.
+    time
+        The engine's, in seconds.
+    flags
+        Bit 0: the current version had readers (`Store.freeze`).
+    row
+        Its fields: `aiops.state.row_kinds`.
+    payload
+        A view of the segment's bytes, at a multiple of 8.
+    unsynced
+        See above.
+    at, end
+        Offsets of the frame and of the next one in the segment.
+    """
+
+    number: int
+    kind: int
+    time: float
+    flags: int
+    row: bytes
+    payload: memoryview
+    unsynced: int
+    at: int
+    end: int
+
+
+class _Found(NamedTuple):
+    """The head of a frame whose checksum is right."""
+
+    row: int
+    payload: int
+    number: int
+    time: float
+    row_crc: int
+    payload_crc: int
+    unsynced: int
+    kind: int
+    flags: int
+    zero: int
+
+
+def frame(
+    number: int,
+    kind: int,
+    time: float,
+    flags: int,
+    row: bytes,
+    payload: int = 0,
+    crc: int = 0,
+    *,
+    salt: int,
+    unsynced: int = UNKNOWN,
+) -> tuple[bytes, bytes]:
+    """Return the bytes before a frame's payload, and the zeros after it.
+
+    Parameters
+    ----------
+    number, kind, time, flags, row
+        As in `JournalFrame`.
+    payload, crc
+        Length of the payload in bytes, and its CRC-32 (0 if there is none).
+    salt
+        The segment's.
+    unsynced
+        The number less that of the newest row known to be synced. The newest such row is 0 at
+        first.
+    """
+    fields = _FRAME.pack(
+        len(row),
+        payload,
+        number,
+        time,
+        zlib.crc32(row),
+        crc,
+        min(unsynced, UNKNOWN),
+        kind,
+        flags,
+        0,
+    )
+    check = _U32.pack(zlib.crc32(fields, zlib.crc32(_U32.pack(salt))))
+    return check + fields + row + bytes(-len(row) % 8), bytes(-payload % 8)
+
+
+def frame_bytes(row: int, payload: int) -> int:
+    """Return the bytes of a frame whose row and payload have these lengths."""
+    return FRAME + row + -row % 8 + payload + -payload % 8
+
+
+class SegmentScan:
+    """Reads a segment's frames, in order, up to its end.
+
+    Parameters
+    ----------
+    data
+        The segment; frames hold views of it.
+    name
+        Its file's name, for errors.
+    first
+        The number that its first row must have (its name says it), if that is known.
+    until
+        The first row of the next segment, or None for the last segment. All rows before it must be
+        there: a segment is synced before its successor is begun.
+    payloads
+        Whether payloads are compared with their checksums.
+
+    Attributes
+    ----------
+    head
+        The segment's head.
+    row, end
+        After the last frame: the number that the next row would have, and its offset.
+    torn
+        After the last frame of the last segment: bytes of the frame that follows and is not whole,
+        as far as that is known; 0 at a clean end.
+
+    Raises
+    ------
+    DamagedState
+        When a frame is not what was written, although it must have been on the disk. Its details
+        have ``file``, ``row`` and ``at``. Constructing the object raises for a bad head; all other
+        damage is raised by the iteration.
+    UsageError
+        When a newer release wrote the segment.
+    """
+
+    def __init__(
+        self,
+        data: Buffer,
+        name: str,
+        *,
+        first: int | None = None,
+        until: int | None = None,
+        payloads: bool = True,
+    ) -> None:
+        self._data = memoryview(data).cast("B")
+        self._name = name
+        self._until = until
+        self._payloads = payloads
+        self.head = SegmentHead.unpack(self._data, name)
+        if first is not None and self.head.first != first:
+            raise DamagedState(
+                f"{name} is damaged: it begins with row {self.head.first:,}, and its name says"
+                f" {first:,}",
+                file=name,
+            )
+        self._salted = zlib.crc32(_U32.pack(self.head.salt))
+        self.row = self.head.first
+        self.end = HEAD
+        self.torn = 0
+
+    def __iter__(self) -> Iterator[JournalFrame]:
+        while self._until is None or self.row < self._until:
+            found = self._head_at(self.end)
+            if found is None or found.number != self.row:
+                self._ended(None)
+                return
+            made = self._whole(found)
+            if made is None:
+                self._ended(found)
+                return
+            self.row += 1
+            self.end = made.end
+            yield made
+
+    def _head_at(self, at: int) -> _Found | None:
+        """Return the head of a frame, or None when its checksum is wrong."""
+        if at + FRAME > len(self._data):
+            return None
+        (crc,) = _U32.unpack_from(self._data, at)
+        if zlib.crc32(self._data[at + 4 : at + FRAME], self._salted) != crc:
+            return None
+        return _Found(*_FRAME.unpack_from(self._data, at + 4))
+
+    def _whole(self, found: _Found) -> JournalFrame | None:
+        """Return the frame at the end, or None when its row or its payload is not whole."""
+        at = self.end
+        start = at + FRAME + found.row + -found.row % 8
+        end = at + frame_bytes(found.row, found.payload)
+        if end > len(self._data):
+            return None
+        row = bytes(self._data[at + FRAME : at + FRAME + found.row])
+        payload = self._data[start : start + found.payload]
+        if zlib.crc32(row) != found.row_crc:
+            return None
+        if self._payloads and zlib.crc32(payload) != found.payload_crc:
+            return None
+        fixed = found.number, found.kind, found.time, found.flags
+        return JournalFrame(*fixed, row, payload, found.unsynced, at, end)
+
+    def _ended(self, found: _Found | None) -> None:
+        """Tell the end of the journal from damage, where no whole frame follows.
+
+        ``found``: the head of the frame there, if only its row or its payload is not whole.
+        """
+        if self._until is not None:
+            raise self._damage(f"and the next segment begins with row {self._until:,}")
+        nbytes = FRAME if found is None else frame_bytes(found.row, found.payload)
+        later = self._later(self.end + (0 if found is None else nbytes))
+        if later is not None:
+            raise self._damage(f"which had been synced when row {later:,} was written")
+        rest = len(self._data) - self.end
+        clean = found is None and not any(self._data[self.end : self.end + len(END)])
+        self.torn = 0 if clean else min(nbytes, rest)
+
+    def _damage(self, why: str) -> DamagedState:
+        return DamagedState(
+            f"{self._name} is damaged at row {self.row:,} (byte {self.end:,}), {why}: put back a"
+            f" copy, or export the model at row {self.row - 1:,}",
+            file=self._name,
+            row=self.row,
+            at=self.end,
+        )
+
+    def _later(self, start: int) -> int | None:
+        """Return the number of a frame from ``start`` on that calls the next row synced, or None.
+
+        Only the heads of frames are looked at: their checksum has the salt, and their fixed length
+        bounds the work, whatever the bytes are.
+        """
+        most = self.row + (len(self._data) - self.end) // FRAME
+        for begin in range(start, len(self._data) - FRAME + 1, 8 * _CHUNK):
+            stop = min(len(self._data), begin + 8 * _CHUNK + 16)
+            words = np.frombuffer(self._data, "<u8", (stop - begin) // 8, begin)
+            numbers = words[2:]  # the number of a row is the third word of its frame
+            for index in np.flatnonzero((numbers > self.row) & (numbers <= most)).tolist():
+                found = self._head_at(begin + 8 * index)
+                if found is None or found.unsynced == UNKNOWN:
+                    continue
+                if found.number - found.unsynced >= self.row:
+                    return found.number
+        return None
