@@ -42,6 +42,7 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs._tools.wire docs/wire.md
+	@$(BIN)/python -m docs._tools.state docs/state.md
 	@$(BIN)/python -m docs._tools.pages docs/algorithms
 
 golden: $(VENV)/.dev

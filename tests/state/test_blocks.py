@@ -16,9 +16,7 @@ BLOCK = pack_block(IDENTITY, {"run": "8c2f", "shards": [1, 2.5]})
 @given(values)
 def test_round_trip(value: object) -> None:
     data = pack_block(IDENTITY, value)
-    assert repr(whole_block(data, IDENTITY, "identity")) == repr(value) or isinstance(
-        value, set | frozenset | dict | list | tuple
-    )
+    assert repr(whole_block(data, IDENTITY, "identity")) == repr(value)
     found, end, crc = read_block(reader(data + b"more"), len(data) + 4, IDENTITY, "identity")
     assert pack_block(IDENTITY, found) == data
     assert (end, crc) == (len(data), int.from_bytes(data[-4:], "little"))

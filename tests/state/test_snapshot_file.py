@@ -34,7 +34,7 @@ HEADER = SnapshotHeader(
     versions=[9_110, 3],
     settings={"lr": 0.005},
     wrote={"aiops": "0.3"},
-    owners={"membership": {"ever": 3, "members": [[1, "5f0c", (2, None)]]}},
+    owners={"membership": {"ever": 3, "members": [[1, "5f0c", [2, None]]]}},
 )
 
 
@@ -82,12 +82,6 @@ def test_what_is_written_is_read(map_: Any) -> None:
         np.testing.assert_array_equal(found, array)
         assert file.arrays[name].offset % PAGE == 0
     file.verify(map_)
-
-
-def test_the_values_of_its_owners_have_their_types() -> None:
-    members = opened(SMALL).header.owners["membership"]["members"]
-    assert members == [[1, "5f0c", (2, None)]]
-    assert type(members[0][2]) is tuple
 
 
 @settings(max_examples=40)
@@ -218,7 +212,6 @@ LARGE = 1 << 62
         (["a", "float32", [[40]], 0, 160], "sizes from 0"),
         (["a", "float32", [40], 0.0, 160], "an array is"),
         (["a", "float32", [40], 0], "an array is"),
-        (["a", "float32", (40,), 0, 160], "an array is"),
         ("a", "an array is"),
     ],
 )
@@ -242,7 +235,7 @@ def test_hostile_entries_allocate_nothing(row: Any, why: str) -> None:
         ({"row": "1"}, "'row' should be int"),
         ({"row": -1}, "a negative number"),
         ({"versions": [1, None]}, "a negative number"),
-        ({"versions": (1,)}, "'versions' should be list"),
+        ({"versions": {}}, "'versions' should be list"),
         ({"owners": []}, "'owners' should be dict"),
         ({"arrays": None}, "'arrays' should be list"),
         ({"kind": 1}, "'kind' should be str"),

@@ -1,0 +1,141 @@
+"""The marked blocks of docs/state.md: tables and examples made from the code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiops.state.blocks import IDENTITY, SNAPSHOT, read_block, reader, whole_block
+from aiops.state.directory import journal_name, snapshot_name
+from aiops.state.frames import FRAME, HEAD, SegmentScan
+from aiops.state.row_kinds import FIELDS, STEADY_ROW, RowKind, row_fields
+from docs._tools.state.examples import files
+from docs._tools.wire.page import rewritten
+
+MEANINGS: Mapping[RowKind, tuple[str, str]] = {
+    RowKind.BEGIN: ("The first row of a run: what the engine is made of.", ""),
+    RowKind.RESUMED: ("A server came back with this state; all its peers are gone.", ""),
+    RowKind.INITIALISED: ("The model was defined.", "the parameters"),
+    RowKind.JOINED: ("A client has joined. `hello`: as on the wire, without nonce and proof.", ""),
+    RowKind.LEFT: ("A connection has ended. `traffic`: its bytes.", ""),
+    RowKind.RECEIVED: (
+        "A message. `message`: its header as on the wire. `fault`: nil, or the refusal"
+        " [code, text, details] that its payload gave; `faulted_sink`: whether it came from there.",
+        "gradient, ids and rows, or model",
+    ),
+    RowKind.STEADY: (
+        "A push of the whole model that was applied at once. Not MessagePack; see below.",
+        "the gradient",
+    ),
+    RowKind.APPLIED: (
+        "The update of that ticket is done. `check`: CRC-32 of its numbers; see below.",
+        "",
+    ),
+    RowKind.TICK: ("Time has passed.", ""),
+    RowKind.PACED: ("A second of the bandwidth budget.", ""),
+    RowKind.STOPPING: ("The server was asked to stop.", ""),
+    RowKind.SNAPSHOT: ("The state after this row is that of a snapshot.", ""),
+    RowKind.END: ("The server has stopped. `digest`: SHA-256 of the parameters, or empty.", ""),
+    RowKind.ORDER: ("At a follower: an order of the lead's, as on the wire.", ""),
+    RowKind.PORTION: ("At a follower: the portion of a push.", "its part of the gradient"),
+}
+"""Of each kind: its meaning, and its payload."""
+
+
+def kinds_table() -> str:
+    """Return the kinds of rows, their fields and their payloads."""
+    rows = ["| kind | name | fields | meaning | payload |", "| --- | --- | --- | --- | --- |"]
+    for kind in RowKind:
+        names = ", ".join(f"`{name}`" for name in FIELDS[kind]) or "none"
+        meaning, payload = MEANINGS[kind]
+        cells = kind.value, kind.name.lower(), names, meaning, payload or "none"
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def steady_line() -> str:
+    """Return the fields of a steady row, with their types."""
+    types = {"I": "u32", "Q": "u64", "q": "i64"}
+    codes = STEADY_ROW.format.removeprefix("<")
+    pairs = zip(codes, FIELDS[RowKind.STEADY], strict=True)
+    text = " | ".join(f"{types[code]} {name}" for code, name in pairs)
+    return f"```text\n{text}          ({STEADY_ROW.size} bytes)\n```"
+
+
+def shown(value: Any) -> str:
+    """Return a plain value as the page writes it: JSON, with h'...' for bytes."""
+    if isinstance(value, bytes):
+        return f"h'{value.hex()}'"
+    if isinstance(value, np.ndarray):
+        return f"array({value.dtype.name}, {list(value.shape)}, h'{value.tobytes().hex()}')"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{shown(k)}: {shown(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(shown, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _hex(data: bytes, width: int = 48) -> Iterable[str]:
+    return (data[at : at + width].hex() for at in range(0, len(data), width))
+
+
+def identity_block() -> str:
+    """Return the file `identity` of the example."""
+    data = files()["identity"]
+    value = whole_block(data, IDENTITY, "identity")
+    parts = data[:8], data[8:12], data[12:16], data[16:-4], data[-4:]
+    return "\n".join(["```text", shown(value), *(part.hex() for part in parts), "```"])
+
+
+def segment_block() -> str:
+    """Return the first segment of the example, frame by frame."""
+    name = journal_name(1)
+    data = files()[name]
+    lines = ["```text", f"{name}: head", *_hex(data[:HEAD], 32)]
+    for each in SegmentScan(data, name):
+        fields = row_fields(each.kind, each.row, name)
+        label = RowKind(each.kind).name.lower()
+        lines.append(
+            f"row {each.number}, {label}, time {each.time}, {shown(list(fields.values()))}"
+        )
+        lines += _hex(data[each.at : each.at + FRAME])
+        padded = len(each.row) + -len(each.row) % 8
+        lines += _hex(data[each.at + FRAME : each.at + FRAME + padded])
+        lines += _hex(data[each.at + FRAME + padded : each.end])
+    return "\n".join([*lines, "```"])
+
+
+def snapshot_block() -> str:
+    """Return the snapshot of the example, without most of its zeros."""
+    name = snapshot_name(3)
+    data = files()[name]
+    value, end, _crc = read_block(reader(data), len(data), SNAPSHOT, name)
+    lines = ["```text", shown(value), "0: the block"]
+    parts = data[:8], data[8:12], data[12:16], data[16 : end - 4], data[end - 4 : end]
+    lines += [row for part in parts for row in _hex(part)]
+    for array, _dtype, _shape, offset, nbytes in value["arrays"]:
+        at = 4096 + offset
+        lines += [f"{at}: {array}", *_hex(data[at : at + nbytes])]
+    return "\n".join([*lines, f"{len(data) - 28}: the footer", data[-28:].hex(), "```"])
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "identity": identity_block,
+    "kinds": kinds_table,
+    "steady": steady_line,
+    "segment": segment_block,
+    "snapshot": snapshot_block,
+}
+"""The marked blocks of the page, by name."""
+
+page: Callable[[str], str] = partial(rewritten, blocks=BLOCKS)
+
+
+def update(path: Path) -> None:
+    """Rewrite the marked blocks of the page."""
+    path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
