@@ -1,1 +1,1 @@
-"""What writes the generated parts of docs/state.md."""
+"""The generator of the tables and examples of docs/state.md."""
