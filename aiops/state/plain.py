@@ -1,15 +1,15 @@
-"""Plain values as MessagePack and back, and arrays among them.
+"""Plain values as MessagePack and back, with their types, and arrays among them.
 
-None, booleans, integers of 64 bits, floats, text, bytes, lists, maps with such keys, and arrays (an
-extension type) are plain. A tuple is written as a list. A value of any other class is refused: its
-owner makes it plain (`aiops.common.plain`). No class is named in a file, and reading executes
-nothing.
+None, booleans, integers of 64 bits, floats, text, bytes, lists, and maps whose keys are plain are
+MessagePack's own. Tuples, sets, arrays and larger integers are extension types (`TUPLE` and those
+after it), so that a policy finds its attributes as they were. Nothing else can be written: no class
+is named in a file, and reading executes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import msgpack
@@ -23,17 +23,22 @@ Plain: TypeAlias = Any
 
 T = TypeVar("T")
 
-ARRAY = 1
-"""Code of the only extension type: an array.
+TUPLE, SET, FROZENSET, ARRAY, INTEGER = 1, 2, 3, 4, 5
+"""Codes of the extension types.
 
-Its data are the MessagePack of [dtype, shape, elements in C order, little endian].
+The data of the first three are the MessagePack of a list; a set's items are in the order of their
+encoded bytes. An array's data are the MessagePack of [dtype, shape, elements in C order, little
+endian]. An integer's data are its decimal digits.
 """
+
+MAX_NESTED = 16
+"""Extension types within each other, at most."""
 
 _NATIVE = ("bool", "float16", "float32", "float64", "bfloat16")
 DTYPES = frozenset((*_NATIVE, *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))))
 """The dtypes that an array of a state may have."""
 
-_DAMAGE = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
+_DAMAGE = (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError, OverflowError)
 
 
 def pack(value: Plain) -> bytes:
@@ -45,7 +50,7 @@ def pack(value: Plain) -> bytes:
         When a part of it is not plain; the text says where and what it is.
     """
     try:
-        return _pack(value)
+        return _pack(value, MAX_NESTED)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"the state cannot be written: {_fault(value) or error}") from None
 
@@ -66,7 +71,7 @@ def unpack(data: bytes | memoryview, name: str) -> Plain:
         When they are not one plain value.
     """
     try:
-        return _unpack(data, _read_extension)
+        return _unpack(data, MAX_NESTED)
     except _DAMAGE as error:
         raise DamagedState(f"{name} is damaged: {str(error) or type(error).__name__}") from None
 
@@ -120,22 +125,48 @@ def nbytes_of(dtype: np.dtype[Any], shape: Plain) -> int:
     return dtype.itemsize * math.prod(shape)
 
 
-def _pack(value: Plain) -> bytes:
-    return bytes(msgpack.packb(value, default=_extension, strict_types=True))
+def _pack(value: Plain, depth: int) -> bytes:
+    def extension(item: Any) -> msgpack.ExtType:
+        if not depth:
+            raise ValueError(f"it is more than {MAX_NESTED} tuples, sets or arrays deep")
+        kind = type(item)
+        if kind is int:
+            return msgpack.ExtType(INTEGER, str(item).encode())
+        if kind is tuple:
+            return msgpack.ExtType(TUPLE, _pack(list(item), depth - 1))
+        if kind is set or kind is frozenset:
+            items = sorted(_pack(each, depth - 1) for each in item)
+            head = msgpack.Packer().pack_array_header(len(items))
+            return msgpack.ExtType(SET if kind is set else FROZENSET, head + b"".join(items))
+        if kind is np.ndarray and item.dtype.name in DTYPES:
+            little = item.dtype if item.dtype.name == "bfloat16" else item.dtype.newbyteorder("<")
+            data = np.ascontiguousarray(item, little).tobytes()
+            described = [item.dtype.name, list(item.shape), data]
+            return msgpack.ExtType(ARRAY, _pack(described, depth - 1))
+        raise TypeError(f"a {kind.__qualname__} is not plain")
+
+    return bytes(msgpack.packb(value, default=extension, strict_types=True))
 
 
-def _extension(item: Any) -> list[Any] | msgpack.ExtType:
-    """Return what MessagePack writes for a value that is none of its own."""
-    if type(item) is tuple:
-        return list(item)
-    if type(item) is np.ndarray and item.dtype.name in DTYPES:
-        little = item.dtype if item.dtype.name == "bfloat16" else item.dtype.newbyteorder("<")
-        data = np.ascontiguousarray(item, little).tobytes()
-        return msgpack.ExtType(ARRAY, _pack([item.dtype.name, list(item.shape), data]))
-    raise TypeError(f"a {type(item).__qualname__} is not plain")
+def _unpack(data: bytes | memoryview, depth: int) -> Plain:
+    def extension(code: int, inside: bytes) -> Any:
+        if not depth:
+            raise ValueError(f"values are more than {MAX_NESTED} extension types deep")
+        if code == INTEGER:
+            return _integer(inside)
+        items = _unpack(inside, depth - 1)
+        if type(items) is not list:
+            raise ValueError(f"extension type {code} holds no list")
+        if code == TUPLE:
+            return tuple(items)
+        if code == SET:
+            return set(items)
+        if code == FROZENSET:
+            return frozenset(items)
+        if code == ARRAY:
+            return _array(items)
+        raise ValueError(f"extension type {code} is unknown")
 
-
-def _unpack(data: bytes | memoryview, extension: Callable[[int, bytes], Any]) -> Plain:
     # msgpack allocates a list when it reads its length, so walk through it first: lists within
     # lists that each announce a million items would take gigabytes before one is missed.
     walker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
@@ -144,19 +175,16 @@ def _unpack(data: bytes | memoryview, extension: Callable[[int, bytes], Any]) ->
     return msgpack.unpackb(data, ext_hook=extension, strict_map_key=False)
 
 
-def _read_extension(code: int, data: bytes) -> Array:
-    if code != ARRAY:
-        raise ValueError(f"extension type {code} is unknown")
-    return _array(_unpack(data, _nested))
+def _integer(digits: bytes) -> int:
+    found = int(digits)
+    if str(found).encode() != digits:
+        raise ValueError("an integer has digits and nothing else")
+    return found
 
 
-def _nested(code: int, _data: bytes) -> Array:
-    raise ValueError(f"extension type {code} within an array")
-
-
-def _array(items: Any) -> Array:
+def _array(items: list[Any]) -> Array:
     """Return the array of an extension's data: a copy, writable."""
-    name, shape, data = items if type(items) is list and len(items) == 3 else (None,) * 3
+    name, shape, data = items
     if type(name) is not str or type(data) is not bytes:
         raise ValueError("an array is [dtype, shape, bytes]")
     dtype = dtype_of(name)
@@ -170,16 +198,14 @@ def _fault(value: Any, path: str = "", depth: int = 0) -> str:
     """Return the place and type of the first part that is not plain, or an empty text."""
     kind = type(value)
     at = path or "it"
-    if kind is int:
-        return "" if -(1 << 63) <= value < 1 << 64 else f"{at} is an integer of over 64 bits"
-    if kind in (bool, float, str, bytes, type(None)):
+    if kind in (bool, int, float, str, bytes, type(None)):
         return ""
     if depth > 64:
         return f"{at:.80}... is too deep"
     if kind is dict:
         parts = [(f"{path}[{key!r:.40}]", item) for key, item in value.items()]
         parts += [(f"{at}'s key {key!r:.40}", key) for key in value]
-    elif kind in (list, tuple):
+    elif kind in (list, tuple, set, frozenset):
         parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     elif kind is np.ndarray:
         return "" if value.dtype.name in DTYPES else f"{at} is an array of {value.dtype.name}"

@@ -45,10 +45,7 @@ def unpack(data: bytes, at: int = 0) -> tuple[Any, int]:
         else:
             count = struct.unpack_from(_EXTENSIONS[mark], data, at)[0]
             at += struct.calcsize(_EXTENSIONS[mark])
-        assert data[at] == 1, "the only extension type"
-        inside, end = unpack(data[at + 1 : at + 1 + count])
-        assert end == count
-        return Small(*inside), at + 1 + count
+        return extended(data[at], data[at + 1 : at + 1 + count]), at + 1 + count
     if mark in _COUNTS:
         count = struct.unpack_from(_COUNTS[mark], data, at)[0]
         at += struct.calcsize(_COUNTS[mark])
@@ -64,6 +61,13 @@ def unpack(data: bytes, at: int = 0) -> tuple[Any, int]:
         item, at = unpack(data, at)
         items.append(item)
     return (dict(zip(items[::2], items[1::2], strict=True)) if is_map else items), at
+
+
+def extended(code: int, data: bytes) -> Any:
+    if code == 5:
+        return int(data)
+    makers: dict[int, Any] = {1: tuple, 2: set, 3: frozenset, 4: lambda items: Small(*items)}
+    return makers[code](value(data))
 
 
 def value(data: bytes) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import given
 from aiops.errors import DamagedState, UsageError
 from aiops.state import blocks
 from aiops.state.blocks import GENERATION, IDENTITY, pack_block, read_block, reader, whole_block
-from tests.state.test_plain import values
+from tests.state.test_plain import typed, values
 
 BLOCK = pack_block(IDENTITY, {"run": "8c2f", "shards": [1, 2.5]})
 
@@ -16,7 +16,7 @@ BLOCK = pack_block(IDENTITY, {"run": "8c2f", "shards": [1, 2.5]})
 @given(values)
 def test_round_trip(value: object) -> None:
     data = pack_block(IDENTITY, value)
-    assert repr(whole_block(data, IDENTITY, "identity")) == repr(value)
+    assert typed(whole_block(data, IDENTITY, "identity")) == typed(value)
     found, end, crc = read_block(reader(data + b"more"), len(data) + 4, IDENTITY, "identity")
     assert pack_block(IDENTITY, found) == data
     assert (end, crc) == (len(data), int.from_bytes(data[-4:], "little"))
