@@ -68,9 +68,11 @@ under the client's sequence number. When the client repeats the push on a new co
 that answer, and the gradient is not applied again. The answers to a client's last
 `aiops.wire.messages.REMEMBERED` pushes are kept; an older push is refused, not applied. A worker
 that is silent at a barrier is excused after the deadline, for which `WakeAt` requests a `Tick`.
-After `Stopping` new pushes are refused; held ones are acknowledged if their step was made, and
-refused if not; queued ones are still carried out. Any other exception, such as one from a policy,
-may leave the state half changed: the server ends without handling another event.
+After `Stopping` new pushes are refused, and use up no sequence number; held ones are acknowledged
+if their step was made, and refused if not; queued ones are still carried out. If a successor goes
+on with the state (`Stopping.kept`), held ones stay as they are, for it to answer. Any other
+exception, such as one from a policy, may leave the state half changed: the server ends without
+handling another event.
 
 **The steady exchange** (`aiops.engine.steady`) is a short way through the same state. A push of a
 whole small model, with nothing queued, held or outstanding, is updated and answered in one call,
@@ -83,8 +85,11 @@ kernels are deterministic, the same parameters to the last bit. So what decides 
 must come from an event or the options, never from a clock or a random number. A steady exchange
 records the events that the general way would have had. Requests for sinks are not recorded: replay
 repeats them. Nor are the ends of leases, which decide whether an update is written in place, and so
-which version a fetch is sent meanwhile. Relaxed reads cannot be recorded (the versions that they
-mix depend on the moment), nor can sharded runs (no server receives a whole push).
+which version a fetch is sent meanwhile. Instead, each event has a bit: whether the current version
+had readers when it came. That is fixed until the event has been handled (`Engine.freeze`). A replay
+finds fewer readers, since it sends nothing, but takes the recorded bit. Relaxed reads cannot be
+recorded (the versions that they mix depend on the moment), nor can sharded runs (no server receives
+a whole push).
 """
 
 from __future__ import annotations
@@ -216,12 +221,23 @@ class Engine:
         self.rendezvous = Rendezvous(self.plan.get("average"))
         self.training: Training | None = None
         self._policy = algorithm.policy(workers)
-        self._stopping = False
+        self._stopping: Stopping | None = None
         self._shell_report = shell_report
         self.now = 0.0
         self._started: float | None = None  # the time of the first event
 
     # ------------------------------------------------------------ the shell's calls
+
+    def clock(self, monotonic: Callable[[], float]) -> Callable[[], float]:
+        """Return a clock that goes on from the last event, at the pace of a monotonic one.
+
+        A machine's clock begins again when it boots, but deadlines and rates are kept as times of
+        events, which must not go backwards. An engine without events takes the clock as it is.
+        """
+        if self._started is None:
+            return monotonic
+        offset = self.now - monotonic()
+        return lambda: monotonic() + offset
 
     def freeze(self) -> bool:
         """Fix, for the next event, whether the current version has readers; return it.
@@ -437,9 +453,12 @@ class Engine:
         return updates + self.rendezvous.tick(event.time)
 
     def _stop(self, event: Stopping) -> list[Effect]:
-        self._stopping = True
-        updates = [] if self.training is None else self.training.updates.stop(event.time)
-        return updates + self.rendezvous.stop()
+        self._stopping = event
+        return self._drain(event) + self.rendezvous.stop()
+
+    def _drain(self, event: Stopping) -> list[Effect]:
+        updates = None if self.training is None else self.training.updates
+        return [] if updates is None else updates.stop(event.time, kept=event.kept)
 
     def _budget_tick(self, event: BudgetTick) -> list[Effect]:
         if self.budget is None:
@@ -500,7 +519,8 @@ class Engine:
     ) -> list[Effect]:
         """Refuse a push before there is a model; drop one of a connection that was replaced.
 
-        Its sequence number is used up: repeated, it gets the same answer, also when there is one.
+        Its sequence number is used up unless the server is going down: repeated, it gets the same
+        answer, also when there is one.
         """
         if isinstance(event.sink, PushSink):
             event.sink.free()
@@ -511,12 +531,10 @@ class Engine:
             if isinstance(before, Error):
                 return [Reply(event.peer, replace(before, id=message.id))]
             raise too_old(message.seq, member)
-        fault = validation.unready(member, stopping=self._stopping)
+        fault = validation.unready(member, stopping=self._stopping is not None)
         fault = fault or NotReady(f"{_UNDEFINED}: define it before the first push")
-        self.membership.count_refusal(member, fault)
         refusal = error_of(message.id, fault, self.version)
-        member.last_seq = message.seq
-        member.remember(message.seq, refusal)
+        self.membership.refuse(member, message.seq, fault, refusal)
         return [Reply(event.peer, refusal)]
 
     def _defined(self, remedy: str) -> Training:
@@ -579,6 +597,6 @@ class Engine:
             *(self.algorithm, self._policy, self.options, self._clients),
             *(self.membership, self.admission, self.budget, self._machine),
         )
-        if self._stopping:
-            training.updates.held.stopping = True
+        if self._stopping is not None:
+            training.begun += self._drain(self._stopping)
         return training

@@ -90,9 +90,14 @@ class Applied:
 
 @value
 class Stopping:
-    """The server is going down: answer the workers that wait, and refuse further pushes."""
+    """The server is going down: refuse further pushes, and answer the workers that wait.
+
+    ``kept``: a successor goes on with this engine's state. It then answers those whose answers are
+    held back: their gradients may be in the sum in progress, and must not be pushed again.
+    """
 
     time: float
+    kept: bool = False
 
 
 @value
@@ -257,7 +262,12 @@ OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]
 # ---------------------------------------------------------------- how an engine is run
 
 
-_BANDWIDTH = ("gate", "recall", "push_codec", "fetch_codec", "fetch_lag")
+_DECIDING = (
+    *("workers", "worker_deadline", "max_model", "heartbeat", "budget", "worker_budget", "gate"),
+    *("recall", "push_codec", "fetch_codec", "fetch_lag", "shards", "shard_bytes"),
+)
+"""The options that decide what the engine does. The others name the run, or decide how fast it is:
+``live`` and ``backend``. ``relaxed`` reads are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,5 +320,4 @@ class Options:
 
     def deciding(self) -> dict[str, Any]:
         """Return the options that a replay needs, because the engine decides by them."""
-        names = ("workers", "worker_deadline", "budget", "worker_budget", *_BANDWIDTH)
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _DECIDING}

@@ -34,7 +34,7 @@ class HeldPushes:
     pushes
         In the order in which they were used.
     stopping
-        True once the server goes down: from then on no answer is held.
+        True once the server goes down for good: from then on no answer is held.
     """
 
     def __init__(

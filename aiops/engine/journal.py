@@ -147,6 +147,8 @@ def _row(event: Event, leased: bool) -> list[Any]:
         case BudgetTick():
             counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
             return [*head, *counts, int(event.limited)]
+        case Stopping():
+            return [*head, int(event.kept)]
     return head
 
 
@@ -291,7 +293,7 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
             nbytes, second, peak, backlog, busy, limited = rest
             return BudgetTick(time, nbytes, second, peak, backlog, busy, bool(limited))
         case "stopping":
-            return Stopping(time)
+            return Stopping(time, bool(rest[0]))
         case "tick":
             return Tick(time)
     raise UsageError(f"{kind!r} is no event")

@@ -17,10 +17,10 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
-from aiops.errors import Refused
+from aiops.errors import Refused, Unavailable
 from aiops.model.layout import Layout
 from aiops.store.snapshots import Lease
-from aiops.wire.messages import REMEMBERED, Message
+from aiops.wire.messages import REMEMBERED, Error, Message
 from aiops.wire.traffic import Traffic
 
 DEPARTED = 4096
@@ -220,6 +220,17 @@ class Membership:
                 watching.add(member.shard_traffic)
         observers = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
         return {**total.report(), "observers": observers}
+
+    def refuse(self, member: Member, seq: int, fault: Refused, answer: Error) -> None:
+        """Count the refusal of a new push, and keep it as the answer to its sequence number.
+
+        A push that is `Unavailable` has not been looked at, and uses up no number: the client sends
+        it again, to this server or to its successor with the same state.
+        """
+        self.count_refusal(member, fault)
+        if not isinstance(fault, Unavailable):
+            member.last_seq = seq
+            member.remember(seq, answer)
 
     def count_refusal(self, member: Member, fault: Refused) -> None:
         """Count a push of a member that was refused."""

@@ -180,9 +180,8 @@ class Replies:
         """Refuse a push before it is queued."""
         message = event.message
         assert isinstance(message, Push | Reapply | PushRows)
-        self._membership.count_refusal(member, fault)
         error = error_of(message.id, fault, self._store.version)
-        member.remember(message.seq, error)
+        self._membership.refuse(member, message.seq, fault, error)
         return [Reply(event.peer, error)]
 
     def repeat(self, event: Received, member: Member) -> list[Effect]:

@@ -1,7 +1,12 @@
-"""Make the report that ``aiops stats`` shows."""
+"""Make the report that ``aiops stats`` shows.
+
+Most of it is state: it follows from the events, and a replay of them reports the same (`decided`).
+The rest tells how this server has done it: bytes of connections, buffers, time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from aiops.bandwidth.gate_controller import GateController
@@ -10,6 +15,34 @@ from aiops.engine.membership import Membership
 from aiops.engine.rendezvous import Rendezvous
 from aiops.engine.training import Training
 from aiops.errors import StaleGradient
+
+_OF_THE_PROCESS = (
+    *("profile", "file_errors", "kernels", "device", "versions_alive", "versions_spare"),
+    *("versions_copied", "receive_bytes", "receive_bytes_peak", "rows_bytes", "rows_bytes_peak"),
+)
+_OF_CONNECTIONS = (
+    *("bytes", "messages", "model", "other", "overhead", "overhead_by_kind", "unfinished"),
+    *("bytes_pushed", "bytes_fetched"),
+)
+
+
+def decided(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what follows from the events: a replay of them reports the same.
+
+    Left out are the settings and the state of the process (kernels, buffers, versions that readers
+    hold), and the bytes and messages of connections, which cross when there is no event.
+    """
+    found = _without(report, _OF_THE_PROCESS)
+    ledger = _without(report["ledger"], ("observers",))
+    for direction in ("pushed", "fetched"):
+        ledger[direction] = _without(ledger[direction], _OF_CONNECTIONS)
+    found["ledger"] = ledger
+    found["workers"] = [_without(line, _OF_CONNECTIONS) for line in report["workers"]]
+    return found
+
+
+def _without(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def report(

@@ -162,11 +162,10 @@ class Training:
             if isinstance(found, TableWork):
                 return self.updates.work(found, event.time)
             return [] if found is None else [found]
-        member.last_seq = message.seq
-        stopping = self.updates.held.stopping
-        fault = validation.fault(member, self.store, message, sink, stopping)
+        fault = validation.fault(member, self.store, message, sink, self.updates.draining)
         fault = fault or self.table_requests.fault(sink, message)
         if fault is None:
+            member.last_seq = message.seq
             return self.updates.work(self.table_requests.push(event, member), event.time)
         if isinstance(sink, PushSink):
             sink.free()

@@ -89,6 +89,8 @@ class UpdateQueue:
         Gradients that the policy ignored.
     tickets
         The number of the last update that was begun.
+    draining
+        True once the server goes down: it takes no more pushes.
     pace
         Updates per second.
     recall
@@ -117,6 +119,7 @@ class UpdateQueue:
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
         self._working: tuple[int, OnApplied] | None = None  # the same for rows and the replica
         self.tickets = 0
+        self.draining = False
         tensors = len(store.layout.tensors)
         self._sum = np.zeros(tensors, bool)  # the tensors that the sum in progress holds
         self._collected = 0
@@ -163,7 +166,7 @@ class UpdateQueue:
         held = self.held
         if self._outstanding or self._working or self._queue or held.pushes or self._collected:
             return None
-        if held.stopping or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
+        if self.draining or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
             return None
         store = self._store
         rate = self._rate(store.current.number)
@@ -188,19 +191,18 @@ class UpdateQueue:
             if isinstance(sink, PushSink):
                 sink.free()
             return self._replies.repeat(event, member) + self.advance(now)
-        # Before the checks: a refusal, too, is the answer to this number, if it is repeated.
-        member.last_seq = message.seq
         if type(message) is Push:
-            fault = validation.fault(member, self._store, message, sink, self.held.stopping)
+            fault = validation.fault(member, self._store, message, sink, self.draining)
             gradient: PushSink | CachedGradient = sink  # type: ignore[assignment]
         else:
-            fault = validation.unready(member, stopping=self.held.stopping)
+            fault = validation.unready(member, stopping=self.draining)
             fault = fault or validation.beyond(self._store, message)
             gradient = self.recall.find(member.number)
         if fault is not None:
             if isinstance(sink, PushSink):
                 sink.free()
             return self._replies.refuse_new(event, member, fault)
+        member.last_seq = message.seq
         push = PendingPush(event.peer, message, gradient, member)
         self._replies.pending[member.client, message.seq] = push
         self._queue.append(push)
@@ -232,9 +234,11 @@ class UpdateQueue:
         effects = self.held.excuse_overdue(now) + self.workers_changed(now)
         return effects + self.held.wake()  # for the worker that is overdue next
 
-    def stop(self, now: float) -> list[Effect]:
-        """Answer held pushes: refused, unless their step is in a published version."""
-        return self.held.stop(now) + self.advance(now)
+    def stop(self, now: float, *, kept: bool) -> list[Effect]:
+        """Take no more pushes, and answer those that are held unless the state is ``kept``."""
+        self.draining = True
+        answered = [] if kept else self.held.stop(now)
+        return answered + self.advance(now)
 
     def applied(self, event: Applied) -> list[Effect]:
         """Publish the version that the kernel wrote, and send the answers that waited for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aiops.engine.events import Stopping, Tick
 from aiops.errors import ConflictError
 from aiops.model.layout import Array
 from aiops.model.parts import Part
@@ -365,8 +366,6 @@ class TestBarrier:
         assert inline.version == 2
 
     def test_stopping_answers_those_who_wait(self) -> None:
-        from aiops.engine.events import Stopping
-
         inline = running("hardsync", workers=2)
         inline.push(1, G)
         inline.post(Stopping(inline.now))
@@ -374,6 +373,126 @@ class TestBarrier:
         answer = inline.push(2, G)
         assert isinstance(answer, Error)
         assert answer.code == "unavailable"
+
+
+class TestDraining:
+    """`unavailable` uses up no sequence number: the push is sent again, and then counts."""
+
+    def test_a_new_push(self) -> None:
+        inline = running("asgd")
+        inline.push(1, G)
+        inline.post(Stopping(inline.now))
+        for _ in range(2):
+            answer = inline.push(1, G, seq=2)
+            assert isinstance(answer, Error)
+            assert answer.code == "unavailable"
+        member = inline.engine.membership.at(1)
+        assert member is not None
+        assert (member.last_seq, list(member.answers)) == (1, [1])
+        assert inline.engine.admission.pool.out == 0
+
+    def test_a_gradient_to_apply_again(self) -> None:
+        inline = Inline("fasgd", gate="bfasgd:c_push=0.1,skipped=reapply")
+        inline.define(W)
+        inline.join(1)
+        inline.push(1, G)
+        inline.post(Stopping(inline.now))
+        inline.receive(1, messages.Reapply(9, 2, False, -1))
+        member = inline.engine.membership.at(1)
+        assert member is not None
+        assert (member.last_seq, inline.errors(1)[-1].code) == (1, "unavailable")
+
+    def test_a_push_before_there_is_a_model(self) -> None:
+        inline = Inline("asgd")
+        inline.join(1)
+        inline.receive(1, messages.Push(1, 1, False, -1))
+        inline.post(Stopping(inline.now))
+        inline.receive(1, messages.Push(2, 2, False, -1))
+        assert [error.code for error in inline.errors(1)] == ["not-ready", "unavailable"]
+        member = inline.engine.membership.at(1)
+        assert member is not None
+        assert member.last_seq == 1
+
+    def test_a_push_that_is_held_stays_refused(self) -> None:
+        """Its gradient is in the sum: pushed again, it would count twice."""
+        inline = running("hardsync", workers=2)
+        inline.push(1, G)
+        inline.post(Stopping(inline.now))
+        inline.push(1, G, seq=1)
+        assert [error.code for error in inline.errors(1)] == ["unavailable", "unavailable"]
+        member = inline.engine.membership.at(1)
+        assert member is not None
+        assert member.last_seq == 1
+
+    def test_a_push_that_is_held_stays_held_if_the_state_is_kept(self) -> None:
+        inline = running("hardsync", workers=2)
+        inline.push(1, G)
+        inline.post(Stopping(inline.now, kept=True))
+        assert not inline.said.get(1, [])[1:]
+        assert isinstance(inline.push(2, G), Error)
+        assert inline.engine.report()["waiting"] == 1
+        assert inline.push(1, G, seq=1) is None, "it is pending, and not counted again"
+        inline.leave(2)  # the barrier waits for the first worker only, as after a restart
+        assert [ack.version for ack in inline.acks(1)] == [1]
+
+    def test_a_model_that_comes_meanwhile(self) -> None:
+        inline = Inline("asgd")
+        inline.join(1)
+        inline.post(Stopping(inline.now))
+        inline.define(W)
+        answer = inline.push(1, G)
+        assert isinstance(answer, Error)
+        assert answer.code == "unavailable"
+
+
+class TestClock:
+    def test_begins_as_it_is(self) -> None:
+        clock = Inline("asgd").engine.clock(lambda: 7.0)
+        assert clock() == 7.0
+
+    @pytest.mark.parametrize("booted", [0.0, 5000.0])
+    def test_goes_on_from_the_last_event(self, booted: float) -> None:
+        """The machine's clock may be behind engine time (it has booted), or far ahead of it."""
+        inline = running("asgd")
+        inline.wait(120.0)
+        inline.post(Tick(inline.now))
+        machine = [booted]
+        clock = inline.engine.clock(lambda: machine[0])
+        assert clock() == inline.now
+        machine[0] += 2.5
+        assert clock() == inline.now + 2.5
+
+
+class TestReaders:
+    """A reader may end at any time, so whether there are any is a part of each event."""
+
+    def test_what_was_found_counts_and_not_what_is_there(self) -> None:
+        inline = running("asgd", hold=True)
+        for leased, in_place in ((False, True), (True, False)):
+            store = inline.engine.defined_store
+            seq = store.version + 1
+            inline.on_event = lambda _event, leased=leased: leased
+            inline.push(1, G, seq=seq)
+            assert store.busy is in_place
+            assert store.readable is not in_place
+            inline.run_kernel()
+
+    def test_a_reader_that_ends_after_it_was_found(self) -> None:
+        inline = running("asgd", hold=True)
+        store = inline.engine.defined_store
+        lease = store.lease()
+        assert inline.engine.freeze()
+        lease.release()
+        inline.on_event = lambda _event: True
+        inline.push(1, G)
+        assert store.readable, "the update goes elsewhere"
+        inline.on_event = lambda _event: inline.engine.freeze()
+        inline.run_kernel()
+        inline.push(1, G)
+        assert not store.readable, "the new version has never had a reader"
+
+    def test_without_a_model_there_are_none(self) -> None:
+        assert not Inline("asgd").engine.freeze()
 
 
 def test_barriers_need_to_know_how_many() -> None:

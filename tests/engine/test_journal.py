@@ -20,6 +20,7 @@ from aiops.algorithms.asgd import ASGD
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.engine.journal import Journal, Replayed, replay
+from aiops.engine.statistics import decided
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Array
 from tests.proxy import Proxy
@@ -52,14 +53,12 @@ class Ended:
 
     version: int
     digest: str
-    staleness: Mapping[str, int]
-    refused: Mapping[str, int]
+    report: Mapping[str, Any]
 
     @classmethod
     def of(cls, engine: Any) -> Ended:
         digest = hashlib.sha256(engine.store.current.arena.data.tobytes()).hexdigest()
-        report = engine.report()
-        return cls(report["version"], digest, report["staleness"], report["refused"])
+        return cls(engine.version, digest, decided(engine.report()))
 
 
 def gradients(params: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
@@ -85,20 +84,16 @@ def work(url: str, index: int) -> None:
             worker.step(lambda params: gradients(params, rng))
 
 
-def train(server: ServerThread) -> Ended:
-    """Have real workers train, over real sockets, and return what became of it."""
-    with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(lambda index: work(server.url, index), range(WORKERS)))
-    ended: Ended = server.call(lambda running: Ended.of(running.engine))
-    return ended
-
-
 def recorded(path: Path, run: str, **settings: Any) -> Ended:
+    """Have real workers train, over real sockets, and return what became of it at the end."""
     policy, chosen = RUNS[run]
     with ServerThread(
         policy=policy, set=chosen, workers=WORKERS, record=path, **settings
     ) as server:
-        return train(server)
+        engine = server.call(lambda running: running.engine)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(lambda index: work(server.url, index), range(WORKERS)))
+    return Ended.of(engine)
 
 
 def replayed(path: Path, backend: str = "auto") -> Replayed:
@@ -113,7 +108,7 @@ class TestLiveRun:
         path = tmp_path / "run.journal"
         live = recorded(path, run)
         assert live.version > 0
-        assert live.refused["bad-push"] == WORKERS
+        assert live.report["refused"]["bad-push"] == WORKERS
         for backend in BACKENDS:
             again = replayed(path, backend)
             assert again.complete
@@ -144,8 +139,8 @@ class TestLiveRun:
                     fault.wait()
                 assert worker.version == 6
             assert proxy.connections == 4
-            live = server.call(lambda running: Ended.of(running.engine))
-        assert Ended.of(replayed(path).engine) == live
+            engine = server.call(lambda running: running.engine)
+        assert Ended.of(replayed(path).engine) == Ended.of(engine)
 
     @pytest.mark.slow
     def test_a_server_killed_outright_leaves_a_record_up_to_then(self, tmp_path: Path) -> None:

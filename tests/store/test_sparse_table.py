@@ -344,10 +344,14 @@ class TestRefused:
         assert answer.code == "bad-push"
 
     def test_a_server_that_is_going_down(self, inline: Tabled) -> None:
+        member = inline.engine.membership.at(1)
+        assert member is not None
+        before = member.last_seq, list(member.answers)
         inline.post(Stopping(inline.now))
         answer = inline.push_rows([1], ones(1))
         assert isinstance(answer, Error)
         assert answer.code == "unavailable"
+        assert (member.last_seq, list(member.answers)) == before, "it may be sent again"
 
     def test_before_there_is_a_model(self) -> None:
         inline = Inline("asgd")
