@@ -50,8 +50,8 @@ ARROWS: Mapping[str, str] = {
     "testing":        "errors sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth net serving"
                       " client sim",
-    "cli":            "_version errors common wire algorithms bandwidth engine net serving client"
-                      " sim lab",
+    "cli":            "_version errors common model wire state algorithms bandwidth engine net"
+                      " serving client sim lab",
     "server":         "serving net cli",
     "__main__":       "net cli",
 }  # fmt: skip

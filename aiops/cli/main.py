@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "cluster": "Simulate a cluster and its links in virtual time.",
     "stats": "Print a server's statistics.",
     "ping": "Check that a server is alive.",
+    "state": "Look into the directory of a server's --state.",
     "replay": "Run a recorded run again, to bit-identical parameters.",
     "policies": "List the algorithms; with a NAME, explain one.",
     "bandwidth": "Train with gates, codecs and budgets; measure bytes.",

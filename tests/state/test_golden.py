@@ -105,7 +105,7 @@ class TestFirst:
         header = file.header
         assert (header.row, header.generation, header.run, header.versions) == (3, 1, "8c2f", [0])
         assert header.settings == {"policy": "asgd", "lr": 0.5}
-        sums = header.owners["store"]["sums"]
+        sums = header.owners["sums"]
         assert (sums.dtype, sums.tolist()) == (np.int64, [4])
         assert file.array("params").tobytes() == struct.pack("<3f", 1, 2, 3)
         assert file.array("state/0/m").tolist() == [[0.5], [0.25], [0]]
@@ -134,7 +134,7 @@ class TestFromThePageAlone:
         header, arrays = foreign.snapshot(held[SNAPSHOT])
         assert arrays["params"] == struct.pack("<3f", 1, 2, 3)
         assert arrays["state/0/m"] == struct.pack("<3d", 0.5, 0.25, 0)
-        small = header["owners"]["store"]["sums"]
+        small = header["owners"]["sums"]
         assert small == foreign.Small("int64", [1], struct.pack("<q", 4))
         found, torn = foreign.segment(held[ONE], until=4)
         assert [row.kind for row in found] == [1, 3, 12]

@@ -41,7 +41,7 @@ HEADER = SnapshotHeader(
     versions=[0],
     settings={"policy": "asgd", "lr": 0.5},
     wrote={"aiops": "0.3.0", "numpy": "2.0.0", "byteorder": "little"},
-    owners={"store": {"sums": np.array([4], np.int64)}},
+    owners={"model": [[["w", "float32", [3]]], []], "sums": np.array([4], np.int64)},
 )
 
 ARRAYS: Mapping[str, np.ndarray[Any, np.dtype[Any]]] = {

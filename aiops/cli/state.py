@@ -1,0 +1,250 @@
+"""``aiops state``: look into the directory of `aiops serve --state`, without a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from aiops.cli import tables
+from aiops.cli.flags import Json
+from aiops.common import formatting
+from aiops.errors import UsageError
+
+app = typer.Typer(help="Look into the directory of a server's --state.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="The directory of `aiops serve --state`.")]
+Row = Annotated[int | None, typer.Option("--row", help="Print all of this row.")]
+Of = Annotated[int | None, typer.Option("--snapshot", help="Print this snapshot's plain values.")]
+Count = Annotated[int, typer.Option("--rows", help="List the last N rows.")]
+Out = Annotated[Path, typer.Option("--out", help="The .safetensors file.")]
+Which = Annotated[
+    int | None, typer.Option("--snapshot", help="Export this snapshot; default the newest.")
+]
+
+_LONGEST = 100  # characters of a row's fields on a line
+
+
+@app.command()
+def ls(folder: Folder, as_json: Json = False) -> None:
+    """List the files of a state, and the rows that they hold; payloads are not read."""
+    _report(folder, as_json=as_json, thorough=False)
+
+
+@app.command()
+def verify(folder: Folder, as_json: Json = False) -> None:
+    """Compare every byte of a state with its checksums; exit status 1 if it is not whole."""
+    if not _report(folder, as_json=as_json, thorough=True):
+        raise typer.Exit(1)
+
+
+def _report(path: Path, *, as_json: bool, thorough: bool) -> bool:
+    """Print the status of all files; return True if they are whole, and lead to a state."""
+    from aiops.cli.state_folder import StateFolder
+
+    folder = StateFolder(path)
+    identity, generations = folder.identity(), folder.generations()
+    files = list(folder.files(thorough=thorough))
+    outcome = folder.outcome(files)
+    whole = not outcome["why"] and not any(each.why for each in files)
+    report = {
+        "run": identity.run,
+        "shard": identity.shard,
+        "shards": identity.shards,
+        "generation": generations.generation,
+        "starts": len(generations.starts),
+        "files": [dataclasses.asdict(each) for each in files],
+        "spares": len(folder.listing.spares),
+        "incomplete": list(folder.listing.parts),
+        "foreign": list(folder.listing.foreign),
+        "state": outcome,
+        "whole": whole,
+    }
+    if as_json:
+        print(json.dumps(report))
+    else:
+        Console(highlight=False).print(Group(*_shown(report, thorough=thorough)), soft_wrap=True)
+    return whole
+
+
+def _shown(report: Mapping[str, Any], *, thorough: bool) -> Iterator[RenderableType]:
+    shard = f", shard {report['shard']} of {report['shards']}" if report["shards"] > 1 else ""
+    yield f"run {report['run']}{shard}, generation {report['generation']}"
+    yield ""
+    columns = "rows", "size", "generation", "versions", "whole" if thorough else "readable"
+    made = tables.table("file", *columns)
+    for each in report["files"]:
+        made.add_row(
+            each["name"],
+            _rows(each),
+            formatting.nbytes(each["nbytes"]),
+            "–" if each["generation"] is None else f"{each['generation']:,}",
+            ", ".join(f"{version:,}" for version in each["versions"] or ()) or "–",
+            "no" if each["why"] else f"torn: {each['torn']:,} B" if each["torn"] else "yes",
+            style="red" if each["why"] else None,
+        )
+    yield made
+    yield ""
+    if report["spares"]:
+        yield f"{report['spares']} spare segments"
+    for name in (*report["incomplete"], *report["foreign"]):
+        yield f"{name} is not a part of the state"
+    for each in report["files"]:
+        if each["why"]:
+            yield each["why"]
+    yield _conclusion(report["state"])
+
+
+def _rows(file: Mapping[str, Any]) -> str:
+    if file["kind"] == "snapshot":
+        return f"to {file['last']:,}"
+    if file["last"] is None or file["last"] < file["first"]:
+        return "none"
+    return f"{file['first']:,} to {file['last']:,}"
+
+
+def _conclusion(state: Mapping[str, Any]) -> str:
+    if state["why"]:
+        return f"A server cannot resume with this state: {state['why']}."
+    start = state["snapshot"]
+    if start is None:
+        return f"A server resumes with row {state['row']:,}, from the first row on."
+    version = f" (version {state['versions'][0]:,})" if state["versions"] else ""
+    since = f" and the {state['row'] - start:,} rows since" if state["row"] > start else ""
+    return f"A server resumes with row {state['row']:,}: the snapshot{version}{since}."
+
+
+@app.command()
+def show(
+    folder: Folder, row: Row = None, snapshot: Of = None, rows: Count = 20, as_json: Json = False
+) -> None:
+    """List the last rows of the journal; or print one row, or a snapshot's plain values."""
+    from aiops.cli.state_folder import StateFolder
+
+    if row is not None and snapshot is not None:
+        raise UsageError("--row and --snapshot are two questions: ask one")
+    state = StateFolder(folder)
+    if snapshot is not None:
+        with state.snapshot(snapshot) as file:
+            header = file.header.plain()
+            header["arrays"] = [dataclasses.asdict(entry) for entry in file.arrays.values()]
+        print(json.dumps(_json(header), indent=None if as_json else 2))
+        return
+    if row is not None:
+        found = next((each for each in _journal(state, row) if each["number"] == row), None)
+        if found is None:
+            raise UsageError(f"{folder} has no row {row:,}: its journal holds others")
+        print(json.dumps(found, indent=None if as_json else 2))
+        return
+    last = deque(_journal(state, None), maxlen=max(rows, 0))
+    if as_json:
+        for each in last:
+            print(json.dumps(each))
+        return
+    made = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("row", "time", "payload", "kind"):
+        made.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+    made.add_column("fields", overflow="fold")
+    for each in last:
+        fields = ", ".join(f"{name} {json.dumps(item)}" for name, item in each["fields"].items())
+        made.add_row(
+            f"{each['number']:,}",
+            f"{each['time']:.3f}",
+            formatting.nbytes(each["payload"]) if each["payload"] else "–",
+            each["kind"],
+            fields if len(fields) <= _LONGEST else fields[: _LONGEST - 1] + "…",
+        )
+    Console(highlight=False).print(made)
+
+
+def _journal(state: Any, row: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the segment that has a row, or of all segments, as JSON."""
+    from aiops.state.row_kinds import RowKind, row_fields
+
+    names = {kind.value: kind.name.lower() for kind in RowKind}
+    own = None if row is None else state.listing.segment_of(row)
+    for first in state.listing.segments if row is None else [own] if own is not None else []:
+        with state.segment(first, payloads=False) as scan:
+            for frame in scan:
+                yield {
+                    "number": frame.number,
+                    "kind": names.get(frame.kind, str(frame.kind)),
+                    "time": frame.time,
+                    "leased": bool(frame.flags & 1),
+                    "payload": len(frame.payload),
+                    "fields": _json(row_fields(frame.kind, frame.row, f"row {frame.number:,}")),
+                }
+
+
+def _json(value: Any) -> Any:
+    """Return a plain value as JSON types: bytes in hex, an array as its dtype and its items."""
+    import numpy as np
+
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): _json(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [_json(item) for item in sorted(value, key=repr)]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.name, "items": value.astype(object).tolist()}
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    return value
+
+
+@app.command()
+def export(folder: Folder, out: Out, snapshot: Which = None, as_json: Json = False) -> None:
+    """Write the parameters of a snapshot to a .safetensors file, for --init and other software.
+
+    The parameters are those of the snapshot: the rows of the journal since are not applied.
+    """
+    from aiops.cli.state_folder import StateFolder
+    from aiops.serving.safetensors_io import write_model
+
+    state = StateFolder(folder)
+    row = state.newest() if snapshot is None else snapshot
+    if row is None:
+        raise UsageError(f"{folder} has no whole snapshot to export")
+    with state.snapshot(row) as file:
+        arrays = _parameters(file)
+        version = file.header.versions[0]
+    write_model(out, arrays, version)
+    found = {"out": str(out), "row": row, "version": version, "tensors": len(arrays)}
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(f"{out}: version {version:,}, at row {row:,}, {len(arrays):,} tensors")
+
+
+def _parameters(file: Any) -> dict[str, Any]:
+    """Return the tensors of a snapshot by name."""
+    from aiops.errors import DamagedState
+    from aiops.model.arena import Arena
+    from aiops.model.layout import Layout
+
+    model = file.header.owners.get("model")
+    if model is None or "params" not in file.arrays:
+        raise UsageError("the snapshot has no parameters: no model was defined, or it is no server")
+    try:
+        tensors, described = model
+        layout = Layout([(name, dtype, shape) for name, dtype, shape in tensors], empty=True)
+    except (TypeError, ValueError) as error:
+        raise DamagedState(f"the snapshot's model is damaged: {error}") from None
+    if described:
+        raise UsageError(
+            "the model has tables, which cannot be exported yet: resume, and --save it"
+        )
+    data = file.array("params").reshape(-1).view("uint8")
+    if len(data) < layout.nbytes:
+        raise DamagedState(f"the snapshot's parameters have {len(data):,} bytes, too few")
+    return Arena(layout, data[: layout.nbytes]).views

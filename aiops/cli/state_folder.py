@@ -1,0 +1,201 @@
+"""Read a state directory: its files, what is whole of each, and the state that they lead to."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiops.errors import DamagedState, UsageError
+from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.state.directory import (
+    GENERATION_FILE,
+    IDENTITY_FILE,
+    GenerationFile,
+    StateIdentity,
+    StateListing,
+    journal_name,
+    snapshot_name,
+)
+from aiops.state.frames import SegmentScan
+from aiops.state.snapshot_file import SnapshotFile
+
+_SMALL = 1 << 20  # bytes: more than `identity` and `generation` can have
+
+
+@dataclass(slots=True)
+class FileStatus:
+    """A file of a state, and what is whole of it.
+
+    ``first`` and ``last`` are rows: of a snapshot only the last. ``why`` is empty for a whole file.
+    """
+
+    name: str
+    nbytes: int
+    kind: str
+    generation: int | None = None
+    first: int | None = None
+    last: int | None = None
+    versions: list[int] | None = None
+    torn: int = 0
+    why: str = ""
+
+
+class StateFolder:
+    """A state directory, for reading.
+
+    Parameters
+    ----------
+    path
+        The directory. A server may be using it: what it adds meanwhile is not seen.
+
+    Raises
+    ------
+    UsageError
+        When it holds no state.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with os.scandir(path) as entries:
+                self.sizes = {each.name: each.stat().st_size for each in entries if each.is_file()}
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        self.listing = StateListing(self.sizes)
+        if not (IDENTITY_FILE in self.sizes or self.listing.snapshots or self.listing.segments):
+            raise UsageError(f"{path} is not the --state of a server: it has none of its files")
+
+    def identity(self) -> StateIdentity:
+        """Return the run whose state it is."""
+        return StateIdentity.unpack(self._small(IDENTITY_FILE))
+
+    def generations(self) -> GenerationFile:
+        """Return the generations so far."""
+        return GenerationFile.unpack(self._small(GENERATION_FILE))
+
+    def _small(self, name: str) -> bytes:
+        try:
+            with (self.path / name).open("rb") as file:
+                return file.read(_SMALL)
+        except OSError as error:
+            raise UsageError(f"{self.path / name}: {error.strerror}") from None
+
+    @contextmanager
+    def segment(self, first: int, *, payloads: bool = True) -> Iterator[SegmentScan]:
+        """Open the segment that begins with a row; its frames are of use until it is closed."""
+        name = journal_name(first)
+        with self._open(name) as file:
+            if not os.fstat(file).st_size:
+                raise DamagedState(f"{name} is damaged: it is empty", file=name)
+            until = self.listing.until(first)
+            # The mapping is closed when the last view of it is gone: frames are views.
+            data = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+            yield SegmentScan(data, name, first=first, until=until, payloads=payloads)
+
+    @contextmanager
+    def snapshot(self, row: int) -> Iterator[SnapshotFile]:
+        """Open the snapshot of a row."""
+        name = snapshot_name(row)
+        with self._open(name) as file:
+
+            def read(offset: int, into: memoryview) -> int:
+                done = 0
+                while done < len(into):  # one call reads 2 GiB at most
+                    count = os.preadv(file, [into[done:]], offset + done)
+                    if not count:
+                        break
+                    done += count
+                return done
+
+            yield SnapshotFile(read, os.fstat(file).st_size, name)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[int]:
+        try:
+            file = os.open(self.path / name, os.O_RDONLY)
+        except OSError as error:
+            raise UsageError(f"{self.path / name}: {error.strerror}") from None
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def newest(self) -> int | None:
+        """Return the row of the newest snapshot whose head is whole, or None."""
+        for row in self.listing.snapshots:
+            try:
+                with self.snapshot(row):
+                    return row
+            except DamagedState:
+                continue
+        return None
+
+    def files(self, *, thorough: bool) -> Iterator[FileStatus]:
+        """Yield the status of each snapshot and each segment, the oldest first.
+
+        ``thorough``: compare all bytes with their checksums, and not only the heads of files and
+        the rows.
+        """
+        run = self.identity().run
+        for row in reversed(self.listing.snapshots):
+            yield self._snapshot_status(row, run, thorough)
+        for first in self.listing.segments:
+            yield self._segment_status(first, run, thorough)
+
+    def _snapshot_status(self, row: int, run: str, thorough: bool) -> FileStatus:
+        name = snapshot_name(row)
+        found = FileStatus(name, self.sizes[name], "snapshot", last=row)
+        try:
+            with self.snapshot(row) as file:
+                found.generation = file.header.generation
+                found.versions = list(file.header.versions)
+                if file.header.run != run or file.header.row != row:
+                    found.why = f"{name} is of run {file.header.run!r}, row {file.header.row:,}"
+                if thorough:
+                    file.verify(CURRENT_ENVIRONMENT.get().parallel_map)
+        except UsageError as error:
+            found.why = str(error)
+        return found
+
+    def _segment_status(self, first: int, run: str, thorough: bool) -> FileStatus:
+        name = journal_name(first)
+        found = FileStatus(name, self.sizes[name], "journal", first=first)
+        try:
+            with self.segment(first, payloads=thorough) as scan:
+                found.generation, found.last = scan.head.generation, first - 1
+                if scan.head.run != run:
+                    found.why = f"{name} is of run {scan.head.run!r}, not of {run!r}"
+                for frame in scan:
+                    found.last = frame.number
+                found.torn = scan.torn
+        except UsageError as error:
+            found.why = str(error)
+        return found
+
+    def outcome(self, files: list[FileStatus]) -> dict[str, Any]:
+        """Return the state that a server would resume with, from the status of all files.
+
+        Its keys are ``snapshot`` (a row, or None for the empty state), ``versions``, ``row`` (the
+        newest), and ``why``: the reason that there is none, or an empty text.
+        """
+        whole = [each for each in files if each.kind == "snapshot" and not each.why]
+        base = whole[-1] if whole else None
+        start = base.last if base is not None and base.last is not None else 0
+        found: dict[str, Any] = {"snapshot": start if whole else None, "row": start, "why": ""}
+        found["versions"] = base.versions if base is not None else None
+        if not whole and not self.listing.segments:
+            return found | {"why": "no snapshot is whole, and there is no journal"}
+        try:
+            needed = self.listing.segments_after(start)
+        except DamagedState as error:
+            return found | {"why": str(error)}
+        for each in files:
+            if each.kind == "journal" and each.first in needed:
+                found["row"] = max(found["row"], each.last or 0)
+                found["why"] = found["why"] or each.why
+        return found

@@ -1,0 +1,276 @@
+"""``aiops state``: what it prints of whole, torn and damaged directories, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from aiops.cli.state import app
+from aiops.errors import AiopsError, DamagedState, UsageError
+from aiops.serving.safetensors_io import read_model
+from aiops.state.directory import GenerationFile, StateIdentity, journal_name, snapshot_name
+from aiops.state.frames import SegmentHead
+from aiops.state.row_kinds import FIELDS, RowKind
+from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
+from docs._tools.state import examples
+
+SNAPSHOT, FIRST, LAST = snapshot_name(3), journal_name(1), journal_name(4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A state directory: rows 1 to 6, and the snapshot of row 3."""
+    made = tmp_path / "state"
+    made.mkdir()
+    for name, data in examples.files().items():
+        (made / name).write_bytes(data)
+    return made
+
+
+def run(*flags: object) -> Any:
+    result = CliRunner().invoke(app, [*map(str, flags)])
+    if isinstance(result.exception, AiopsError):
+        raise result.exception
+    return result
+
+
+def report(command: str, folder: Path, status: int = 0) -> dict[str, Any]:
+    result = run(command, folder, "--json")
+    assert result.exit_code == status
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def write_snapshot(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    plan = SnapshotPlan(SnapshotHeader(**(examples.HEADER.plain() | header)), arrays)
+    data = b"".join(part for _at, buffers in plan.pieces() for part in buffers)
+    (folder / snapshot_name(header["row"])).write_bytes(data)
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_whole_directory(folder: Path, command: str) -> None:
+    found = report(command, folder)
+    assert (found["run"], found["generation"], found["whole"]) == ("8c2f", 2, True)
+    assert [(f["name"], f["first"], f["last"]) for f in found["files"]] == [
+        (SNAPSHOT, None, 3),
+        (FIRST, 1, 3),
+        (LAST, 4, 6),
+    ]
+    assert found["state"] == {"snapshot": 3, "row": 6, "versions": [0], "why": ""}
+    text = run(command, folder).stdout
+    assert "run 8c2f, generation 2" in text
+    assert "A server resumes with row 6: the snapshot (version 0) and the 3 rows since." in text
+
+
+def test_files_that_are_not_of_the_state(folder: Path) -> None:
+    for name in ("spare-1", snapshot_name(9) + ".part", "notes.txt"):
+        (folder / name).write_bytes(b"?")
+    found = report("verify", folder)
+    assert (found["spares"], found["foreign"]) == (1, ["notes.txt"])
+    assert found["incomplete"] == [snapshot_name(9) + ".part"]
+    assert "notes.txt is not a part of the state" in run("ls", folder).stdout
+
+
+def test_a_torn_end(folder: Path) -> None:
+    data = (folder / LAST).read_bytes()
+    at = data.index(examples.ROWS[5][4], 64 + 100)
+    (folder / LAST).write_bytes(data[:at])
+    found = report("verify", folder)
+    assert found["files"][-1]["last"] == found["state"]["row"] == 5
+    assert found["files"][-1]["torn"] > 0
+    assert "torn: " in run("verify", folder).stdout
+
+
+def test_a_bad_row_that_was_not_known_to_be_synced(folder: Path) -> None:
+    """After a loss of power any of the last rows may be missing."""
+    flip(folder / LAST, 64 + 20)
+    found = report("verify", folder)
+    assert found["files"][-1]["torn"] > 0
+    assert found["state"]["row"] == 3
+
+
+def test_a_bad_row_that_had_been_synced(folder: Path) -> None:
+    (folder / LAST).write_bytes(examples.segment(4, 7, 2, 1, synced=4))
+    flip(folder / LAST, 64 + 20)
+    found = report("verify", folder, status=1)
+    assert "damaged at row 4 (byte 64), which had been synced when row" in found["state"]["why"]
+    assert found["state"]["row"] == 3
+
+
+def test_a_damaged_journal_before_the_last_segment(folder: Path) -> None:
+    (folder / SNAPSHOT).unlink()
+    flip(folder / FIRST, 64 + 20)
+    found = report("ls", folder, status=0)
+    assert not found["whole"]
+    assert "damaged at row 1 (byte 64), and the next segment begins" in found["state"]["why"]
+    result = run("verify", folder)
+    assert result.exit_code == 1
+    assert "A server cannot resume with this state: " in result.stdout
+
+
+def test_a_damaged_payload_is_for_verify_to_find(folder: Path) -> None:
+    at = (folder / FIRST).read_bytes().index(examples.VALUES.tobytes())
+    flip(folder / FIRST, at)
+    assert report("ls", folder)["whole"]
+    found = report("verify", folder, status=1)
+    assert "is damaged at row 2" in found["files"][1]["why"]
+    assert found["state"]["row"] == 6, "the snapshot is whole, so this segment is not needed"
+
+
+def test_a_damaged_snapshot_costs_time_and_nothing_else(folder: Path) -> None:
+    flip(folder / SNAPSHOT, 4096)
+    assert report("ls", folder)["whole"]
+    found = report("verify", folder, status=1)
+    assert "bytes 4,096 to 12,288 are not those that were written" in found["files"][0]["why"]
+    assert found["state"] == {"snapshot": None, "row": 6, "versions": None, "why": ""}
+    assert "from the first row on" in run("verify", folder).stdout
+
+
+def test_nothing_leads_to_a_state(folder: Path) -> None:
+    (folder / FIRST).unlink()
+    flip(folder / SNAPSHOT, 20)
+    found = report("ls", folder)
+    assert "the rows from 1 to 3 are missing" in found["state"]["why"]
+    (folder / LAST).unlink()
+    assert "no snapshot is whole" in report("verify", folder, status=1)["state"]["why"]
+
+
+def test_files_of_another_run(folder: Path) -> None:
+    write_snapshot(folder, {"row": 5, "run": "beef"}, {})
+    (folder / journal_name(7)).write_bytes(SegmentHead(7, 2, "beef", 1).pack())
+    found = report("verify", folder, status=1)
+    assert "is of run 'beef', row 5" in found["files"][1]["why"]
+    assert "is of run 'beef', not of '8c2f'" in found["files"][-1]["why"]
+
+
+def test_shards_are_named(folder: Path) -> None:
+    (folder / "identity").write_bytes(StateIdentity("8c2f", 1, 3, 0.0).pack())
+    (folder / "generation").write_bytes(GenerationFile(65_537).pack())
+    assert "run 8c2f, shard 1 of 3, generation 65537" in run("ls", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.mkdir(), "is not the --state of a server"),
+        (lambda path: path.write_bytes(b""), "Not a directory"),
+    ],
+)
+def test_no_state(tmp_path: Path, make: Any, why: str) -> None:
+    make(tmp_path / "other")
+    with pytest.raises(UsageError, match=why):
+        run("ls", tmp_path / "other")
+
+
+def test_a_damaged_identity(folder: Path) -> None:
+    flip(folder / "identity", 30)
+    with pytest.raises(DamagedState, match="identity is damaged: the checksum"):
+        run("ls", folder)
+    (folder / "identity").unlink()
+    with pytest.raises(UsageError, match="identity: No such file"):
+        run("ls", folder)
+
+
+class TestShow:
+    def test_rows(self, folder: Path) -> None:
+        lines = [json.loads(line) for line in run("show", folder, "--json").stdout.splitlines()]
+        assert [line["number"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        assert lines[4] == {
+            "number": 5,
+            "kind": "steady",
+            "time": 1.5,
+            "leased": True,
+            "payload": 12,
+            "fields": dict(zip(FIELDS[RowKind.STEADY], examples.STEADY, strict=True)),
+        }
+        text = run("show", folder, "--rows", 2).stdout
+        assert "steady" in text
+        assert "tick" in text
+        assert "resumed" not in text
+
+    def test_one_row(self, folder: Path) -> None:
+        found = json.loads(run("show", folder, "--row", 1).stdout)
+        assert (found["kind"], found["fields"]["policy"]) == ("begin", "asgd")
+        for row in (0, 7):
+            with pytest.raises(UsageError, match=f"has no row {row}"):
+                run("show", folder, "--row", row)
+
+    def test_a_snapshot(self, folder: Path) -> None:
+        found = json.loads(run("show", folder, "--snapshot", 3, "--json").stdout)
+        assert found["owners"]["sums"] == {"dtype": "int64", "items": [4]}
+        assert [entry["name"] for entry in found["arrays"]] == ["params", "state/0/m"]
+        with pytest.raises(UsageError, match="No such file"):
+            run("show", folder, "--snapshot", 4)
+
+    def test_values_that_json_lacks(self, folder: Path) -> None:
+        owners = {"policy": {"a": {2, 1}, "b": (float("nan"), b"\xff"), "c": {(1, 2): 1 << 70}}}
+        write_snapshot(folder, {"row": 4, "owners": owners}, {})
+        found = json.loads(run("show", folder, "--snapshot", 4).stdout)
+        assert found["owners"]["policy"] == {
+            "a": [1, 2],
+            "b": ["nan", "ff"],
+            "c": {"(1, 2)": 1 << 70},
+        }
+
+    def test_two_questions(self, folder: Path) -> None:
+        with pytest.raises(UsageError, match="ask one"):
+            run("show", folder, "--row", 1, "--snapshot", 3)
+
+
+class TestExport:
+    def test_the_newest(self, folder: Path) -> None:
+        out = folder.parent / "model.safetensors"
+        found = json.loads(run("export", folder, "--out", out, "--json").stdout)
+        assert found == {"out": str(out), "row": 3, "version": 0, "tensors": 1}
+        np.testing.assert_array_equal(read_model(out)["w"], examples.VALUES)
+        assert "version 0, at row 3, 1 tensors" in run("export", folder, "--out", out).stdout
+
+    def test_another_one_than_the_newest(self, folder: Path) -> None:
+        arrays = {"params": np.array([7, 8, 9], np.float32).view(np.uint8)}
+        write_snapshot(folder, {"row": 5, "versions": [2]}, arrays)
+        out = folder.parent / "model.safetensors"
+        run("export", folder, "--out", out)
+        assert read_model(out)["w"].tolist() == [7, 8, 9]
+        run("export", folder, "--out", out, "--snapshot", 3)
+        assert read_model(out)["w"].tolist() == [1, 2, 3]
+        flip(folder / snapshot_name(5), 20)
+        assert "at row 3" in run("export", folder, "--out", out).stdout
+
+    @pytest.mark.parametrize(
+        ("owners", "why"),
+        [
+            ({}, "the snapshot has no parameters"),
+            ({"model": 3}, "the snapshot's model is damaged"),
+            ({"model": [[["w", "float32", [4]]], []]}, "have 12 bytes, too few"),
+            ({"model": [[["w", "float32", [3]]], [["words"]]]}, "cannot be exported yet"),
+        ],
+    )
+    def test_what_cannot_be_exported(self, folder: Path, owners: Any, why: str) -> None:
+        write_snapshot(folder, {"row": 5, "owners": owners}, {"params": np.zeros(12, np.uint8)})
+        with pytest.raises(UsageError, match=why):
+            run("export", folder, "--out", folder.parent / "model.safetensors")
+
+    def test_damage_is_not_exported(self, folder: Path) -> None:
+        flip(folder / SNAPSHOT, 4096)
+        out = folder.parent / "model.safetensors"
+        with pytest.raises(DamagedState, match="are not those that were written"):
+            run("export", folder, "--out", out)
+        assert not out.exists()
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / FIRST).write_bytes(examples.files()[FIRST])
+        with pytest.raises(UsageError, match="has no whole snapshot"):
+            run("export", folder, "--out", out)
