@@ -24,7 +24,9 @@ the current version has no lease, that is the current version: it is overwritten
 arena is needed, and no value is copied. Otherwise, or if the caller requests it (``spare``), it is
 a new version in a spare arena. An update of all tensors then reads the old arena and writes the new
 one, so that its own write is the copy; an update of some tensors copies the old arena first.
-`SnapshotPool.publish` makes the target current. The version before it is retired at once if it has
+A lease may end on any thread, so what a server that keeps a record finds is fixed for each event
+(`aiops.store.parameters.Store.freeze`), and a replay is told. `SnapshotPool.publish` makes the
+target current. The version before it is retired at once if it has
 no lease, and when its last lease ends otherwise.
 
 **The pool.** A retired version's arena is kept as a spare, since memory fresh from the system costs

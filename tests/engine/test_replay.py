@@ -19,10 +19,13 @@ from aiops.engine.events import Apply, BudgetTick, Effect, Event, Reply, Stoppin
 from aiops.engine.journal import Journal, Replayed, digest, replay
 from aiops.engine.statistics import decided
 from aiops.engine.update_queue import UpdateQueue
+from aiops.kernels.parallel import LARGE
 from aiops.model.layout import Array, Layout, split
 from aiops.model.parts import Part, Parts, Wants
 from aiops.model.tables import ID_BYTES, Table, Tables, fetch_parts, push_parts
+from aiops.net.thread_pool import pool_of
 from aiops.store.parameters import UpdateJob
+from aiops.store.resources import Resources
 from aiops.wire import messages
 from aiops.wire.messages import Fetch, FetchRows, Message, PushRows, Reapply, Report
 from aiops.wire.ring_messages import JoinRound
@@ -423,3 +426,48 @@ def test_a_server_whose_state_is_kept(policy: str, monkeypatch: pytest.MonkeyPat
 
 def test_averaging_and_a_server_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     compare(monkeypatch, World("average", {}, 1, False, backend="numpy"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "settings", "options"),
+    [
+        ("fasgd", {}, {"fetch_codec": ("int8",)}),
+        ("asgd", {"clip": 1.0, "optimizer": "adam"}, {"fetch_codec": ("topk:0.01",)}),
+        ("softsync", {"n": 2}, {"fetch_codec": ("lowrank:2",)}),
+    ],
+)
+def test_threads_and_kernels_give_the_same_bits(
+    policy: str, settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """A record may be replayed on any machine: work is cut by size, and sums have one order."""
+    big = {
+        "square": np.linspace(-1, 1, 1200 * 1200).reshape(1200, 1200).astype(np.float32),
+        "narrow": np.linspace(0, 1, 1 << 20).astype(np.float16),
+        "exact": np.linspace(0, 1, 1 << 17),
+    }
+    assert sum(array.nbytes for array in big.values()) > LARGE
+    found = []
+    for threads in (1, 2, 3):
+        for backend in ("numpy", "numba"):
+            machine = Resources(parallel_map=pool_of(threads).all)
+            inline = Inline(
+                policy, settings, machine=machine, workers=WORKERS, backend=backend, **options
+            )
+            inline.define(big)
+            inline.engine.defined_store.warm()
+            random = np.random.default_rng(0)
+            for peer in range(1, WORKERS + 1):
+                inline.join(peer)
+            for step in range(4):
+                gradients = {
+                    name: random.standard_normal(array.shape).astype(array.dtype)
+                    for name, array in big.items()
+                }
+                inline.push(step % WORKERS + 1, gradients, 0, fetch=True)
+                inline.receive(1, Fetch(100 + step, max(0, inline.version - 1), (), True))
+                inline.release()
+            replica = inline.engine.replica
+            assert replica is not None
+            found.append((state(inline.engine), replica.current.arena.data.tobytes()))
+    assert all(each == found[0] for each in found[1:])
