@@ -34,6 +34,8 @@ endian]. An integer's data are its decimal digits.
 MAX_NESTED = 16
 """Extension types within each other, at most."""
 
+_UNSEEN = 1024  # bytes: longer values are walked through before they are decoded
+
 _NATIVE = ("bool", "float16", "float32", "float64", "bfloat16")
 DTYPES = frozenset((*_NATIVE, *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))))
 """The dtypes that an array of a state may have."""
@@ -169,9 +171,10 @@ def _unpack(data: bytes | memoryview, depth: int) -> Plain:
 
     # msgpack allocates a list when it reads its length, so walk through it first: lists within
     # lists that each announce a million items would take gigabytes before one is missed.
-    walker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
-    walker.feed(data)
-    walker.skip()
+    if len(data) > _UNSEEN:
+        walker = msgpack.Unpacker(max_buffer_size=len(data))
+        walker.feed(data)
+        walker.skip()
     return msgpack.unpackb(data, ext_hook=extension, strict_map_key=False)
 
 
