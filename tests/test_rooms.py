@@ -38,13 +38,14 @@ ARROWS: Mapping[str, str] = {
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
     "engine":         "errors common kernels model codecs wire algorithms bandwidth store",
+    "durable":        "errors common kernels model wire store engine state",
     "shards":         "errors model codecs wire algorithms store engine",
     "averaging":      "errors model wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
                       " averaging net",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version errors common kernels model wire algorithms bandwidth store engine"
-                      " shards net",
+                      " shards net state durable",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net serving client",
     "testing":        "errors sim",

@@ -116,6 +116,7 @@ from aiops.engine.events import (
     Options,
     Received,
     Reply,
+    Resumed,
     Shares,
     Stopping,
     Tick,
@@ -228,17 +229,6 @@ class Engine:
 
     # ------------------------------------------------------------ the shell's calls
 
-    def clock(self, monotonic: Callable[[], float]) -> Callable[[], float]:
-        """Return a clock that goes on from the last event, at the pace of a monotonic one.
-
-        A machine's clock begins again when it boots, but deadlines and rates are kept as times of
-        events, which must not go backwards. An engine without events takes the clock as it is.
-        """
-        if self._started is None:
-            return monotonic
-        offset = self.now - monotonic()
-        return lambda: monotonic() + offset
-
     def freeze(self) -> bool:
         """Fix, for the next event, whether the current version has readers; return it.
 
@@ -281,6 +271,8 @@ class Engine:
                 effects = self._budget_tick(event)
             case Stopping():
                 effects = self._stop(event)
+            case Resumed():
+                effects = self._resume(event)
             case _:
                 raise TypeError(f"an engine has no such event: {event!r}")
         # Here, and not in `Replies`: several owners reply, and each reply counts for its member.
@@ -459,6 +451,16 @@ class Engine:
     def _drain(self, event: Stopping) -> list[Effect]:
         updates = None if self.training is None else self.training.updates
         return [] if updates is None else updates.stop(event.time, kept=event.kept)
+
+    def _resume(self, event: Resumed) -> list[Effect]:
+        """Have every client that was connected leave; a server that was ending ends no more."""
+        self._stopping, self.rendezvous.stopping = None, False
+        if self.training is not None:
+            self.training.updates.draining = self.training.updates.held.stopping = False
+        effects: list[Effect] = []
+        for peer in self.membership.peers():
+            effects += self._left(Left(event.time, peer))
+        return effects
 
     def _budget_tick(self, event: BudgetTick) -> list[Effect]:
         if self.budget is None:

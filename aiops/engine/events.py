@@ -101,6 +101,14 @@ class Stopping:
 
 
 @value
+class Resumed:
+    """The server was started again with the state of an earlier one: all connections are gone."""
+
+    time: float
+    generation: int
+
+
+@value
 class BudgetTick:
     """The traffic under a bandwidth budget since the last such event, about 0.1 s ago.
 
@@ -116,6 +124,22 @@ class BudgetTick:
     backlog: int = 0
     busy: int = 0
     limited: bool = False
+
+
+@value
+class Committed:
+    """All rows of the journal up to this one are what an acknowledgement promises (``--acks``)."""
+
+    time: float
+    row: int
+
+
+@value
+class JournalEnded:
+    """The journal cannot be written any more; ``why`` is a sentence."""
+
+    time: float
+    why: str
 
 
 @value
@@ -145,7 +169,10 @@ Event: TypeAlias = (
     | Tick
     | Applied
     | Stopping
+    | Resumed
     | BudgetTick
+    | Committed
+    | JournalEnded
     | Reported
     | Lost
 )

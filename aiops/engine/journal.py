@@ -35,13 +35,15 @@ from aiops.engine.events import (
     Stopping,
     Tick,
 )
-from aiops.engine.receive import PushSink
+from aiops.engine.receive import PushSink, RawIncoming
 from aiops.errors import UsageError, refusal
-from aiops.model.arena import aligned
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Ints
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
-from aiops.wire.messages import Message
+from aiops.wire.messages import Message, Push
 from aiops.wire.sinks import Discard, Sink
 
 FORMAT = 2
@@ -91,6 +93,32 @@ class Journal:
     def note(self, event: Event) -> bool:
         """Write one event; return whether the current version has readers, for `Engine.handle`."""
         leased = self._engine.freeze()
+        self._write(event, leased)
+        return leased
+
+    def exchanged(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        numbers: tuple[int, ...],
+        gradient: Arena,
+        ticket: int,
+        sums: Ints,
+    ) -> None:
+        """Write a steady exchange as the events that it stands for.
+
+        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged`.
+        """
+        (id, seq, have, base), nbytes = numbers, len(gradient.data)
+        push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
+        layout = gradient.layout
+        cover = layout.covered(push.parts)
+        sink = RawIncoming(gradient.data, [nbytes], layout, cover, None, ())
+        self._write(Received(time, peer, push, sink), leased)
+        self._write(Applied(time, ticket, sums), False)
+
+    def _write(self, event: Event, leased: bool) -> None:
         self._file.write(self._pack(_row(event, leased)))
         payload = _payload(event)
         if payload is not None:
@@ -98,7 +126,6 @@ class Journal:
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
         self._file.flush()
-        return leased
 
     def end(self, time: float) -> None:
         """Mark the record as complete, with the digest of the parameters if the engine is idle."""

@@ -155,6 +155,10 @@ class Membership:
         shown = sorted([*self._by_peer.values(), *gone], key=lambda member: member.number)
         return [member.report(now) for member in shown], len(self._members) - len(shown)
 
+    def peers(self) -> list[int]:
+        """Return the numbers of the connections that clients are on."""
+        return [*self._by_peer]
+
     def present(self) -> list[Member]:
         """Return the workers that are connected."""
         return [m for m in self._by_peer.values() if m.worker]

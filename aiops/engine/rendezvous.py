@@ -59,7 +59,7 @@ class Rendezvous:
         if plan is not None:
             self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
         self._participants: dict[int, _Participant] = {}  # by connection
-        self._stopping = False
+        self.stopping = False
         self.rounds = 0
 
     def join(self, peer: int, message: JoinRound, layout: Layout, now: float) -> list[Effect]:
@@ -75,7 +75,7 @@ class Rendezvous:
             return [*_withdraw(peer, participant, message), *self._form(now)]
         if not self._averages:
             raise Refused("this server's policy averages no models: start it with --policy average")
-        if self._stopping:
+        if self.stopping:
             raise _ending()
         self._check_address(peer, message)
         if message.digest != layout.digest:
@@ -98,7 +98,7 @@ class Rendezvous:
 
     def stop(self) -> list[Effect]:
         """Form no more rounds, and refuse the workers that wait for one."""
-        self._stopping = True
+        self.stopping = True
         fault, ready = _ending(), self._ready()
         self._participants.clear()
         return [
@@ -144,7 +144,7 @@ class Rendezvous:
     def _form(self, now: float) -> list[Effect]:
         """Answer the workers that are ready, if it is time."""
         ready = self._ready()
-        if not ready or self._stopping:
+        if not ready or self.stopping:
             return []
         settled = any(not self._participants[peer].new for peer in ready)
         only_new = not settled and any(

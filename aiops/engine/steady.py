@@ -23,17 +23,16 @@ was, and makes the error of a push that is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from aiops.engine.events import Applied, Event, Received
 from aiops.engine.membership import Acknowledged, Member
-from aiops.engine.receive import RawIncoming
 from aiops.engine.update_queue import UpdateQueue
 from aiops.kernels.scan import Surveyor
 from aiops.model.arena import Arena
+from aiops.model.layout import Ints
 from aiops.model.parts import LARGEST, Part, Parts
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources
@@ -43,12 +42,38 @@ from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Push
 from aiops.wire.template import Path, Template, framed, slots
 
-Note: TypeAlias = Callable[[Event], bool | None]
-
 _PUSHED: tuple[Path, ...] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
 _FORMS = 32
 """The most forms of pushes learnt per connection. A client that encodes integers in a fixed width
 needs one; a client that encodes each in the fewest bytes needs one per width."""
+
+
+class ExchangeRecord(Protocol):
+    """Records steady exchanges, which are no events."""
+
+    def exchanged(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        numbers: tuple[int, ...],
+        gradient: Arena,
+        ticket: int,
+        sums: Ints,
+    ) -> None:
+        """Record an exchange, before it is answered.
+
+        Parameters
+        ----------
+        time
+            At which the push came, and was applied, in seconds.
+        leased
+            Whether the current version had readers (`Store.freeze`).
+        peer, numbers, gradient
+            As of `Shortcut.update`; the gradient's memory is used again afterwards.
+        ticket, sums
+            The update's number and result, as in `aiops.engine.events.Applied`.
+        """
 
 
 class Shortcut:
@@ -114,7 +139,7 @@ class Shortcut:
         numbers: tuple[int, ...],
         gradient: Arena,
         now: float,
-        note: Note | None,
+        record: ExchangeRecord | None,
     ) -> Acknowledged | None:
         """Update the parameters with a worker's gradient of the whole model, and note the exchange.
 
@@ -129,8 +154,8 @@ class Shortcut:
             The gradient.
         now
             The time, in seconds.
-        note
-            Records an event; None: there is no record.
+        record
+            Where the exchange is recorded, or None.
 
         Returns
         -------
@@ -159,30 +184,18 @@ class Shortcut:
         begun = self._updates.at_once(member.number, staleness)
         if begun is None:
             return None
-        if note is not None:
-            note(self._received(now, peer, numbers, gradient))
+        leased = record is not None and store.freeze()
         if now >= self._pace.due:
             self._pace.note(now, number - 1)
         sums = self._update(gradient.sections, *begun)
-        if note is not None:
-            note(Applied(now, self._updates.tickets, sums))
+        if record is not None:
+            tickets = self._updates.tickets
+            record.exchanged(now, leased, peer, numbers, gradient, tickets, sums)
         vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
         said = (number, True, staleness, float(staleness), vbar, vbars)
         member.exchanged(now, seq, said)
         member.ledger.exchanged(seq, have >= 0, self._parts)
         return said
-
-    def _received(
-        self, now: float, peer: int, numbers: tuple[int, ...], gradient: Arena
-    ) -> Received:
-        """Return the event that the general way would have recorded."""
-        (id, seq, have, base), nbytes = numbers, self._nbytes
-        push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
-        layout = self.store.layout
-        cover = layout.covered(push.parts)
-        return Received(
-            now, peer, push, RawIncoming(gradient.data, [nbytes], layout, cover, None, ())
-        )
 
 
 def shortcut(
@@ -233,12 +246,14 @@ class Steady:
     ----------
     cost
         Bytes that an exchange's update reads and writes.
+    peer
+        The connection's number.
     """
 
     def __init__(
         self, shared: Shortcut, member: Member, peer: int, wire: Connection, template: Template
     ) -> None:
-        self._shared, self._member, self._peer, self._wire = shared, member, peer, wire
+        self._shared, self._member, self.peer, self._wire = shared, member, peer, wire
         self._store, self._template = shared.store, template
         layout = shared.store.layout
         payload = wire.expect(template, layout.nbytes)
@@ -251,14 +266,14 @@ class Steady:
         """Return whether the connection already matches messages of this form."""
         return self._wire.expected is self._template and self._template.values(frame) is not None
 
-    def exchange(self, nbytes: int, now: float, note: Note | None) -> bytes | None:
+    def exchange(self, nbytes: int, now: float, record: ExchangeRecord | None) -> bytes | None:
         """Answer a push if these bytes complete it, and it meets all conditions.
 
         Parameters
         ----------
         nbytes
             The bytes that have arrived in the connection's last buffer.
-        now, note
+        now, record
             As of `Shortcut.update`.
 
         Returns
@@ -270,7 +285,7 @@ class Steady:
         found = self._wire.match(nbytes)
         if not found:
             return None if found is None else b""
-        said = self._shared.update(self._member, self._peer, found, self._gradient, now, note)
+        said = self._shared.update(self._member, self.peer, found, self._gradient, now, record)
         if said is None:
             return None
         id, _seq, _have, base = found

@@ -14,12 +14,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiops.kernels.device import Device
 from aiops.net import unix_socket
 from aiops.net.busy_poll import Spin
+from aiops.net.disk import Disk, SystemDisk
 from aiops.net.dns import Addresses, literal
 from aiops.net.socket_options import unpace
 from aiops.net.thread_pool import DEFAULT_POOL, pool_of
@@ -115,6 +116,8 @@ class Environment:
         the system cannot. None itself where no client is on the same machine.
     connect_unix
         Returns a socket connected to such a listener of this user; None without one.
+    disk
+        The file system that a server's state is kept in.
     device
         Opens the device that a server's setting names; None: the host.
     """
@@ -136,6 +139,7 @@ class Environment:
     advertised_address: str | None = None
     listen_unix: Callable[[str, int], socket.socket | None] | None = unix_socket.listen
     connect_unix: Callable[[str, int], socket.socket | None] = unix_socket.reach
+    disk: Disk = field(default_factory=SystemDisk)
     device: Callable[[str], Device | None] = _device
 
 

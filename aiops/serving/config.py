@@ -16,6 +16,7 @@ from typing import Any
 
 from aiops.bandwidth.units import parse_rate
 from aiops.common.urls import PORT, is_loopback, parse
+from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.kernels.cupy_device import number_of
@@ -71,6 +72,12 @@ class Config:
     save_every: float | None = _option(None, "Also write it at this interval, in seconds.")
     record: Path | None = _option(
         None, "Record the run for `aiops replay`; in FILE.2 if FILE exists."
+    )
+    state: Path | None = _option(
+        None, "Keep a journal of all in this folder, and go on from what it holds."
+    )
+    acks: str | None = _option(
+        None, "With --state: a push is acknowledged once it is 'applied', 'written' or 'durable'."
     )
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     profile: Path | None = _option(None, "Write where the server's time went here, at the end.")
@@ -137,8 +144,34 @@ class Config:
             )
         self.budgets()
         self._check_shards()
+        self._check_state()
         if self.save_every is not None and self.save is None:
             raise UsageError("--save-every needs --save FILE.safetensors to write to")
+
+    def _check_state(self) -> None:
+        level = Acks.named(self.acks) if self.acks is not None else Acks.APPLIED
+        if self.state is None:
+            if level > Acks.APPLIED:
+                raise UsageError(f"--acks {self.acks} needs --state DIR to write to")
+            return
+        if level is Acks.REPLICATED:
+            raise UsageError("--acks replicated needs a standby, and this release has none yet")
+        if self.sharded or self.follower:
+            raise ConflictError("--state is not for shards yet: keep the model on one server")
+        if self.consistency == "relaxed":
+            raise ConflictError(
+                "relaxed reads cannot be kept in --state: which versions they mix depends on the"
+                " moment; drop --state or --consistency relaxed"
+            )
+        if self.record is not None:
+            raise ConflictError("--state keeps a journal of the run already: drop --record")
+
+    @property
+    def acknowledgement(self) -> Acks:
+        """The promise of an acknowledgement: with a state, ``WRITTEN`` by default."""
+        if self.acks is not None:
+            return Acks.named(self.acks)
+        return Acks.APPLIED if self.state is None else Acks.WRITTEN
 
     def _check_shards(self) -> None:
         if self.follower and (self.followers or self.shards > 1):

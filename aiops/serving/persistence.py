@@ -15,6 +15,7 @@ import numpy as np
 
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Initialised
+from aiops.engine.steady import ExchangeRecord
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout
@@ -53,6 +54,8 @@ class Persistence:
     ----------
     note
         Records an event, and returns what the engine takes with it; None: there is no record.
+    exchanges
+        Records steady exchanges; None: there is no record.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Persistence:
     ) -> None:
         self._config, self._engine, self._now, self._collect = config, engine, now, collect
         self.note: Callable[[Event], bool | None] | None = None
+        self.exchanges: ExchangeRecord | None = None
         self._record: RecordFile | None = None
         self._ledger: LedgerFile | None = None
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
@@ -92,7 +96,7 @@ class Persistence:
             check_writable(config.save)
         if config.record is not None:
             self._record = RecordFile(config.record, config.policy, self._engine)
-            self.note = self._record.note
+            self.note, self.exchanges = self._record.note, self._record
         if config.ledger is not None:
             self._ledger = LedgerFile(config.ledger)
         return None if config.init is None else self._initialised(config.init)

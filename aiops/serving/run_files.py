@@ -72,8 +72,17 @@ class RecordFile:
         try:
             return self._journal.note(event)
         except OSError as error:
-            self._cut(error)
+            self._cut(error, self._engine.version)
             return None
+
+    def exchanged(self, *exchange: Any) -> None:
+        """Record a steady exchange, as `Journal.exchanged`; if the file cannot take it, end it."""
+        if self.error:
+            return
+        try:
+            self._journal.exchanged(*exchange)
+        except OSError as error:
+            self._cut(error, self._engine.version - 1)  # its update is made already
 
     def end(self, now: float) -> None:
         """End the record with the run, or log again that it ended before."""
@@ -82,7 +91,7 @@ class RecordFile:
                 self._journal.end(now)
                 self._file.close()
             except OSError as error:
-                self._cut(error)
+                self._cut(error, self._engine.version)
         else:
             _log.error(
                 "--record: %s is incomplete: it ends at version %d, the run at version %d",
@@ -98,9 +107,9 @@ class RecordFile:
         if not self._file.closed:
             forks.blank(self._file.fileno())
 
-    def _cut(self, error: OSError) -> None:
+    def _cut(self, error: OSError, version: int) -> None:
         """End the record before the run does: what follows a gap could not be replayed."""
-        self._ends_at = self._engine.version
+        self._ends_at = version
         self.error = (
             f"--record: {self._file.name} ends at version {self._ends_at} and is incomplete:"
             f" {error.strerror}; the run goes on without a record until the server is started again"

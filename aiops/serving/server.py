@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any
 
 from aiops.algorithms import find
 from aiops.common import forks, urls
+from aiops.durable.commit_gate import EncodedReply
 from aiops.engine.engine import Engine
 from aiops.engine.events import End, Event, Stopping
 from aiops.engine.steady import Steady
@@ -29,10 +31,12 @@ from aiops.net.socket_options import narrow, unpace
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
 from aiops.serving.effects import EffectRunner
+from aiops.serving.kept_state import KeptState
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
 from aiops.serving.profiling import Profile
 from aiops.serving.shard_links import ShardLinks
+from aiops.serving.state_files import Clock, StateFiles
 from aiops.serving.unix_listener import UnixListener
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
@@ -74,10 +78,19 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.url, self.port = "", config.port
-        self._env = env = CURRENT_ENVIRONMENT.get()
+        env = CURRENT_ENVIRONMENT.get()
+        self._clock = clock = Clock(env.now)
+        self._env = env = env if config.state is None else dataclasses.replace(env, now=clock)
         self._now = env.now
         algorithm = find(config.policy).make(config.settings())
-        options = dataclasses.replace(config.options(), run=env.token_bytes(8).hex())
+        run = env.token_bytes(8).hex()
+        self._state_files: StateFiles | None = None
+        self._state: KeptState | None = None  # once it has been recovered
+        if config.state is not None:
+            holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
+            self._state_files = StateFiles(config.state, env.disk, holder, run, salt)
+            run = self._state_files.run
+        options = dataclasses.replace(config.options(), run=run)
         self._pacing = Pacing.of(config, env, self.post)
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
         alone = alone and self._pacing is None
@@ -94,7 +107,7 @@ class Server:
         parallel_map = (
             env.parallel_map if config.threads is None else env.parallel_map_of(config.threads)
         )
-        machine = Resources(memory, parallel_map, measure, device, later=True)
+        self._machine = machine = Resources(memory, parallel_map, measure, device, later=True)
         links: ShardLinks | None = None
         lead: Lead | None = None
         self._coordinator: Coordinator
@@ -150,6 +163,7 @@ class Server:
         return {
             "profile": self._profile.report() if self._profile is not None else None,
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
+            "state": self._state.report() if self._state is not None else None,
         }
 
     @property
@@ -171,6 +185,8 @@ class Server:
         try:
             if self._links is not None:
                 await self._links.connect(self.config.hello_deadline)
+            if self._state_files is not None:
+                self._state = self._recovered(self._state_files, loop)
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
@@ -181,6 +197,7 @@ class Server:
             self._runner.close()
             if self._persistence is not None:
                 self._persistence.discard()
+            self._end_state()
             raise
         if self._persistence is not None:
             self._persistence.begin(loop)
@@ -192,9 +209,35 @@ class Server:
         if self._pacing is not None:
             self._pacing.begin(loop)
         self._runner.perform(preparation)
+        if self._state is not None:
+            self._state.resume(self._runner.perform)
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port)
         return self.url
+
+    def _recovered(self, files: StateFiles, loop: asyncio.AbstractEventLoop) -> KeptState:
+        """Bring the engine to the state that is kept, and have its events journalled."""
+        config = self.config
+        state = KeptState(
+            *(files, self._engine, config.policy, config.acknowledgement, self._clock, self.post),
+            lambda event: loop.call_soon_threadsafe(self.post, event),
+        )
+        state.check_new(config.init)
+        self._handle = self._machine.measure("policy", state.recorder.handle)
+        self._runner.actions.update(state.actions(self._send_encoded))
+        return state
+
+    def _send_encoded(self, effect: EncodedReply) -> None:
+        peer = self.connections.peers.get(effect.peer)
+        if peer is not None:
+            peer.link.send([effect.data])
+
+    def _end_state(self) -> None:
+        """Close the journal, and let another server have the folder."""
+        if self._state is not None:
+            self._state.end()
+        elif self._state_files is not None:
+            self._state_files.close()
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
         host, port = self.config.host, self.config.port
@@ -281,7 +324,7 @@ class Server:
         if self._persistence is not None:
             self._persistence.stop()
         if not self._broken:
-            self.post(Stopping(self._now()))
+            self.post(Stopping(self._now(), kept=self._state is not None))
             await self._drain()
         self._runner.stop()
         if self._pacing is not None:
@@ -299,6 +342,7 @@ class Server:
             if self._persistence is not None:
                 await self._persistence.end()
         finally:
+            self._end_state()
             if self._links is not None:
                 self._links.end()
             if self._profile is not None:
@@ -374,12 +418,12 @@ class Server:
 
     def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
         """Answer a steady exchange; None: it goes the general way."""
-        runner, files = self._runner, self._persistence
+        runner, files, state = self._runner, self._persistence, self._state
         if self._handling or self._broken or steady.cost > runner.at_once:
             return None
-        note = files.note if files is not None else None
+        record = state if state is not None else files.exchanges if files is not None else None
         try:
-            answer = steady.exchange(nbytes, self._now(), note)
+            answer = steady.exchange(nbytes, self._now(), record)
         except Exception as error:
             self._failed(error)
             return b""
@@ -388,6 +432,8 @@ class Server:
             busy_poll.received = True
             if busy_poll.idle:
                 busy_poll.begin()
+            if state is not None and state.recorder.hold(steady.peer, answer):
+                return b""
         return answer
 
     def _sinks_of(self, lead: Lead, peer: int) -> SinkFor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.engine.events import Stopping, Tick
+from aiops.engine.events import Stopping
 from aiops.errors import ConflictError
 from aiops.model.layout import Array
 from aiops.model.parts import Part
@@ -443,24 +443,6 @@ class TestDraining:
         answer = inline.push(1, G)
         assert isinstance(answer, Error)
         assert answer.code == "unavailable"
-
-
-class TestClock:
-    def test_begins_as_it_is(self) -> None:
-        clock = Inline("asgd").engine.clock(lambda: 7.0)
-        assert clock() == 7.0
-
-    @pytest.mark.parametrize("booted", [0.0, 5000.0])
-    def test_goes_on_from_the_last_event(self, booted: float) -> None:
-        """The machine's clock may be behind engine time (it has booted), or far ahead of it."""
-        inline = running("asgd")
-        inline.wait(120.0)
-        inline.post(Tick(inline.now))
-        machine = [booted]
-        clock = inline.engine.clock(lambda: machine[0])
-        assert clock() == inline.now
-        machine[0] += 2.5
-        assert clock() == inline.now + 2.5
 
 
 class TestReaders:

@@ -41,6 +41,8 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "save": (Path("d.safetensors"), Path("e.safetensors"), Path("f.safetensors")),
     "save_every": (10.0, 20.0, 30.0),
     "record": (Path("g.journal"), Path("h.journal"), Path("i.journal")),
+    "state": (Path("a.state"), Path("b.state"), Path("c.state")),
+    "acks": ("applied", "applied", "applied"),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
     "threads": (1, 2, 3),

@@ -17,7 +17,7 @@ from aiops.client.session import Session
 from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
-from aiops.engine.steady import Note
+from aiops.engine.journal import Journal
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
 from aiops.sim.turns.memory_wire import MemoryLine
@@ -39,8 +39,8 @@ class MemoryServer:
     ----------
     engine
         The server's.
-    note
-        Records an event; None: there is no record.
+    journal
+        Records the events; None: there is no record.
     line
         Makes a connection, given the engine's `Admission.sink_for`.
     """
@@ -51,10 +51,10 @@ class MemoryServer:
         self,
         engine: Engine,
         *,
-        note: Note | None = None,
+        journal: Journal | None = None,
         line: Callable[[SinkFor], MemoryLine] = MemoryLine,
     ) -> None:
-        self.engine, self.note, self._make_line = engine, note, line
+        self.engine, self.journal, self._make_line = engine, journal, line
         self.workers: dict[int, SimulatedClient] = {}
         self.lines: dict[int, MemoryLine] = {}
         self._handshakes: dict[int, ServerHandshake] = {}
@@ -114,7 +114,7 @@ class MemoryServer:
         try:
             while self._events:
                 event = self._events.popleft()
-                leased = None if self.note is None else self.note(event)
+                leased = None if self.journal is None else self.journal.note(event)
                 for effect in self.engine.handle(event, leased):
                     if isinstance(effect, Apply):
                         self._events.append(Applied(self.now, effect.ticket, effect.run()))
@@ -260,7 +260,7 @@ class SimulatedClient:
         self.steps += 1
         self.refused = False
         if self._steady is not None and self.strategy.under_way is None:
-            receipt = self._steady.exchange(gradients, self._server.now, self._server.note)
+            receipt = self._steady.exchange(gradients, self._server.now, self._server.journal)
             if receipt is not None:
                 return receipt
         self.strategy.apply(gradients)

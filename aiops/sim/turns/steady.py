@@ -13,7 +13,7 @@ from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Means, Receipt
 from aiops.client.session import Session
 from aiops.engine.membership import Member
-from aiops.engine.steady import Note, Shortcut, is_steady
+from aiops.engine.steady import ExchangeRecord, Shortcut, is_steady
 from aiops.model.layout import Layout
 from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Push
@@ -53,14 +53,16 @@ class SteadyTurn:
         self._fits = params.layout  # the layout of the last gradient
         self._push, self._ack = (_PREFIXES + len(encode(one)) for one in (push, ack))
 
-    def exchange(self, gradients: object, now: float, note: Note | None) -> Receipt | None:
+    def exchange(
+        self, gradients: object, now: float, record: ExchangeRecord | None
+    ) -> Receipt | None:
         """Push a gradient, and read the parameters after it; None: it must go the general way.
 
         Parameters
         ----------
         gradients
             Computed at the client's parameters.
-        now, note
+        now, record
             As of `Shortcut.update`.
         """
         params, session, pending = self._params, self._session, self._session.pending
@@ -73,7 +75,7 @@ class SteadyTurn:
             return None
         id, seq = pending.next_id, pending.seq + 1
         numbers, arena = (id, seq, have, age), gradients.arena
-        acknowledged = self._shared.update(self._member, self._peer, numbers, arena, now, note)
+        acknowledged = self._shared.update(self._member, self._peer, numbers, arena, now, record)
         if acknowledged is None:
             return None
         pending.next_id, pending.seq = id + 1, seq

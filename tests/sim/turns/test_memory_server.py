@@ -61,7 +61,7 @@ class Run:
         self.rng = np.random.default_rng(seed)
         self.file = io.BytesIO()
         self.journal = Journal(self.file, made.name, self.engine)
-        self.server = MemoryServer(self.engine, note=self.journal.note, line=ByteLine)
+        self.server = MemoryServer(self.engine, journal=self.journal, line=ByteLine)
         self.workers = [SimulatedClient(self.server, f"worker-{i}", START) for i in range(workers)]
 
     def gradient(self, params: Params) -> dict[str, Array]:

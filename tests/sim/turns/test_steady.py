@@ -62,7 +62,7 @@ class World:
         options = Options(backend="numpy", workers=4, **course.options)
         self.engine, self.file = Engine(made, options), io.BytesIO()
         self.journal = Journal(self.file, made.name, self.engine)
-        self.server = MemoryServer(self.engine, note=self.journal.note)
+        self.server = MemoryServer(self.engine, journal=self.journal)
         self.clients = [
             SimulatedClient(self.server, f"client-{i}", START, ahead=course.ahead) for i in range(4)
         ]

@@ -1,0 +1,161 @@
+"""Bring an engine to the state that a journal describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiops.common.frozen import value
+from aiops.durable.rows import LEASED, AppliedMark, JournalRow, check_of, events_of
+from aiops.engine.buffer_pool import BufferPool
+from aiops.engine.engine import Engine
+from aiops.engine.events import Applied, Apply, Effect, Event, Reply
+from aiops.errors import DamagedState, UsageError
+from aiops.state.frames import JournalFrame
+from aiops.state.plain import pack
+from aiops.state.row_kinds import RowKind, row_fields
+
+_UNBOUNDED = 1 << 62  # bytes
+
+_FREE = ("heartbeat", "shard_bytes")
+"""Options of a journal that may be others after a restart: one server's state does not depend on
+them."""
+
+
+@value
+class Recovered:
+    """The end of a journal.
+
+    Attributes
+    ----------
+    row
+        The last row's number.
+    time
+        The engine's time then, in seconds.
+    outstanding
+        The update that was under way; the server has to carry it out.
+    """
+
+    row: int
+    time: float
+    outstanding: Apply | None
+
+
+class Replayer:
+    """Feeds rows to a fresh engine, and compares its updates with what the rows say of them.
+
+    Parameters
+    ----------
+    engine
+        The engine; its clients' answers are thrown away.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._outstanding: Apply | None = None
+        self._row, self._time = 0, 0.0
+        self._bounds: dict[BufferPool, int] = {}
+
+    def feed(self, frame: JournalFrame) -> None:
+        """Handle a row's events.
+
+        Raises
+        ------
+        DamagedState
+            When the row is not what a server writes, or its update gives another result.
+        """
+        # On the server it had room; here the history of the buffers is another.
+        for pool in self._engine.pools:
+            self._bounds.setdefault(pool, pool.bound)
+            pool.bound = _UNBOUNDED
+        self._row, self._time = frame.number, frame.time
+        leased = bool(frame.flags & LEASED)
+        for event in events_of(self._engine, frame):
+            if isinstance(event, AppliedMark):
+                # An exchange's update is handled with what it left: a version without readers.
+                kept = leased and frame.kind != RowKind.STEADY
+                self._handle(self._applied(event), kept)
+            else:
+                self._handle(event, leased)
+
+    def finish(self) -> Recovered:
+        """Return where the journal ended; the engine may serve from here on."""
+        for pool, bound in self._bounds.items():
+            pool.bound = bound
+        return Recovered(self._row, self._time, self._outstanding)
+
+    def _handle(self, event: Event, leased: bool) -> None:
+        self._note(self._engine.handle(event, leased))
+
+    def _applied(self, mark: AppliedMark) -> Applied:
+        """Run the outstanding update, and compare its result."""
+        apply, self._outstanding = self._outstanding, None
+        if apply is None or mark.ticket not in (-1, apply.ticket):
+            raise DamagedState(
+                f"row {self._row:,} is of an update that the rows before it do not lead to",
+                row=self._row,
+            )
+        sums = apply.run()
+        if check_of(apply.ticket, sums) != mark.check:
+            raise DamagedState(
+                f"row {self._row:,} gives other numbers than the recorded ones: this code or this"
+                " machine's mathematics is not what wrote it; go on where it was written",
+                row=self._row,
+            )
+        return Applied(mark.time, apply.ticket, sums)
+
+    def _note(self, effects: list[Effect]) -> None:
+        """Keep an update that is to be run; release the leases and rows of answers."""
+        for effect in effects:
+            if isinstance(effect, Apply):
+                self._outstanding = effect
+            elif isinstance(effect, Reply) and effect.lease is not None:
+                effect.lease.release()
+            elif isinstance(effect, Reply) and effect.rows is not None:
+                effect.rows.free()
+
+
+def begin_row(time: float, policy: str, engine: Engine, run: str, agent: str) -> JournalRow:
+    """Return the first row of a state: what its server was started with."""
+    settings, options = engine.algorithm.settings(), engine.options.deciding()
+    return JournalRow(RowKind.BEGIN, time, 0, pack([policy, settings, options, run, agent, ""]))
+
+
+def check_begin(frame: JournalFrame, policy: str, engine: Engine, where: str) -> None:
+    """Check that a server goes on with the settings that a state was begun with.
+
+    Parameters
+    ----------
+    frame
+        The first row of the state.
+    policy, engine
+        The policy's name and the engine, as the server is started now.
+    where
+        The state's folder, for errors.
+
+    Raises
+    ------
+    UsageError
+        When a setting that decides is another; the text names it.
+    DamagedState
+        When the row is no such row.
+    """
+    if frame.kind != RowKind.BEGIN:
+        raise DamagedState(f"{where} is damaged: its first row is not the beginning of a state")
+    found = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
+    then: dict[str, Any] = {"policy": found["policy"], **found["settings"], **found["options"]}
+    settings: Mapping[str, Any] = engine.algorithm.settings()
+    now: dict[str, Any] = {"policy": policy, **settings, **engine.options.deciding()}
+    for name in dict.fromkeys([*now, *then]):
+        if name in _FREE:
+            continue
+        if pack(_lists(now.get(name))) != pack(_lists(then.get(name))):
+            raise UsageError(
+                f"{where} holds a run with {name} = {then.get(name)!r}, and this server has"
+                f" {name} = {now.get(name)!r}: give the same settings, or begin a new state"
+            )
+
+
+def _lists(plain: Any) -> Any:
+    """Return tuples as lists: a setting is the same however it was written."""
+    return [*map(_lists, plain)] if isinstance(plain, list | tuple) else plain

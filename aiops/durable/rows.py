@@ -1,0 +1,238 @@
+"""Events as rows of the journal, and back."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from aiops.common.frozen import value
+from aiops.engine.engine import Engine
+from aiops.engine.events import (
+    Applied,
+    BudgetTick,
+    Event,
+    Initialised,
+    Joined,
+    Left,
+    Received,
+    Resumed,
+    Stopping,
+    Tick,
+)
+from aiops.engine.receive import PushSink
+from aiops.errors import DamagedState, refusal
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Bytes, Ints
+from aiops.model.parts import Part
+from aiops.state.frames import JournalFrame
+from aiops.state.plain import pack
+from aiops.state.row_kinds import STEADY_ROW, RowKind, row_fields
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
+from aiops.wire.messages import Describe, Hello, Message, Ping, Pong, Push, Stats
+from aiops.wire.sinks import Discard, Sink
+
+LEASED = 1
+"""Flag of a row: the current version had readers (`Engine.freeze`)."""
+
+_PASSING = (Stats, Ping, Pong, Describe)
+"""Requests that change nothing: they have no rows."""
+
+
+@value
+class JournalRow:
+    """A row that is to be written: all of a `JournalFrame` but for its number."""
+
+    kind: RowKind
+    time: float
+    flags: int
+    row: bytes
+    payload: Bytes | None = None
+
+
+@value
+class AppliedMark:
+    """A row that says that the outstanding update was done, and what to compare a replay with."""
+
+    time: float
+    ticket: int
+    check: int
+
+
+def check_of(ticket: int, sums: Ints) -> int:
+    """Return the checksum that an update's row has of its result."""
+    return zlib.crc32(sums.astype("<i8").tobytes(), ticket & 0xFFFFFFFF)
+
+
+def passes(event: Event) -> bool:
+    """Return whether an event changes nothing, and has no row."""
+    return isinstance(event, Received) and isinstance(event.message, _PASSING)
+
+
+def row_of(event: Event, leased: bool) -> JournalRow:
+    """Return an event's row.
+
+    Parameters
+    ----------
+    event
+        It is about to be handled; a payload is a view of its sink's buffer.
+    leased
+        As `Engine.freeze` returned it.
+    """
+    kind, fields, payload = _fields(event)
+    return JournalRow(kind, event.time, LEASED * leased, pack(fields), payload)
+
+
+def steady_row(
+    time: float,
+    leased: bool,
+    peer: int,
+    numbers: tuple[int, ...],
+    gradient: Arena,
+    ticket: int,
+    sums: Ints,
+) -> JournalRow:
+    """Return the row of a steady exchange: of the push, and of the update that it was.
+
+    Parameters
+    ----------
+    time, leased
+        As of `row_of`.
+    peer, numbers, gradient
+        As of `aiops.engine.steady.Shortcut.update`.
+    ticket, sums
+        Of the update.
+    """
+    row = STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
+    return JournalRow(RowKind.STEADY, time, LEASED * leased, row, gradient.data)
+
+
+def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:
+    match event:
+        case Received():
+            payload = None
+            if isinstance(event.sink, PushSink) and event.sink.fault is None:
+                payload = event.sink.buffer
+            fields = [event.peer, encode(event.message), *_problem(event.sink)]
+            return RowKind.RECEIVED, fields, payload
+        case Applied():
+            return RowKind.APPLIED, [event.ticket, check_of(event.ticket, event.sums)], None
+        case Joined():
+            return RowKind.JOINED, [event.peer, encode(event.hello)], None
+        case Left():
+            return RowKind.LEFT, [event.peer, None], None
+        case Tick():
+            return RowKind.TICK, [], None
+        case BudgetTick():
+            counts = [event.nbytes, event.second, event.peak, event.backlog, event.busy]
+            return RowKind.PACED, [*counts, event.limited], None
+        case Initialised():
+            return RowKind.INITIALISED, [event.rows, event.tables], event.data
+        case Resumed():
+            return RowKind.RESUMED, [event.generation], None
+        case Stopping():
+            return RowKind.STOPPING, [], None
+        case _:
+            raise TypeError(f"no row has this event: {event!r:.200}")
+
+
+def _problem(sink: Sink | None) -> tuple[list[Any] | None, bool]:
+    """Return a sink's fault (code, text, details), and whether it had taken payloads."""
+    fault = getattr(sink, "fault", None)
+    if fault is None:
+        return None, isinstance(sink, PushSink)
+    return [fault.code, str(fault), dict(fault.details)], isinstance(sink, PushSink)
+
+
+def events_of(engine: Engine, frame: JournalFrame) -> list[Event | AppliedMark]:
+    """Return the events that a row records; none for a mark of the journal's own.
+
+    Parameters
+    ----------
+    engine
+        The engine that is to handle them: its sinks take the payload.
+    frame
+        The row.
+
+    Raises
+    ------
+    DamagedState
+        When the row is not what this release writes.
+    """
+    name = f"row {frame.number:,}"
+    try:
+        return _events(engine, frame, name)
+    except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise DamagedState(f"{name} is damaged ({what:.300})", row=frame.number) from error
+
+
+def _events(engine: Engine, frame: JournalFrame, name: str) -> list[Event | AppliedMark]:
+    time, found = frame.time, row_fields(frame.kind, frame.row, name)
+    match frame.kind:
+        case RowKind.RECEIVED:
+            message = decode(found["message"])
+            sink = _sink(engine, message, found["fault"], found["faulted_sink"], frame.payload)
+            return [Received(time, found["peer"], message, sink)]
+        case RowKind.STEADY:
+            peer, id, seq, have, base, check = STEADY_ROW.unpack(frame.row)
+            nbytes = len(frame.payload)
+            push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
+            sink = _sink(engine, push, None, True, frame.payload)
+            return [Received(time, peer, push, sink), AppliedMark(time, -1, check)]
+        case RowKind.APPLIED:
+            return [AppliedMark(time, found["ticket"], found["check"])]
+        case RowKind.JOINED:
+            hello = decode(found["hello"])
+            assert isinstance(hello, Hello)
+            return [Joined(time, found["peer"], hello)]
+        case RowKind.LEFT:
+            return [Left(time, found["peer"])]
+        case RowKind.TICK:
+            return [Tick(time)]
+        case RowKind.PACED:
+            return [BudgetTick(time, **found)]
+        case RowKind.INITIALISED:
+            data = aligned(len(frame.payload))
+            data[:] = np.frombuffer(frame.payload, np.uint8)
+            return [Initialised(time, _nested(found["tensors"]), data, _nested(found["tables"]))]
+        case RowKind.RESUMED:
+            return [Resumed(time, found["generation"])]
+        case RowKind.STOPPING:
+            return [Stopping(time, kept=True)]
+    return []
+
+
+def _nested(found: Any) -> Any:
+    """Return lists as tuples, at every depth."""
+    return tuple(map(_nested, found)) if isinstance(found, list | tuple) else found
+
+
+def _sink(
+    engine: Engine, message: Message, fault: Any, taken: bool, payload: memoryview
+) -> Sink | None:
+    """Return the sink of a recorded payload, filled and surveyed as on the server."""
+    if fault is not None:
+        error = refusal(*fault)
+        if not taken:
+            return Discard(error)
+        faulty = _room(engine, message)
+        faulty.fault = error
+        return faulty
+    if not getattr(message, "parts", ()):
+        return None
+    if not taken:
+        return Discard()
+    sink = _room(engine, message)
+    sink.view(0, 0)[:] = payload
+    sink.filled(0, 0, len(payload))
+    return sink
+
+
+def _room(engine: Engine, message: Message) -> PushSink:
+    """Return the sink in which the server took a message's payloads."""
+    sink = engine.admission.sink_for(message)
+    assert isinstance(sink, PushSink), "the record holds a payload that the replay would not take"
+    return sink

@@ -1,0 +1,202 @@
+"""The file system as a server with a state uses it; tests and the simulator have others.
+
+Every call may take as long as a disk takes. All of them may be made on any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from aiops.common import forks
+
+_PRIVATE = 0o600  # a model is its owner's
+_MOST_BUFFERS = 512  # of one system call; Linux takes 1,024
+
+
+class DiskFile(Protocol):
+    """An open file.
+
+    All calls raise `OSError` when the disk refuses. After a failed `write` or `sync` the file's
+    content is unknown from there on: the system may have dropped what it could not write, and a
+    second `sync` would succeed all the same.
+    """
+
+    def write(self, buffers: Sequence[bytes | memoryview], at: int) -> None:
+        """Write all buffers, one after the other, from an offset on."""
+
+    def sync(self) -> None:
+        """Return when all that was written would survive a loss of power."""
+
+    def read(self, into: memoryview, at: int) -> int:
+        """Read from an offset; return the number of bytes, less than asked for at the end only."""
+
+    def size(self) -> int:
+        """Return its length in bytes."""
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+
+
+class DiskLock(Protocol):
+    """A lock that this process holds on a folder."""
+
+    def release(self) -> None:
+        """Release it."""
+
+
+class Disk(Protocol):
+    """A file system."""
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder, and those above it, if they are missing; only this user may look in."""
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of the files in a folder, sorted."""
+
+    def create(self, path: Path, nbytes: int = 0) -> DiskFile:
+        """Make a new file, with room for a number of bytes, which read as zeros."""
+
+    def open(self, path: Path) -> DiskFile:
+        """Open a file to read and write."""
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Rename a file, replacing another; return when the name would survive a loss of power."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+
+    def lock(self, path: Path, text: str) -> DiskLock | str:
+        """Lock a file, and write a text into it; return the holder's text if it is locked."""
+
+    def free(self, folder: Path) -> int:
+        """Return the bytes that this user may still write there."""
+
+
+class _SystemFile:
+    """A `DiskFile` of the operating system."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        forks.note(self)
+
+    def write(self, buffers: Sequence[bytes | memoryview], at: int) -> None:
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        views = [view for view in views if len(view)]
+        while views:
+            count = os.pwritev(self._descriptor, views[:_MOST_BUFFERS], at)
+            at += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def read(self, into: memoryview, at: int) -> int:
+        got = 0
+        while got < len(into):
+            count = os.preadv(self._descriptor, [into[got:]], at + got)
+            if not count:
+                break
+            got += count
+        return got
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def forked(self) -> None:
+        """Let go of it in a fork: the parent goes on writing."""
+        if self._descriptor >= 0:
+            forks.blank(self._descriptor)
+
+
+class _FileLock:
+    """A lock of the operating system; it ends with the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        forks.note(self)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def forked(self) -> None:
+        """Let go of it in a fork, which would hold the lock of a server that has died."""
+        if self._descriptor >= 0:
+            forks.blank(self._descriptor)
+
+
+class SystemDisk:
+    """The `Disk` of the operating system."""
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder, and those above it, if they are missing; only this user may look in."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of the files in a folder, sorted."""
+        return sorted(os.listdir(folder))
+
+    def create(self, path: Path, nbytes: int = 0) -> DiskFile:
+        """Make a new file, with room for a number of bytes, which read as zeros."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+        try:
+            if nbytes:
+                os.posix_fallocate(descriptor, 0, nbytes)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        return _SystemFile(descriptor)
+
+    def open(self, path: Path) -> DiskFile:
+        """Open a file to read and write."""
+        return _SystemFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Rename a file, replacing another; return when the name would survive a loss of power."""
+        os.rename(path, to)
+        self._sync_folder(to.parent)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def lock(self, path: Path, text: str) -> DiskLock | str:
+        """Lock a file, and write a text into it; return the holder's text if it is locked."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+                return file.read(1000).strip() or "another process"
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
+        return _FileLock(descriptor)
+
+    def free(self, folder: Path) -> int:
+        """Return the bytes that this user may still write there."""
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+
+    def _sync_folder(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
