@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.durable.rows import JournalRow, passes, row_of, steady_row
+from aiops.durable.rows import JournalRow, check_of, passes, row_of
 from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, Effect, Event, JournalEnded, Note
-from aiops.model.arena import Arena
 from aiops.model.layout import Ints
+from aiops.state.row_kinds import STEADY_ROW
 
 _REPEAT = 60.0
 """Seconds after which it is said again that there is no journal."""
@@ -65,20 +65,18 @@ class Recorder:
         effects = self.engine.handle(event, leased)
         return [append, *self._gate.hold(effects, number)]
 
-    def exchanged(
-        self,
-        time: float,
-        leased: bool,
-        peer: int,
-        numbers: tuple[int, ...],
-        gradient: Arena,
-        ticket: int,
-        sums: Ints,
-    ) -> AppendRow:
-        """Return the row of a steady exchange; parameters as of `steady_row`."""
-        number, self.next = self.next, self.next + 1
-        row = steady_row(time, leased, peer, numbers, gradient, ticket, sums)
-        return AppendRow(number, row)
+    def exchanged(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
+        """Return the row of a steady exchange, which takes the next number.
+
+        Parameters
+        ----------
+        peer, numbers
+            As of `aiops.engine.steady.Shortcut.update`.
+        ticket, sums
+            Of the update.
+        """
+        self.next += 1
+        return STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
 
     def hold(self, peer: int, answer: bytes) -> bool:
         """Keep the answer to the last steady exchange, if it has to wait; return whether it has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from typing import Any
 
@@ -23,7 +24,7 @@ from aiops.engine.events import (
 )
 from aiops.engine.receive import PushSink
 from aiops.errors import DamagedState, refusal
-from aiops.model.arena import Arena, aligned
+from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import Part
 from aiops.state.frames import JournalFrame
@@ -63,7 +64,9 @@ class AppliedMark:
 
 def check_of(ticket: int, sums: Ints) -> int:
     """Return the checksum that an update's row has of its result."""
-    return zlib.crc32(sums.astype("<i8").tobytes(), ticket & 0xFFFFFFFF)
+    if sys.byteorder == "big":
+        sums = sums.byteswap()
+    return zlib.crc32(np.ascontiguousarray(sums).data, ticket & 0xFFFFFFFF)
 
 
 def passes(event: Event) -> bool:
@@ -83,30 +86,6 @@ def row_of(event: Event, leased: bool) -> JournalRow:
     """
     kind, fields, payload = _fields(event)
     return JournalRow(kind, event.time, LEASED * leased, pack(fields), payload)
-
-
-def steady_row(
-    time: float,
-    leased: bool,
-    peer: int,
-    numbers: tuple[int, ...],
-    gradient: Arena,
-    ticket: int,
-    sums: Ints,
-) -> JournalRow:
-    """Return the row of a steady exchange: of the push, and of the update that it was.
-
-    Parameters
-    ----------
-    time, leased
-        As of `row_of`.
-    peer, numbers, gradient
-        As of `aiops.engine.steady.Shortcut.update`.
-    ticket, sums
-        Of the update.
-    """
-    row = STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
-    return JournalRow(RowKind.STEADY, time, LEASED * leased, row, gradient.data)
 
 
 def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:

@@ -27,7 +27,7 @@ class DiskFile(Protocol):
     """
 
     def write(self, buffers: Sequence[bytes | memoryview], at: int) -> None:
-        """Write all buffers, one after the other, from an offset on."""
+        """Write all buffers of bytes, one after the other, from an offset on."""
 
     def sync(self) -> None:
         """Return when all that was written would survive a loss of power."""
@@ -85,15 +85,18 @@ class _SystemFile:
         forks.note(self)
 
     def write(self, buffers: Sequence[bytes | memoryview], at: int) -> None:
-        views = [memoryview(buffer).cast("B") for buffer in buffers]
-        views = [view for view in views if len(view)]
-        while views:
-            count = os.pwritev(self._descriptor, views[:_MOST_BUFFERS], at)
+        count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
+        if count == sum(map(len, buffers)):  # nearly always
+            return
+        views = [memoryview(buffer) for buffer in buffers]
+        while True:
             at += count
             while views and count >= len(views[0]):
                 count -= len(views.pop(0))
-            if count:
-                views[0] = views[0][count:]
+            if not views:
+                return
+            views[0] = views[0][count:]
+            count = os.pwritev(self._descriptor, views[:_MOST_BUFFERS], at)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

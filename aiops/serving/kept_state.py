@@ -10,12 +10,14 @@ from typing import Any
 
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.recorder import AppendRow, Recorder
+from aiops.durable.rows import LEASED
 from aiops.engine.engine import Engine
 from aiops.engine.events import Apply, Event, Resumed, Tick
 from aiops.errors import UsageError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.serving.state_files import Clock, StateFiles
+from aiops.state.row_kinds import RowKind
 
 _log = logging.getLogger("aiops.server")
 
@@ -132,8 +134,9 @@ class KeptState:
         recorder = self.recorder
         if not recorder.recording:
             return
-        row = recorder.exchanged(time, leased, peer, numbers, gradient, ticket, sums)
-        ended = self._writer.append(row)
+        row = recorder.exchanged(peer, numbers, ticket, sums)
+        number, flags = recorder.next - 1, LEASED if leased else 0
+        ended = self._writer.write(number, RowKind.STEADY, time, flags, row, gradient.data.data)
         if ended is not None:
             self._post(ended)
 

@@ -288,27 +288,38 @@ class JournalWriter:
 
     def append(self, effect: AppendRow) -> JournalEnded | None:
         """Append a row; return the event that the journal has ended, if it has just ended."""
+        row = effect.row
+        payload = b"" if row.payload is None else row.payload.data
+        return self.write(effect.number, row.kind, row.time, row.flags, row.row, payload)
+
+    def write(
+        self,
+        number: int,
+        kind: int,
+        time: float,
+        flags: int,
+        row: bytes,
+        payload: bytes | memoryview,
+    ) -> JournalEnded | None:
+        """Append a row, given in parts, as `append`."""
         if self.why:
             return None
-        number, row = effect.number, effect.row
-        payload = b"" if row.payload is None else row.payload.data
-        nbytes = frame_bytes(len(row.row), len(payload))
+        length = len(payload)
+        nbytes = frame_bytes(len(row), length)
         try:
             if self._at + nbytes + len(END) > self._size:
                 self._roll(number, nbytes)
-            unsynced = number - self._synced
             before, after = frame(
-                *(number, row.kind, row.time, row.flags, row.row),
-                *(len(payload), zlib.crc32(payload) if payload else 0),
+                *(number, kind, time, flags, row, length, zlib.crc32(payload) if length else 0),
                 salt=self._salt,
-                unsynced=unsynced,
+                unsynced=number - self._synced,
             )
-            self._file.write([before, payload, after, END], self._at)
+            self._file.write((before, payload, after, END), self._at)
         except OSError as error:
-            return self._ended(row.time, error)
+            return self._ended(time, error)
         self._at += nbytes
         if self._thread is not None:
-            self._wanted.put((self._file, number, row.time))
+            self._wanted.put((self._file, number, time))
         return None
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ taken from the transport; no socket, no clock and no other thread takes part, so
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ GENERAL = 58
 
 STEADY = 18
 """The same by the short way (`aiops.engine.steady`)."""
+
+STEADY_JOURNALLED = 29
+"""The same with ``--state``, and the row written to the file."""
 
 SIZE = 1024  # float32
 
@@ -58,9 +62,9 @@ class Line(Piped):
         return found
 
 
-async def serving(policy: str) -> tuple[Any, Server, Line]:
+async def serving(policy: str, **settings: Any) -> tuple[Any, Server, Line]:
     """Start a server, have its kernels made ready, and define the model."""
-    running = aiops.serve(policy=policy, port=0)
+    running = aiops.serve(policy=policy, port=0, **settings)
     server = await running.__aenter__()
     line = Line(server)
     line.feed(define({"w": np.zeros(SIZE, np.float32)}))
@@ -74,9 +78,9 @@ async def serving(policy: str) -> tuple[Any, Server, Line]:
 POLICIES = ["asgd", "sasgd", "fasgd", "exponential", "downpour", "ringmaster"]
 
 
-async def least(policy: str) -> Calls:
+async def least(policy: str, **settings: Any) -> Calls:
     """Return the calls of an exchange, the median of several."""
-    running, _server, line = await serving(policy)
+    running, _server, line = await serving(policy, **settings)
     try:
         found = [line.exchange(line.push()) for _ in range(9)][4:]
     finally:
@@ -90,6 +94,13 @@ async def test_the_short_way(policy: str) -> None:
     found = await least(policy)
     assert "engine/steady.py" in found.files
     assert found.count <= STEADY, str(found)
+
+
+async def test_the_short_way_with_a_journal(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    found = await least("asgd", state=tmp_path / "state")
+    assert "engine/steady.py" in found.files
+    assert found.count <= STEADY_JOURNALLED, str(found)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
