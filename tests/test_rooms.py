@@ -37,7 +37,7 @@ ARROWS: Mapping[str, str] = {
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
-    "engine":         "errors common kernels model codecs wire algorithms bandwidth store",
+    "engine":         "errors common kernels model codecs wire state algorithms bandwidth store",
     "durable":        "errors common kernels model wire store engine state",
     "shards":         "errors model codecs wire algorithms store engine",
     "averaging":      "errors model wire",

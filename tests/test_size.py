@@ -13,15 +13,15 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "algorithms": (26, 2760),
+    "algorithms": (26, 2725),
     "averaging": (2, 269),
-    "bandwidth": (7, 1542),
+    "bandwidth": (7, 1639),
     "cli": (21, 3122),
     "client": (54, 10717),
     "codecs": (11, 2236),
-    "common": (11, 526),
+    "common": (10, 455),
     "durable": (5, 654),
-    "engine": (22, 4708),
+    "engine": (24, 5560),
     "errors": (1, 164),
     "kernels": (27, 5053),
     "lab": (72, 9831),
@@ -32,7 +32,7 @@ SIZES = {
     "shards": (13, 2190),
     "sim": (34, 5577),
     "state": (7, 1475),
-    "store": (12, 2760),
+    "store": (12, 2993),
     "testing": (1, 227),
     "wire": (14, 2405),
 }

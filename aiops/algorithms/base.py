@@ -22,7 +22,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.schedules import Schedule
-from aiops.common.plain import from_plain, to_plain
 from aiops.common.settings import read_setting
 from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
@@ -101,47 +100,14 @@ class Policy:
         """Return all that later decisions depend on, for `restore`: with ``--state`` it is kept.
 
         By default these are the instance's attributes. Override both methods if one of them is
-        anything but None, a number, text, bytes, or a tuple, list, set, frozenset or dict of these.
+        anything but None, a number, text, bytes, an array, or a tuple, list, set, frozenset or dict
+        of these.
         """
         return vars(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned, on an instance made with the same settings."""
-        vars(self).clear()
         vars(self).update(state)
-
-
-def policy_state(policy: Policy) -> dict[str, Any]:
-    """Return a copy of a policy's state, as `aiops.common.plain` writes values.
-
-    Raises
-    ------
-    UsageError
-        When the policy keeps what cannot be written; it names the attribute.
-    """
-    kind = type(policy)
-    found = {}
-    slots = [name for cls in kind.__mro__ for name in vars(cls).get("__slots__", ())]
-    if slots and kind.state is Policy.state:  # they are not in `vars`
-        raise UsageError(_not_kept(kind, "value", slots[0]))
-    for name, value in policy.state().items():
-        try:
-            found[name] = to_plain(value)
-        except TypeError as error:
-            raise UsageError(_not_kept(kind, str(error), name)) from None
-    return found
-
-
-def restore_policy(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Have a policy continue from what `policy_state` returned."""
-    policy.restore({name: from_plain(value) for name, value in state.items()})
-
-
-def _not_kept(kind: type, what: str, name: str) -> str:
-    return (
-        f"{kind.__module__}:{kind.__qualname__} keeps a {what} in .{name}, which cannot be kept in"
-        " --state: give the policy state() and restore()"
-    )
 
 
 class Immediate(Policy):

@@ -27,6 +27,8 @@ import numpy as np
 from aiops.bandwidth.tallies import Flow, Tally
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Part, Parts, Wants
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.fields import LONGEST
 from aiops.wire.messages import (
     Ack,
@@ -325,6 +327,36 @@ class Ledger:
         self.disconnected()
         for mine, theirs in zip(self._tallies(), into._tallies(), strict=True):
             mine.settle(theirs)
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """Return the account as plain values, for `restore`."""
+        rows = (list(counts.items()) for counts in (self.rows_pushed, self.rows_fetched))
+        return {
+            "tallies": [tally.state() for tally in self._tallies()],
+            "messages": [self._pushed.messages, self._fetched.messages],
+            "rows": list(rows),
+            "times": dict(self.times),
+            "open": [encode(request) for request in self._open.values()],
+            "last": [*map(tuple, self._last)],
+            "seen": [self._settled, self._batches, self._fetches],
+            "traffic": self.traffic.counts(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned; the layout stays as it is."""
+        for tally, kept in zip(self._tallies(), state["tallies"], strict=True):
+            tally.restore(kept)
+        self._pushed.messages, self._fetched.messages = state["messages"]
+        self.rows_pushed, self.rows_fetched = (Counter(dict(rows)) for rows in state["rows"])
+        self.times = Counter(state["times"])
+        self._open = {request.id: request for request in map(decode, state["open"])}
+        self._last = tuple(Part(*part) for part in state["last"])
+        self._settled, self._batches, self._fetches = state["seen"]
+        self.traffic = Traffic.from_counts(state["traffic"])
+
+    # ------------------------------------------------------------ reports
 
     def brief(self) -> dict[str, int]:
         """Return the sums in bytes, by reason; more than 2**63 - 1 is given as that."""

@@ -18,6 +18,7 @@ which, at full use of the budget, each worker transmits once; but at least one s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -200,6 +201,30 @@ class GateController:
             "c_push": c_push,
             "c_fetch": c_fetch,
         }
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the control loop as plain values, for `restore`."""
+        last = self._last
+        return {
+            "depth": self.depth,
+            "time": self._time,
+            "averages": [self._use, self._waiting],
+            "sizes": list(self._sizes),
+            "sent": self._sent,
+            "seen": [[peer, seen.version, seen.weight] for peer, seen in self._seen.items()],
+            "last": None if last is None else dataclasses.astuple(last),
+            "limited": list(self._limited),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, on a controller made with the same settings."""
+        self.depth, self._time, self._sent = state["depth"], state["time"], state["sent"]
+        self._use, self._waiting = state["averages"]
+        self._sizes, self._limited = list(state["sizes"]), list(state["limited"])
+        self._seen = {peer: _Seen(version, weight) for peer, version, weight in state["seen"]}
+        self._last = None if state["last"] is None else BudgetSample(*state["last"])
 
     # ------------------------------------------------------------ inside
 

@@ -7,6 +7,9 @@ them, and Python's integers beyond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from aiops.model.layout import Array, Layout
@@ -82,6 +85,19 @@ class Tally:
             nbytes = nbytes.astype(object)
         models: Array = self.whole * nbytes
         return models if self._each is None else models + self._each
+
+    def state(self) -> list[Any]:
+        """Return the counts as plain values, for `restore`."""
+        each = self._each
+        kept: Any = None
+        if each is not None:  # as integers, where 64 bits are too few
+            kept = each.tolist() if each.dtype == object else each.copy()
+        return [self.whole, self.settled, self._most, kept]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Continue from what `state` returned."""
+        self.whole, self.settled, self._most, each = state
+        self._each = np.array(each, object) if isinstance(each, list) else each
 
 
 class Flow:

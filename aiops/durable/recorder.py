@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.rows import JournalRow, check_of, passes, row_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, Effect, Event, JournalEnded, Note
+from aiops.engine.events import Committed, Effect, Event, JournalEnded, Note, Received
 from aiops.model.layout import Ints
 from aiops.state.row_kinds import STEADY_ROW
 
@@ -62,6 +64,8 @@ class Recorder:
         leased = self.engine.freeze()
         number, self.next = self.next, self.next + 1
         append = AppendRow(number, row_of(event, leased))
+        if isinstance(event, Received):
+            event = replace(event, row=number)
         effects = self.engine.handle(event, leased)
         return [append, *self._gate.hold(effects, number)]
 

@@ -154,7 +154,7 @@ def _events(engine: Engine, frame: JournalFrame, name: str) -> list[Event | Appl
         case RowKind.RECEIVED:
             message = decode(found["message"])
             sink = _sink(engine, message, found["fault"], found["faulted_sink"], frame.payload)
-            return [Received(time, found["peer"], message, sink)]
+            return [Received(time, found["peer"], message, sink, frame.number)]
         case RowKind.STEADY:
             peer, id, seq, have, base, check = STEADY_ROW.unpack(frame.row)
             nbytes = len(frame.payload)

@@ -6,8 +6,10 @@ readers wait for them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from aiops.engine.events import Effect, OnApplied, Reply
 from aiops.engine.membership import Member
@@ -15,6 +17,8 @@ from aiops.model.layout import Ints
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, FetchedParams
 
 
@@ -63,6 +67,24 @@ class DeltaReplies:
         """Drop all answers that wait; return their connections and request ids."""
         waiting, self._waiting = self._waiting, []
         return [(peer, message.id) for peer, message, _wanted, _member in waiting]
+
+    def state(self) -> dict[str, Any]:
+        """Return the answers that wait as plain values, for `restore`; no update is issued."""
+        waiting = [
+            [peer, encode(message), wanted.have, wanted.wants, member and member.number]
+            for peer, message, wanted, member in self._waiting
+        ]
+        return {"due": self.due, "waiting": waiting}
+
+    def restore(self, state: Mapping[str, Any], members: Mapping[int, Member]) -> None:
+        """Continue from what `state` returned; ``members``: by number."""
+        self.due, self._waiting = state["due"], []
+        for peer, message, have, wants, number in state["waiting"]:
+            answer = decode(message)
+            assert isinstance(answer, Ack | FetchedParams)
+            wanted = Wanted(have, wants)
+            member = None if number is None else members[number]
+            self._waiting.append((peer, answer, wanted, member))
 
     def issue(self) -> tuple[ReplicaJob, OnApplied]:
         """Return the job that brings the replica up to the current version."""

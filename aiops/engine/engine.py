@@ -188,6 +188,8 @@ class Engine:
         Everything about the model; None until it is defined.
     now
         The time of the last event, in seconds.
+    policy, machine
+        The policy of this run, and the machine as above.
 
     Raises
     ------
@@ -204,7 +206,7 @@ class Engine:
     ) -> None:
         self.algorithm, self.options = algorithm, options or Options()
         options, workers = self.options, self.options.workers
-        self._machine = machine or Resources()
+        self.machine = machine or Resources()
         self._clients = ClientPlan(algorithm, options)
         self.plan = self._clients.fields
         self.codecs = self._clients.pushed, self._clients.fetched
@@ -216,12 +218,12 @@ class Engine:
             options.max_model,
             options.backend,
             budget=min(filter(None, (options.budget, options.worker_budget)), default=None),
-            parallel_map=self._machine.parallel_map,
-            make=self._machine.memory.buffer,
+            parallel_map=self.machine.parallel_map,
+            make=self.machine.memory.buffer,
         )
         self.rendezvous = Rendezvous(self.plan.get("average"))
         self.training: Training | None = None
-        self._policy = algorithm.policy(workers)
+        self.policy = algorithm.policy(workers)
         self._stopping: Stopping | None = None
         self._shell_report = shell_report
         self.now = 0.0
@@ -310,7 +312,7 @@ class Engine:
         """Return the kernels to compile as soon as the server listens."""
         backend, (pushed, fetched) = self.options.backend, self.codecs
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
-        rule = self.algorithm.rule() if self._machine.device is None else None
+        rule = self.algorithm.rule() if self.machine.device is None else None
         return Warm(Warmup(rule, backend, codecs).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
@@ -373,7 +375,7 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
-        device = self._machine.device
+        device = self.machine.device
         # Steady exchanges are no events, but each is noted with its member.
         now = max([self.now, *(member.answered for member in self.membership)])
         parts = self.training, self.membership, self.admission, self.rendezvous, self.budget
@@ -388,6 +390,14 @@ class Engine:
             ),
             **self._shell_report(),
         }
+
+    def state(self) -> list[float | None]:
+        """Return the times of the last event and the first; its owners have the rest."""
+        return [self.now, self._started]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Continue at the times that `state` returned."""
+        self.now, self._started = state
 
     # ------------------------------------------------------------ membership
 
@@ -565,7 +575,7 @@ class Engine:
         slow = self.admission.too_slow(definition.layout)
         if slow is not None:
             raise ConflictError(f"the model to begin with is too large: {slow}")
-        training = self._begin(definition)
+        training = self.begin(definition)
         fill(event, self.tables, definition.layout.nbytes)
         return training.begun + training.updates.workers_changed(event.time)
 
@@ -584,7 +594,7 @@ class Engine:
                 compare(training.store.layout, training.tables, message)
             else:
                 model = offered(message, offer, self.algorithm, self.options.max_model)
-                training = self._begin(model)
+                training = self.begin(model)
                 effects = training.begun + training.updates.workers_changed(event.time)
             effects.append(training.replies.describe(event.peer, message.id, created))
             return effects
@@ -592,12 +602,12 @@ class Engine:
             if offer is not None:
                 offer.free()
 
-    def _begin(self, definition: Definition) -> Training:
+    def begin(self, definition: Definition) -> Training:
         """Make everything that depends on the model."""
         self.training = training = Training(
             definition,
-            *(self.algorithm, self._policy, self.options, self._clients),
-            *(self.membership, self.admission, self.budget, self._machine),
+            *(self.algorithm, self.policy, self.options, self._clients),
+            *(self.membership, self.admission, self.budget, self.machine),
         )
         if self._stopping is not None:
             training.begun += self._drain(self._stopping)

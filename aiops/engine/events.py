@@ -56,12 +56,13 @@ class Joined:
 
 @value
 class Received:
-    """A message is complete, its payloads in ``sink``."""
+    """A message is complete, its payloads in ``sink``; ``row``: of the journal, if there is one."""
 
     time: float
     peer: int
     message: Message
     sink: Sink | None = None
+    row: int = 0
 
 
 @value

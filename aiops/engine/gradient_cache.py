@@ -8,6 +8,8 @@ evicts the gradients of the workers that have not pushed for longest, which then
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from aiops.engine.receive import PushSink
 from aiops.model.layout import Cover
@@ -77,6 +79,20 @@ class GradientCache:
         if gradient is not None:
             self._kept.move_to_end(worker)
         return CachedGradient(gradient)
+
+    def state(self, number: Callable[[Gradient], int]) -> dict[str, Any]:
+        """Return the workers with a gradient, as plain values, for `restore`.
+
+        ``number``: returns the number under which a gradient is kept.
+        """
+        kept = [[worker, number(gradient)] for worker, gradient in self._kept.items()]
+        return {"evicted": self.evicted, "kept": kept}
+
+    def restore(self, state: Mapping[str, Any], gradients: Sequence[Gradient]) -> None:
+        """Continue from what `state` returned; ``gradients`` are those kept, by their numbers."""
+        self.evicted = state["evicted"]
+        self._kept = OrderedDict((worker, gradients[number]) for worker, number in state["kept"])
+        self.nbytes = sum(len(gradient.data) for gradient in self._kept.values())
 
     def forget(self, worker: int) -> None:
         """Let a worker's gradient go."""

@@ -7,9 +7,13 @@ told that it is no longer waited for. A `WakeAt` requests the `Tick` at which th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from aiops.algorithms.base import Decision, Policy
 from aiops.engine.events import Effect, Note, WakeAt
-from aiops.engine.membership import Membership
+from aiops.engine.gradient_cache import CachedGradient
+from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import Unavailable
 from aiops.store.parameters import Store
@@ -124,6 +128,20 @@ class HeldPushes:
             else:
                 effects += self._replies.refuse(push, _not_made(), now)
         return effects + self.release(now, published=False)
+
+    def state(self) -> dict[str, Any]:
+        """Return the pushes as plain values, for `restore`. A successor does not stop."""
+        return {
+            "pushes": [push.state() for push in self.pushes],
+            "since": self._since,
+            "waited_for": sorted(self._waited_for),
+        }
+
+    def restore(self, state: Mapping[str, Any], members: Mapping[int, Member]) -> None:
+        """Continue from what `state` returned; ``members``: by number."""
+        used = CachedGradient(None)  # the gradients of held pushes are in the sum or the version
+        self.pushes = [self._replies.restore(row, used, members) for row in state["pushes"]]
+        self._since, self._waited_for = state["since"], frozenset(state["waited_for"])
 
     def _pushed(self) -> frozenset[int]:
         """Return the numbers of the workers that have pushed, and wait for the others."""

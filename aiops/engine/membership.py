@@ -11,7 +11,7 @@ negative numbers, for as long.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
@@ -20,6 +20,8 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.errors import Refused, Unavailable
 from aiops.model.layout import Layout
 from aiops.store.snapshots import Lease
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.messages import REMEMBERED, Error, Message
 from aiops.wire.traffic import Traffic
 
@@ -109,6 +111,48 @@ class Member:
             "ledger": self.ledger.brief(),
             "seconds_since_answer": round(max(0.0, now - self.answered), 3),
         }
+
+    def state(self, number: Callable[[Lease], int]) -> list[Any]:
+        """Return the member as plain values, for `from_state`; ``number``: as `Membership.state`.
+
+        Its connection is not among them: `Membership` has it.
+        """
+        answers = [
+            [seq, answer if isinstance(answer, tuple) else encode(answer)]
+            for seq, answer in self.answers.items()
+        ]
+        return [
+            *(self.number, self.client, self.name, self.worker, self.epoch, self.answered),
+            *(self.excused, self.last_seq, self.pushes, self.refused, self.ignored),
+            *(self.staleness, answers, self.ledger.state()),
+            [each.counts() for each in (self.traffic, self.earlier_traffic, self.shard_traffic)],
+            None if self.sent is None else number(self.sent),
+        ]
+
+    @classmethod
+    def from_state(
+        cls, state: Sequence[Any], layout: Layout | None, lease: Callable[[int], Lease]
+    ) -> Member:
+        """Return a member that continues from what `state` returned; as `Membership.restore`."""
+        number, client, name, worker, epoch, answered, excused, last_seq, *rest = state
+        pushes, refused, ignored, staleness, answers, ledger, traffic, sent = rest
+        now, earlier, shards = map(Traffic.from_counts, traffic)
+        member = cls(
+            *(number, client, name, worker, None, epoch, answered, excused, last_seq),
+            OrderedDict((seq, _answer(kept)) for seq, kept in answers),
+            *(pushes, refused, ignored, staleness, now, earlier, shards, Ledger(layout)),
+            None if sent is None else lease(sent),
+        )
+        member.ledger.restore(ledger)
+        return member
+
+
+def _answer(kept: Any) -> Message | Acknowledged:
+    """Return a remembered answer: the fields of an acknowledgement, or a message."""
+    if isinstance(kept, bytes):
+        return decode(kept)
+    version, used, staleness, mean, vbar, vbars = kept
+    return version, used, staleness, mean, vbar, vbars
 
 
 class Membership:
@@ -207,6 +251,40 @@ class Membership:
         self._layout = self._past.layout = layout
         for member in self:
             member.ledger.layout = layout
+
+    def find(self, client: str) -> Member | None:
+        """Return the member of a client, if it is remembered."""
+        return self._members.get(client)
+
+    def state(self, number: Callable[[Lease], int]) -> dict[str, Any]:
+        """Return all members as plain values, for `restore`.
+
+        ``number``: returns the number under which the version of a lease is kept.
+        """
+        return {
+            "members": [member.state(number) for member in self],
+            "present": [[peer, member.client] for peer, member in self._by_peer.items()],
+            "numbers": self._numbers,
+            "ever": self.ever,
+            "late": self.late,
+            "refused": dict(self.refused),
+            "past": self._past.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any], lease: Callable[[int], Lease]) -> None:
+        """Continue from what `state` returned, with the layout that `defined` has given.
+
+        ``lease``: returns a lease on a version, by its number as above.
+        """
+        members = (Member.from_state(row, self._layout, lease) for row in state["members"])
+        self._members = OrderedDict((member.client, member) for member in members)
+        self._by_peer.clear()
+        for peer, client in state["present"]:
+            member = self._by_peer[peer] = self._members[client]
+            member.peer = peer
+        self._numbers, self.ever, self.late = state["numbers"], state["ever"], state["late"]
+        self.refused = Counter(state["refused"])
+        self._past.restore(state["past"])
 
     def ledger(self) -> dict[str, Any]:
         """Return the traffic of all workers together, per tensor, and that of observers."""

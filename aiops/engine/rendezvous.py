@@ -29,6 +29,8 @@ from aiops.common import urls
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.messages import WIRE_NAME, Error
 from aiops.wire.ring_messages import JoinRound, Round
 
@@ -114,6 +116,25 @@ class Rendezvous:
             "ready": len(self._ready()),
         }
 
+    def state(self) -> dict[str, Any]:
+        """Return the rounds so far, and who is ready, as plain values, for `restore`."""
+        return {
+            "rounds": self.rounds,
+            "participants": [
+                [peer, None if one.request is None else encode(one.request), *_numbers(one)]
+                for peer, one in self._participants.items()
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.rounds = state["rounds"]
+        self._participants.clear()
+        for peer, request, *numbers in state["participants"]:
+            message = None if request is None else decode(request)
+            assert message is None or isinstance(message, JoinRound)
+            self._participants[peer] = _Participant(message, *numbers)
+
     # ------------------------------------------------------------ inside
 
     def _check_address(self, peer: int, message: JoinRound) -> None:
@@ -183,6 +204,10 @@ class Rendezvous:
             Reply(peer, Round(request.id, self.rounds, rank, members, secret))
             for rank, (peer, request) in enumerate(ready.items())
         ]
+
+
+def _numbers(one: _Participant) -> tuple[str, float, bool, bool]:
+    return one.host, one.since, one.new, one.awaited
 
 
 def _withdraw(peer: int, participant: _Participant | None, message: JoinRound) -> list[Effect]:

@@ -6,9 +6,10 @@ what it decided, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from aiops.bandwidth.gate_controller import GateController
 from aiops.engine import validation
@@ -21,6 +22,8 @@ from aiops.errors import BadPush, Refused, StaleGradient
 from aiops.model.parts import Parts
 from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
 from aiops.wire.fields import Sparse
 from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Model, Push, PushRows, Reapply
 
@@ -36,6 +39,16 @@ class PendingPush:
     staleness: int = 0
     mean_staleness: float = 0.0
     made: bool = False  # its step is in a published version, though its answer is held
+    row: int = 0  # of the journal, where its gradient is
+
+    def state(self) -> list[Any]:
+        """Return the push as plain values, for `Replies.restore`; the gradient is not in them.
+
+        They begin with the row, the member's number and the sequence number.
+        """
+        numbers = self.staleness, self.mean_staleness, self.made
+        message, member = self.message, self.member.number
+        return [self.row, member, message.seq, self.peer, encode(message), *numbers]
 
 
 class Replies:
@@ -205,6 +218,27 @@ class Replies:
             again = Error(message.id, answer.code, answer.text, answer.details, False, version)
             return [Reply(peer, again)]
         return [Reply(peer, error_of(message.id, too_old(message.seq, member), version))]
+
+    def restore(
+        self, state: Sequence[Any], sink: PushSink | CachedGradient, members: Mapping[int, Member]
+    ) -> PendingPush:
+        """Return a push, unanswered, that continues from what `PendingPush.state` returned.
+
+        Parameters
+        ----------
+        state
+            As plain values.
+        sink
+            Its gradient.
+        members
+            By number.
+        """
+        row, number, _seq, peer, header, staleness, mean, made = state
+        message, member = decode(header), members[number]
+        assert isinstance(message, Push | Reapply)
+        push = PendingPush(peer, message, sink, member, staleness, mean, made, row)
+        self.pending[member.client, message.seq] = push
+        return push
 
     # ------------------------------------------------------------ inside
 

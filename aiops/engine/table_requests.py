@@ -7,8 +7,9 @@ turn among the updates of the dense parameters, so no row is read while it is be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.engine.events import Effect, OnApplied, Received, Reply
@@ -39,6 +40,15 @@ class TableWork:
     member: Member | None = None  # None: no push, or one that was applied before
     seq: int = 0
     staleness: int = 0
+    row: int = 0  # of the journal, where its payload is
+
+    def state(self) -> list[Any]:
+        """Return the work as plain values, for `TableRequests.restore`.
+
+        They begin with the row, the member's number (None: it is no push) and the sequence number.
+        """
+        member = self.member and self.member.number
+        return [self.row, member, self.seq, self.peer, self.id, self.table, self.staleness]
 
     def issue(self) -> tuple[TableJob, OnApplied]:
         """Return the job, now that its turn has come."""
@@ -94,14 +104,16 @@ class TableRequests:
         if sink.fault is not None:
             sink.free()
             raise sink.fault
-        return TableWork(self, event.peer, message.id, message.table, sink)
+        return TableWork(self, event.peer, message.id, message.table, sink, row=event.row)
 
     def push(self, event: Received, member: Member) -> TableWork:
         """Return the work of a push that is new and has passed every check."""
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
         assert isinstance(sink, RowsSink)
-        work = TableWork(self, event.peer, message.id, message.table, sink, member, message.seq)
+        work = TableWork(
+            *(self, event.peer, message.id, message.table, sink, member, message.seq), row=event.row
+        )
         self._pending[member.client, message.seq] = work
         return work
 
@@ -136,7 +148,7 @@ class TableRequests:
             found = Reply(peer, again)
         elif isinstance(answer, TableRows) and isinstance(sink, RowsSink) and sink.fault is None:
             if len(sink.wanted):  # the rows that it requests, as they are now
-                work = TableWork(self, peer, message.id, message.table, sink)
+                work = TableWork(self, peer, message.id, message.table, sink, row=event.row)
                 work.staleness = answer.staleness
                 return work
             found = Reply(peer, TableRows(message.id, answer.version, answer.staleness))
@@ -145,6 +157,27 @@ class TableRequests:
         if isinstance(sink, RowsSink):
             sink.free()
         return found
+
+    def restore(
+        self, state: Sequence[Any], sink: RowsSink, members: Mapping[int, Member]
+    ) -> TableWork:
+        """Return work that continues from what `TableWork.state` returned.
+
+        Parameters
+        ----------
+        state
+            As plain values.
+        sink
+            Its payload.
+        members
+            By number.
+        """
+        row, number, seq, peer, id, table, staleness = state
+        member = None if number is None else members[number]
+        work = TableWork(self, peer, id, table, sink, member, seq, staleness, row)
+        if member is not None:
+            self._pending[member.client, seq] = work
+        return work
 
     # ------------------------------------------------------------ updates
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import Refused, StaleGradient
 from aiops.model.layout import Array, Cover, Ints
 from aiops.store.delta_replica import ReplicaJob
+from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import TableJob
@@ -40,6 +42,10 @@ class QueuedWork(Protocol):
         """Return the job, now that its turn has come, and the function that takes its result."""
 
 
+QueueItem: TypeAlias = PendingPush | Decision | QueuedWork
+"""What takes its turn: a gradient, a step that the policy decided on alone, or other work."""
+
+
 class Pace:
     """Updates per second over the last ten seconds or so."""
 
@@ -52,6 +58,15 @@ class Pace:
         if now >= self.due:
             self._seconds.append((now, version))
             self.due = now + 1
+
+    def state(self) -> list[Any]:
+        """Return the versions noted and the next time as plain values, for `restore`."""
+        return [self.due, list(self._seconds)]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Continue from what `state` returned."""
+        self.due = state[0]
+        self._seconds.extend((time, version) for time, version in state[1])
 
     def rate(self, now: float, version: int) -> float:
         """Return updates per second."""
@@ -115,7 +130,7 @@ class UpdateQueue:
         self._rate = algorithm.rates(workers)
         self._linear = algorithm.linear
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
-        self._queue: deque[PendingPush | Decision | QueuedWork] = deque()
+        self._queue: deque[QueueItem] = deque()
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
         self._working: tuple[int, OnApplied] | None = None  # the same for rows and the replica
         self.tickets = 0
@@ -203,7 +218,7 @@ class UpdateQueue:
                 sink.free()
             return self._replies.refuse_new(event, member, fault)
         member.last_seq = message.seq
-        push = PendingPush(event.peer, message, gradient, member)
+        push = PendingPush(event.peer, message, gradient, member, row=event.row)
         self._replies.pending[member.client, message.seq] = push
         self._queue.append(push)
         if member.excused:
@@ -416,6 +431,49 @@ class UpdateQueue:
         self._sent = self._store.lease()  # it also keeps the update from being done in place
         return self._sent.version
 
+    # ------------------------------------------------------------ state
+
+    @property
+    def queued(self) -> Sequence[QueueItem]:
+        """The queue, which `state` leaves to its caller: its payloads are elsewhere."""
+        return tuple(self._queue)
+
+    def state(self, number: Callable[[Gradient], int]) -> dict[str, Any]:
+        """Return the sum in progress and the statistics as plain values, for `restore`.
+
+        ``number``: returns the number under which a gradient is kept. No update is outstanding.
+        """
+        assert self._outstanding is None, "the sum in progress is being changed"
+        return {
+            "tickets": self.tickets,
+            "working": self._working is not None,
+            "sum": self._sum.copy(),
+            "collected": self._collected,
+            "modulated": self._modulated.copy(),
+            "staleness": list(self.staleness.items()),
+            "totals": [self.total_staleness, self.ignored],
+            "pace": self.pace.state(),
+            "recall": self.recall.state(number),
+        }
+
+    def restore(
+        self, state: Mapping[str, Any], gradients: Sequence[Gradient], queue: Iterable[QueueItem]
+    ) -> None:
+        """Continue from what `state` returned, with this queue and the gradients by number.
+
+        If work was outstanding, it is the work of taking that state, and its result is awaited.
+        """
+        self.tickets = state["tickets"]
+        self._working = (self.tickets, _ignored) if state["working"] else None
+        self._queue = deque(queue)
+        self._sum[:] = state["sum"]
+        self._collected = state["collected"]
+        self._modulated[:] = state["modulated"]
+        self.staleness = Counter(dict(state["staleness"]))
+        self.total_staleness, self.ignored = state["totals"]
+        self.pace.restore(state["pace"])
+        self.recall.restore(state["recall"], gradients)
+
     # ------------------------------------------------------------ learning rates
 
     def _steps(
@@ -464,6 +522,11 @@ class UpdateQueue:
             found = np.tile(row, (len(self._sum), 1))
             self._level_scalars = level, found
         return found if touched is store.layout.all else found[: len(touched)]
+
+
+def _ignored(sums: Ints, now: float) -> list[Effect]:
+    """Take the result of work that changes nothing."""
+    return []
 
 
 def _bar(staleness: int) -> int:

@@ -94,6 +94,9 @@ class ComputeBackend(Protocol):
     def on_host(self, array: Array) -> Array:
         """Return the values of an array, as a NumPy array to be read."""
 
+    def fill(self, array: Array, write: Callable[[Array], object]) -> None:
+        """Give an array the values that ``write`` writes into a NumPy array of its dtype."""
+
 
 class HostBackend:
     """The host's own memory, and kernels for its processors."""
@@ -200,3 +203,7 @@ class HostBackend:
     def on_host(self, array: Array) -> Array:
         """Return the array itself."""
         return array
+
+    def fill(self, array: Array, write: Callable[[Array], object]) -> None:
+        """Have the array itself written."""
+        write(array)

@@ -178,12 +178,20 @@ class CudaBackend:
         return kernels.PACKED
 
     def on_host(self, array: Any) -> Array:
-        """Download an array."""
+        """Download an array, once the kernels that write it are done."""
+        self._finish_uploads()
+        self._stream.finish()
         data = np.empty(array.nbytes, np.uint8)
         self._down.download(data, array.view(np.uint8))
         self._down.finish()
         found: Array = data.view(array.dtype)
         return found
+
+    def fill(self, array: Any, write: Callable[[Array], object]) -> None:
+        """Upload what is written."""
+        data = np.empty(array.nbytes, np.uint8)
+        write(data.view(array.dtype))
+        self._upload(array.view(np.uint8), data)
 
     # ------------------------------------------------------------ gradients
 

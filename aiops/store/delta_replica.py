@@ -15,10 +15,10 @@ increments that a reader is sent. All pieces of a tensor are sent in the same wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,6 +158,10 @@ class DeltaReplica:
     def lease(self) -> Lease:
         """Return a lease on its newest version."""
         return self._snapshots.lease()
+
+    def lease_of(self, version: Version) -> Lease:
+        """Return a lease on one of its versions that is alive."""
+        return self._snapshots.lease_of(version)
 
     def asked(self, version: int, wanted: Wanted) -> None:
         """Note a fetch at a model version, for the average of `lag`."""
@@ -323,6 +327,65 @@ class DeltaReplica:
         coded = payload, encoder.shape, held
         self._parallel_map(codec.pieces(*coded, add=True, backend=self._backend))
         return payload
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """Return everything but versions and arrays as plain values, for `restore`.
+
+        All pieces are here: the model is on one shard.
+        """
+        return {
+            "increments": [
+                [step.number, step.nbytes, [[at, *each[:2]] for at, each in step.coded.items()]]
+                for step in self._increments
+            ],
+            "points": list(self._points),
+            "since": self._since.copy(),
+            "behind": self._behind.copy(),
+            "gap": self._gap,
+        }
+
+    def payloads(self) -> list[Bytes]:
+        """Return the increments' payloads that are here, in order; they do not change."""
+        coded = (each for step in self._increments for each in step.coded.values())
+        return [each.payload for each in coded if each.payload is not None]
+
+    def encoder_arrays(self) -> list[Array]:
+        """Return the arrays on which later payloads depend, in order; a step changes them."""
+        encoders = self._encoders.values()
+        return [array for encoder in encoders for array in encoder.state().values()]
+
+    def restore_versions(self, current: Version, older: Sequence[Version]) -> None:
+        """Continue with these versions, as `SnapshotPool.restore` does."""
+        self._snapshots.restore(current, older)
+
+    def restore(self, state: Mapping[str, Any], payloads: Bytes, arrays: Bytes) -> None:
+        """Continue from what `state` returned.
+
+        ``payloads``, ``arrays``: the bytes that `payloads` and `encoder_arrays` returned, one array
+        after the other.
+        """
+        self._increments.clear()
+        begin = 0
+        for number, nbytes, rows in state["increments"]:
+            coded = {}
+            for piece, codec, length in rows:
+                coded[piece] = Coded(codec, length, payloads[begin : begin + length])
+                begin += length
+            self._increments.append(Increment(number, coded, nbytes))
+        self._kept = sum(step.nbytes for step in self._increments)
+        self._points = dict.fromkeys(state["points"])
+        self._since = state["since"].copy()
+        self._behind = state["behind"].copy()
+        self._gap = state["gap"]
+        begin = 0
+        for encoder in self._encoders.values():
+            found = {}
+            for name, array in encoder.state().items():
+                each = arrays[begin : begin + array.nbytes].view(array.dtype)
+                found[name], begin = each.reshape(array.shape), begin + array.nbytes
+            encoder.restore(found)
 
     def report(self) -> dict[str, int | float]:
         """Return the replica's row of the statistics."""

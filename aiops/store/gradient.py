@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from aiops import kernels
 from aiops.codecs import checked_codec, raw
 from aiops.kernels.parallel import LARGE, ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout, Section
-from aiops.model.parts import Parts
+from aiops.model.parts import Part, Parts
 
 _HALF = np.float32(65504.0)
 """The largest float16."""
@@ -69,6 +69,22 @@ class Gradient:
             codec.decode(payload, tensor.shape, single, backend=backend)
             typed[:] = narrowed(single, tensor.dtype)
         return Gradient(out, self.cover)
+
+    def described(self) -> list[Any]:
+        """Return everything but the bytes, as plain values, for `from_description`."""
+        cover = self.cover
+        numbers = [] if cover.level is not None else [cover.tensors, cover.starts, cover.each]
+        return [len(self.data), cover.whole, cover.level, numbers, [*map(tuple, self.parts)]]
+
+    @classmethod
+    def from_description(cls, row: Sequence[Any], data: Bytes, layout: Layout) -> Gradient:
+        """Return the gradient of a model that `described` returned this row of."""
+        _nbytes, whole, level, numbers, parts = row
+        cover = Cover(layout.all, layout.starts, True, level, None)
+        if level is None:
+            tensors, starts, each = numbers
+            cover = Cover(layout.all if whole else tensors, starts, whole, None, each)
+        return cls(data, cover, tuple(Part(*part) for part in parts))
 
 
 @dataclass(slots=True)

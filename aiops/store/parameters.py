@@ -208,6 +208,10 @@ class Store:
         self._read = self.current.number
         return Lease(self.current, None if self.relaxed else self._snapshots)
 
+    def lease_of(self, version: Version) -> Lease:
+        """Return a lease on a version that is alive."""
+        return self._snapshots.lease_of(version)
+
     def freeze(self, leased: bool | None = None) -> bool:
         """Fix whether the current version has readers, until there is a newer one.
 
@@ -230,6 +234,20 @@ class Store:
         return leased
 
     # ------------------------------------------------------------ writing
+
+    def restore(self, current: Version, older: Sequence[Version]) -> None:
+        """Continue with these versions.
+
+        ``current`` has the arena that the store was made with; ``older`` as for
+        `SnapshotPool.restore`. The optimiser's state is not among them (`Updater.restore`).
+        """
+        self._snapshots.restore(current, older)
+        self.current = current
+
+    def restore_sums(self, sums: Ints) -> None:
+        """Continue with these sums of the statistic, int64[tensors]."""
+        self.sums = sums.copy()
+        self._total = int(sums.sum())
 
     def set(self, arrays: Mapping[str, Array]) -> None:
         """Fill the current version with these arrays and make the masters follow.

@@ -88,8 +88,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -170,6 +171,17 @@ class Version:
         if self._changed is None:
             self._changed = np.full(len(self.layout.tensors), self.number, np.int64)
         return self._changed
+
+    def described(self) -> list[Any]:
+        """Return its numbers as plain values, for `from_description`."""
+        each = None if self.level is not None else self._each
+        return [self.number, self.level, each, self._changed]
+
+    @classmethod
+    def from_description(cls, row: Sequence[Any], arena: Arena, layout: Layout) -> Version:
+        """Return the version that `described` returned this row of, with its values."""
+        number, level, each, changed = row
+        return cls(number, arena, each, level, changed, layout)
 
     def following(self, arena: Arena) -> Version:
         """Return a copy of this version's numbers with another arena, for `advance`."""
@@ -361,6 +373,14 @@ class SnapshotPool:
         if self.returned:
             self.settle()
         return Lease(self.current, self, coded)
+
+    def lease_of(self, version: Version) -> Lease:
+        """Return a lease on a version that is alive."""
+        return Lease(version, self)
+
+    def restore(self, current: Version, older: Iterable[Version]) -> None:
+        """Continue with these versions; the older ones need a lease each before the next call."""
+        self.current, self._alive = current, dict.fromkeys((*older, current))
 
     def target(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena.

@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,6 +120,11 @@ class SparseTable:
         self._make_room(256)
 
     @property
+    def columns(self) -> int:
+        """Elements of a stored row with its state."""
+        return self._arrays * self.table.width
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the rows that are stored, with their state."""
         return self.made * self.record_bytes
@@ -179,14 +185,34 @@ class SparseTable:
 
     def stored(self) -> tuple[Ints, Array]:
         """Return the ids of the rows that are stored, in order, and a copy of their parameters."""
-        ids = self._stored_ids()
+        ids = self.stored_ids()
         rows = np.empty((len(ids), self.table.width), self.dtype)
         self.gather(ids, rows)
         return ids, rows
 
+    def records(self, ids: Ints) -> Array:
+        """Return a copy of stored rows with their state, as `restore` takes them."""
+        found: Array = self._store[ids]
+        return found
+
+    def state(self) -> dict[str, int]:
+        """Return the counts, for `restore`."""
+        counts = "version", "made", "total_staleness", "rows_pushed"
+        return {name: getattr(self, name) for name in counts}
+
+    def restore(self, state: Mapping[str, int], ids: Ints, records: Array) -> None:
+        """Continue, in a table without rows, from what `state`, `stored_ids`, `records` returned.
+
+        ``records``: ``dtype[len(ids), columns]``.
+        """
+        self.version, self.made = state["version"], state["made"]
+        self.total_staleness, self.rows_pushed = state["total_staleness"], state["rows_pushed"]
+        self._store[ids] = records
+        np.bitwise_or.at(self._bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
+
     def digest(self) -> bytes:
         """Return the SHA-256 of what is stored: ids, parameters and state."""
-        total, ids = hashlib.sha256(), self._stored_ids()
+        total, ids = hashlib.sha256(), self.stored_ids()
         total.update(ids.data)
         for start in range(0, len(ids), _AT_ONCE):
             total.update(self._store[ids[start : start + _AT_ONCE]].data)
@@ -208,7 +234,8 @@ class SparseTable:
             "mean_staleness": self.total_staleness / max(self.version, 1),
         }
 
-    def _stored_ids(self) -> Ints:
+    def stored_ids(self) -> Ints:
+        """Return the ids of the rows that are stored, int64[made], in order."""
         bytes_ = np.flatnonzero(self._bits)
         bits = np.unpackbits(self._bits[bytes_], bitorder="little").reshape(-1, 8)
         where, bit = np.nonzero(bits)

@@ -138,6 +138,45 @@ class Updater:
             self._accumulator = Accumulator(self.layout, self.compute, *folds)
         return self._accumulator
 
+    # ------------------------------------------------------------ state
+
+    @property
+    def filled(self) -> Array:
+        """bool[tensors], the tensors that have a sum in progress."""
+        if self._accumulator is None:
+            return np.zeros(len(self.layout.tensors), bool)
+        return self._accumulator.filled
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays that updates overwrite, but for parameters, by name.
+
+        They are the backend's (`ComputeBackend.on_host`): the optimiser's state, masters, and the
+        sum in progress if any tensor has one.
+        """
+        found: dict[str, Array] = {}
+        for index, (arrays, master) in enumerate(zip(self.state, self.masters, strict=True)):
+            names = [f"state/{index}/{name}" for name in self.rule.state]
+            found |= dict(zip(names, arrays, strict=True))
+            if master is not None:
+                found[f"master/{index}"] = master
+        if self.filled.any():
+            sums = enumerate(self.accumulator.arrays)
+            found |= {f"sum/{index}": array for index, array in sums}
+        return found
+
+    def restore(self, filled: Array, read: Callable[[str, Array], object]) -> None:
+        """Continue from what `filled` and `arrays` returned, once the parameters are loaded.
+
+        ``read``: writes the array of a name into a NumPy array. The masters need not be what
+        `load` makes of the parameters: they have more digits.
+        """
+        if filled.any():
+            self.accumulator.filled[:] = filled
+        for name, array in self.arrays().items():
+            self.compute.fill(array, partial(read, name))
+
+    # ------------------------------------------------------------ a gradient
+
     def prepared(self, gradient: Gradient, *, alone: bool) -> Gradient:
         """Return a gradient as the kernels read it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,18 @@ from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.parts import Part, Parts, Wants
 from aiops.model.tables import Table
 from aiops.serving.run_files import LedgerFile
-from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Message, Push, Reapply
+from aiops.state.plain import pack, unpack
+from aiops.wire.messages import (
+    Ack,
+    Error,
+    Fetch,
+    FetchedParams,
+    Message,
+    Push,
+    PushRows,
+    Reapply,
+    TableRows,
+)
 from tests.inline import Inline
 from tests.peers import eventually
 from tests.proxy import Proxy
@@ -301,6 +313,57 @@ class TestExact:
                 "welcome",
                 "report",
             }
+
+
+class TestState:
+    """A restored ledger goes on as if nothing had happened."""
+
+    def go_on(self, ledger: Ledger, rng: random.Random, first: int) -> None:
+        """Count some exchanges of every kind; a request may be left open."""
+        half = (Part(0, A, "raw", A, 0), Part(A + B, A + B + C, "int8", 9, 0))
+        for seq in range(first, first + 6):
+            parts = rng.choice((WHOLE, WHOLE, half))
+            match rng.randrange(5):
+                case 0:
+                    ledger.exchanged(seq, True, WHOLE)
+                case 1:
+                    ledger.asked(Fetch(seq, 0, ((0, 2, 0),)))
+                    ledger.answered(FetchedParams(seq, 3, parts[:1]))
+                case 2:
+                    ledger.asked(Reapply(seq, seq, True, 0))
+                    ledger.answered(ack(seq))
+                case 3:
+                    table = PushRows(seq, seq, 1, 0, (Part(0, 1, "raw", 8, 0),))
+                    exchange(ledger, table, TableRows(seq, 1, 0, (Part(0, 1, "raw", 4, 0),)))
+                case _:
+                    ledger.asked(push(seq, parts, count=rng.choice((1, 3, 1 << 20))))
+                    if rng.random() < 0.5:
+                        ledger.answered(ack(seq, parts, used=rng.random() < 0.7))
+        if rng.random() < 0.1:
+            ledger.settle(Ledger(LAYOUT))
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_it_counts_alike(self, seed: int) -> None:
+        rng, live = random.Random(seed), Ledger(LAYOUT)
+        live.traffic.exchanged(("push", 20), ("ack", 9), 100)
+        for step in range(8):
+            kept = unpack(pack(live.state()), "x")
+            restored, again = Ledger(LAYOUT), rng.getrandbits(32)
+            restored.restore(kept)
+            for ledger in (live, restored):
+                self.go_on(ledger, random.Random(again), 1 + 6 * step)
+            assert restored.report() == live.report()
+            assert pack(restored.state()) == pack(live.state())
+
+    def test_sums_beyond_64_bits_are_kept(self) -> None:
+        live, restored = Ledger(LAYOUT), Ledger(LAYOUT)
+        exchange(live, push(1, (Part(0, A, "raw", A, 0),), count=1 << 62), ack(1))
+        restored.restore(unpack(pack(live.state()), "x"))
+        assert int(restored.skipped.by_tensor(LAYOUT)[0]) == A * ((1 << 62) - 1)
+        restored.settle(Ledger(LAYOUT))
+        settled = Ledger(LAYOUT)
+        settled.restore(unpack(pack(restored.state()), "x"))
+        assert settled.skipped.nbytes(LAYOUT) == A * ((1 << 62) - 1)
 
 
 class TestFile:

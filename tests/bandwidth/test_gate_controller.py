@@ -12,6 +12,7 @@ import pytest
 
 from aiops.bandwidth.gate_controller import BudgetSample, GateController
 from aiops.bandwidth.token_bucket import USABLE
+from aiops.state.plain import pack, unpack
 
 MB = 1_000_000
 DT, LOOK = 0.002, 0.1
@@ -246,3 +247,28 @@ def test_what_a_client_is_to_allow_for_grows_with_the_workers() -> None:
     controller = GateController(MB, 500_000)
     assert controller.seconds_per_byte(1) == pytest.approx(8 / (USABLE * 500_000))
     assert controller.seconds_per_byte(10) == pytest.approx(80 / (USABLE * MB))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_restored_controller_steers_alike(seed: int) -> None:
+    gate = {"kind": "bfasgd", "c_push": 0.1, "c_fetch": 0.02, "eps": 1e-3, "floor": 0.0}
+    rng = random.Random(seed)
+    live = GateController.for_gate(gate, MB, None)
+    assert live is not None
+    for step in range(1, 60):
+        restored = GateController.for_gate(gate, MB, None)
+        assert restored is not None
+        restored.restore(unpack(pack(live.state()), "x"))
+        again = rng.getrandbits(32)
+        said = [_steer(controller, random.Random(again), step) for controller in (live, restored)]
+        assert said[0] == said[1]
+
+
+def _steer(controller: GateController, rng: random.Random, step: int) -> Any:
+    for _ in range(rng.randrange(4)):
+        controller.transmitted(rng.randrange(5), step)
+    if rng.random() < 0.1:
+        controller.left(rng.randrange(5))
+    nbytes, busy = rng.randrange(200_000), rng.randrange(5)
+    controller.paced(BudgetSample(step * LOOK, nbytes, 1, 2, 3, busy, rng.random() < 0.7), 4)
+    return controller.shares(step, 4), controller.report(0.3), controller.state()

@@ -334,7 +334,7 @@ class TestThreads:
         for threads in (1, 2):
             both = threading.Barrier(threads)
             with ServerThread(policy="asgd", kernels="numpy", threads=threads) as server:
-                parallel_map = server.call(lambda s: s.engine._machine.parallel_map)
+                parallel_map = server.call(lambda s: s.engine.machine.parallel_map)
                 parallel_map([lambda barrier=both: barrier.wait(PATIENCE)] * threads)
 
     @pytest.mark.parametrize("threads", [0, -1])

@@ -1,0 +1,239 @@
+"""Restore what `aiops.engine.capture` has captured into a fresh engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from aiops.algorithms.base import Decision
+from aiops.engine.capture import settings_of
+from aiops.engine.engine import Engine
+from aiops.engine.events import DistributeModel, Effect, Received
+from aiops.engine.gradient_cache import CachedGradient
+from aiops.engine.membership import Member
+from aiops.engine.receive import PushSink
+from aiops.engine.registration import Definition
+from aiops.engine.table_receive import RowsSink
+from aiops.engine.training import Training
+from aiops.engine.update_queue import QueueItem
+from aiops.errors import UsageError
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Array, Bytes, Layout
+from aiops.model.tables import Tables
+from aiops.store.gradient import Gradient
+from aiops.store.snapshots import Lease, Version
+
+ReadArray: TypeAlias = Callable[[str, Array], object]
+"""Writes the array of a name into one of its dtype and as many elements."""
+
+Queued: TypeAlias = Callable[[int], Received]
+"""Returns the event of a row of the journal, with its payload in a sink."""
+
+
+class Captured(Protocol):
+    """The plain values of a capture: in memory, or read from a file."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that must be equal."""
+
+    @property
+    def owners(self) -> Mapping[str, Any]:
+        """Plain values, by owner; they become parts of the engine."""
+
+
+def restore(
+    engine: Engine, found: Captured, read: ReadArray, queued: Queued | None = None
+) -> list[Effect]:
+    """Restore a captured state.
+
+    Parameters
+    ----------
+    engine
+        It has handled no event, and goes on as the captured one would have.
+    found
+        The plain values.
+    read
+        Reads the arrays.
+    queued
+        Finds the payloads of queued pushes. None: there is no journal. Pushes that are in none
+        count as never received; their clients push again, since they have no answer.
+
+    Returns
+    -------
+    list of Effect
+        The kernels to compile, if there is a model.
+
+    Raises
+    ------
+    UsageError
+        When the engine has other settings than the one that was captured.
+    """
+    _check_settings(found.settings, settings_of(engine))
+    owners = found.owners
+    engine.restore(owners["engine"])
+    engine.policy.restore(owners["policy"])
+    engine.rendezvous.restore(owners["rendezvous"])
+    if engine.budget is not None:
+        engine.budget.restore(owners["budget"])
+    if "model" not in owners:
+        engine.membership.restore(owners["membership"], _no_lease)
+        return []
+    training = _begun(engine, owners, read)
+    versions = RestoredVersions(training, engine, owners["versions"], read)
+    _restore_store(training, owners, read)
+    engine.membership.restore(owners["membership"], versions.lease)
+    layout = training.store.layout
+    forgotten = [Member.from_state(row, layout, versions.lease) for row in owners["forgotten"]]
+    members = {member.number: member for member in (*forgotten, *engine.membership)}
+    _restore_updates(training, owners, members, read, queued)
+    return [effect for effect in training.begun if not isinstance(effect, DistributeModel)]
+
+
+def _check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse to restore into an engine that decides otherwise."""
+    for group in ("algorithm", "options"):
+        for name in {**kept[group], **mine[group]}:
+            before, now = kept[group].get(name), mine[group].get(name)
+            if before != now:
+                raise UsageError(
+                    f"the state is of a server with {name}={before!r}, and this one has"
+                    f" {name}={now!r}: give the same settings"
+                )
+
+
+def _no_lease(number: int) -> Lease:
+    raise LookupError(f"version {number} is of no model")
+
+
+def _aligned(read: ReadArray, name: str, nbytes: int) -> Bytes:
+    """Return an array of bytes in aligned memory."""
+    data = aligned(nbytes)
+    read(name, data)
+    return data
+
+
+def _begun(engine: Engine, owners: Mapping[str, Any], read: ReadArray) -> Training:
+    """Make everything that depends on the model, with the parameters of the capture."""
+    rows, described = owners["model"]
+    layout = Layout(rows, empty=bool(described))
+    tables = Tables.from_description(described, layout.index)
+    return engine.begin(Definition(layout, _aligned(read, "params", layout.nbytes), tables))
+
+
+class RestoredVersions:
+    """Makes the versions of a capture, and has store and replica continue with them."""
+
+    def __init__(
+        self,
+        training: Training,
+        engine: Engine,
+        rows: Sequence[Sequence[Any]],
+        read: ReadArray,
+    ) -> None:
+        self._store, self._replies = training.store, training.delta_replies
+        self._found: list[tuple[bool, Version]] = []
+        layout, memory = self._store.layout, engine.machine.memory
+        for place, (name, of_replica, *numbers) in enumerate(rows):
+            arena = self._store.current.room  # which has the parameters already
+            if place:
+                arena = Arena(layout) if of_replica else memory.arena(layout)
+                read(name, arena.data)
+            version = Version.from_description(numbers, arena, layout)
+            self._found.append((of_replica, version))
+        self._store.restore(*self._of(replica=False))
+        if self._replies is not None:
+            self._replies.replica.restore_versions(*self._of(replica=True))
+
+    def _of(self, *, replica: bool) -> tuple[Version, list[Version]]:
+        """Return the current version, and the older ones in the order of their numbers."""
+        current, *older = (version for mine, version in self._found if mine == replica)
+        return current, sorted(older, key=lambda version: version.number)
+
+    def lease(self, place: int) -> Lease:
+        """Return a lease on a version, by its number in the capture."""
+        of_replica, version = self._found[place]
+        if of_replica and self._replies is not None:
+            return self._replies.replica.lease_of(version)
+        return self._store.lease_of(version)
+
+
+def _restore_store(training: Training, owners: Mapping[str, Any], read: ReadArray) -> None:
+    """Restore the optimiser's state, the replica's increments and the rows of tables."""
+    store, replies = training.store, training.delta_replies
+    store.restore_sums(owners["sums"])
+    store.updater.restore(owners["filled"], read)
+    if replies is not None:
+        state, replica = owners["replica"], replies.replica
+        payloads = sum(row[2] for _number, _nbytes, rows in state["increments"] for row in rows)
+        arrays = sum(array.nbytes for array in replica.encoder_arrays())
+        replica.restore(
+            state,
+            _aligned(read, "replica/payloads", payloads),
+            _aligned(read, "replica/encoders", arrays),
+        )
+    for table, counts in zip(training.table_requests.stores, owners["tables"], strict=True):
+        ids = np.empty(counts["made"], np.int64)
+        records = np.empty((len(ids), table.columns), table.dtype)
+        read(f"table/{table.named.name}/ids", ids)
+        read(f"table/{table.named.name}/rows", records)
+        table.restore(counts, ids, records)
+
+
+def _restore_updates(
+    training: Training,
+    owners: Mapping[str, Any],
+    members: Mapping[int, Member],
+    read: ReadArray,
+    queued: Queued | None,
+) -> None:
+    """Restore the queue, and the answers that wait."""
+    gradients = [
+        Gradient.from_description(
+            row, _aligned(read, f"gradient/{place}", row[0]), training.store.layout
+        )
+        for place, row in enumerate(owners["gradients"])
+    ]
+    updates, replies, rows = training.updates, training.delta_replies, owners["queue"]
+    updates.held.restore(owners["held"], members)
+    lost = [row[0] != "decision" and (queued is None or not row[1][0]) for row in rows]
+    _forget_pushes([row[1] for row, gone in zip(rows, lost, strict=True) if gone], members)
+    kept = (row for row, gone in zip(rows, lost, strict=True) if not gone)
+    queue = [_item(training, row, members, gradients, queued) for row in kept]
+    updates.restore(owners["updates"], gradients, queue)
+    if replies is not None:
+        replies.restore(owners["replies"], members)
+
+
+def _forget_pushes(states: Sequence[Sequence[Any]], members: Mapping[int, Member]) -> None:
+    """Have queued pushes count as never received: their numbers are not used up."""
+    for _row, number, seq, *_rest in states:
+        if number is not None:
+            members[number].last_seq = min(members[number].last_seq, seq - 1)
+
+
+def _item(
+    training: Training,
+    row: Sequence[Any],
+    members: Mapping[int, Member],
+    gradients: Sequence[Gradient],
+    queued: Queued | None,
+) -> QueueItem:
+    """Return a queued item."""
+    kind, *values = row
+    if kind == "decision":
+        return Decision(*values)
+    if kind == "reapply":
+        state, number = values
+        gradient = None if number is None else gradients[number]
+        return training.replies.restore(state, CachedGradient(gradient), members)
+    [state] = values
+    assert queued is not None, "pushes are queued only with a journal"
+    sink = queued(state[0]).sink
+    if kind == "push":
+        assert isinstance(sink, PushSink), "the row is of a push"
+        return training.replies.restore(state, sink, members)
+    assert isinstance(sink, RowsSink), "the row is of rows"
+    return training.table_requests.restore(state, sink, members)
