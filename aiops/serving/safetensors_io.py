@@ -14,6 +14,7 @@ import numpy as np
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints, dtype_named
 from aiops.model.tables import NamedTable, Table, Tables
+from aiops.net.disk import SystemDisk
 
 Described: TypeAlias = tuple[Any, ...]
 
@@ -146,7 +147,8 @@ def write_model(
     Raises
     ------
     UsageError
-        When it cannot be written; the file is as it was.
+        When it cannot be written; the file is as it was. Or when only its folder cannot be synced:
+        then it is the new one, whole, and a loss of power may bring the old one back.
     """
     safetensors = _library()
     from safetensors.numpy import save_file
@@ -169,7 +171,7 @@ def write_model(
         save_file(whole, half_done, metadata=metadata)
         with half_done.open("rb") as file:
             os.fsync(file.fileno())  # before the old file goes: some disks are full only now
-        half_done.replace(path)
+        SystemDisk().rename(half_done, path)
     except (OSError, safetensors.SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot write the model to {path}: {why}") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +55,38 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write the model"):
         write_model(path / "below", {"w": np.zeros(2, np.float32)}, 2)
     np.testing.assert_array_equal(read_model(path)["w"], 1)
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
+    write_model(whole, {"w": np.arange(9, dtype=np.float32), "b": np.ones(2, np.float16)}, 1)
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        with pytest.raises(UsageError, match="not a safetensors file"):
+            read_model(cut)
+
+
+def test_the_new_name_survives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data are synced before the rename, and the folder, which has the name, after it."""
+    path, calls = tmp_path / "model.safetensors", list[str]()
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        calls.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}")
+        fsync(descriptor)
+
+    def renamed(old: Any, new: Any) -> None:
+        calls.append(f"rename {old} to {new}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    write_model(path, {"w": np.ones(2, np.float32)}, 1)
+    half_done = tmp_path / f".{path.name}.{os.getpid()}.part"
+    assert calls == [f"sync {half_done}", f"rename {half_done} to {path}", f"sync {tmp_path}"]
 
 
 class TestOrder:
