@@ -17,7 +17,7 @@
         │   └── Restarted           ... or the server was restarted since it was computed
         ├── NotReady                no worker has defined the model yet
         ├── Unauthorised            the token is missing or wrong
-        └── Unavailable             the server is full or shutting down; try later
+        └── Unavailable             the server stayed full or shut down for all of the time-out
 
 An error carries one sentence (what happened, why, what to do next) as its text and its facts in
 ``details``, a plain dict. Errors of the last branch travel over the wire as a ``code`` and come
@@ -133,7 +133,7 @@ class Unauthorised(Refused):
 
 
 class Unavailable(Refused):
-    """The server cannot take this now: it is full or shutting down."""
+    """The server cannot take this: it is full or shutting down. Clients try again first."""
 
     code = "unavailable"
 

@@ -62,7 +62,7 @@ SHELLS = {"net", "serving", "client", "sim", "testing", "lab", "cli", "server", 
 PURE_IN_SHELLS: Mapping[str, str] = {
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending server_info handshake shard_channel shards strategies"
-    " training_loop steady program calls",
+    " training_loop steady program calls backoff",
 }
 """Modules (or packages) of a shell that are pure all the same."""
 

@@ -31,7 +31,7 @@ class AveragerFacade:
         timeout: float,
         host: str | None,
     ) -> None:
-        self.url = urls.write(*urls.parse(url))
+        self.url = urls.write_all(urls.parse_all(url))
         check_timeout(timeout)
         self.timeout = timeout
         self.lock = FairLock()

@@ -1,13 +1,26 @@
-"""Pauses before connecting again, and limits of time-outs."""
+"""Attempts to connect: their order, their caps and the pauses between; limits of time-outs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
-from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
+from aiops.common import urls
+from aiops.common.urls import ServerAddress
+from aiops.errors import ConnectionLost, DeadlineExceeded, Unavailable, UsageError
 
-FIRST, LONGEST = 0.05, 5.0
-"""Seconds: the first pause, and the longest."""
+FIRST, LONGEST = 0.05, 1.0
+"""Seconds: the first pause between attempts, and the longest."""
+
+ATTEMPT: Final = 1.5
+"""Seconds that an attempt to connect to one address may take.
+
+The kernel repeats an unanswered request to connect after 1 s. So a network that is restored is
+noticed within this time: by the repetition, or by the attempt after the pause.
+"""
+
+LONGEST_WELCOME: Final = 6.0
+"""Seconds that a server which takes connections may leave a client waiting for its welcome."""
 
 LONGEST_TIMEOUT = 1e9
 """Seconds (30 years): what every clock and timer can still count."""
@@ -40,20 +53,34 @@ def delays(randbelow: Callable[[int], int]) -> Iterator[float]:
 
 
 class Attempts:
-    """The attempts to connect again: the pause before each, and when the last has failed.
+    """The attempts to connect: to which server, how long one waits, and when the last has failed.
+
+    The servers are tried in turn, and there is a pause after each round. The server that welcomed
+    this client last is the first of the next round.
 
     Parameters
     ----------
-    server
-        Its URL.
+    servers
+        The servers, of which any will do.
     randbelow
         As `delays`'s.
     until
         When to stop trying, in seconds by the caller's clock (`pause`'s ``now``); may be changed.
+
+    Attributes
+    ----------
+    said
+        The reason that a server gave for not taking this client or a request of it, if that was
+        the last that was heard; else None. Set it for requests.
     """
 
-    def __init__(self, server: str, randbelow: Callable[[int], int], until: float) -> None:
-        self._server, self._randbelow = server, randbelow
+    def __init__(
+        self, servers: Sequence[ServerAddress], randbelow: Callable[[int], int], until: float
+    ) -> None:
+        self._servers, self._randbelow = servers, randbelow
+        self._patience = [ATTEMPT] * len(servers)  # seconds to wait for each one's welcome
+        self._at = 0  # the server to try
+        self.said: Unavailable | None = None
         self.restart(until)
 
     def restart(self, until: float) -> None:
@@ -61,10 +88,33 @@ class Attempts:
         self.until = until
         self._delays = delays(self._randbelow)
         self._made = (0.0, 0)
+        self._useful = False  # whether the last attempt made a connection that was of use
+        self._tried = 0  # servers, in this round
+
+    @property
+    def server(self) -> ServerAddress:
+        """The server to try now."""
+        return self._servers[self._at]
+
+    @property
+    def several(self) -> bool:
+        """True if there are alternatives."""
+        return len(self._servers) > 1
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the next bytes from the server before its welcome is complete.
+
+        `ATTEMPT` at first, since a connection may be cut off just after it was made. It doubles
+        after each wait in vain, up to `LONGEST_WELCOME`: a busy server would otherwise be left by
+        all of its clients each time just before it welcomes them.
+        """
+        return self._patience[self._at]
 
     def made(self, now: float, answered: int) -> None:
-        """Note that there is a connection, and how many answers came before it."""
-        self._made = now, answered
+        """Note that the server has welcomed this client, and how many answers came before it."""
+        self._made, self._useful = (now, answered), True
+        self._patience[self._at], self._tried, self.said = ATTEMPT, 0, None
 
     def lost(self, now: float, answered: int, until: float) -> None:
         """Note that it is gone, and try until then for another.
@@ -73,8 +123,10 @@ class Attempts:
         Otherwise they go on growing, to spare a server that ends each connection at once.
         """
         since, before = self._made
-        if answered > before or now - since >= LONGEST:
+        self._useful = answered > before or now - since >= LONGEST
+        if self._useful:
             self.restart(until)
+            self._useful = True
         self.until = until
 
     def pause(self, now: float, error: Exception) -> float:
@@ -82,20 +134,99 @@ class Attempts:
 
         Raises
         ------
+        Unavailable
+            When there is no time left for another, and a server has said why.
+        DeadlineExceeded
+            When there is none, and the server does not send its welcome.
         ConnectionLost
-            When there is no time left for another.
+            When there is none, for any other reason.
         """
-        pause = next(self._delays)
+        if isinstance(error, Unavailable):
+            self.said = error
+        pause = self._next(error)
         if now + pause >= self.until:
-            raise ConnectionLost(
-                f"{self._server} cannot be reached ({reason(error)}): is the server running?"
-            ) from error
+            final = self._final(error)
+            raise final from (None if final is error else error)
         return pause
+
+    def _next(self, error: Exception) -> float:
+        """Turn to the next server, if it is its turn; return the seconds before the attempt."""
+        late = isinstance(error, DeadlineExceeded)
+        self._patience[self._at] = min(2 * self.patience, LONGEST_WELCOME) if late else ATTEMPT
+        if self._useful and not isinstance(error, Unavailable):
+            self._useful = False  # it may be a short interruption: the same server again
+            return next(self._delays)
+        self._useful = False
+        self._at = (self._at + 1) % len(self._servers)
+        self._tried = (self._tried + 1) % len(self._servers)
+        return 0.0 if self._tried else next(self._delays)
+
+    def _final(self, error: Exception) -> Exception:
+        if isinstance(error, Unavailable):
+            return error
+        if self.said is not None:
+            return unreachable_since(self.said, error)
+        if isinstance(error, DeadlineExceeded):
+            return error
+        return ConnectionLost(
+            f"{urls.write_all(self._servers)} cannot be reached ({reason(error)}): is the server"
+            " running?"
+        )
+
+
+class Repetitions:
+    """The pauses before requests are sent again to a connected server that could not take them.
+
+    Parameters
+    ----------
+    randbelow
+        As `delays`'s.
+    """
+
+    def __init__(self, randbelow: Callable[[int], int]) -> None:
+        self._randbelow = randbelow
+        self._delays, self._until = delays(randbelow), 0.0
+        self._fresh = 0.0  # a refusal after this time has nothing to do with the last one
+
+    def pause(self, now: float, refusal: Unavailable, timeout: float) -> float:
+        """Return the seconds to wait before the requests are sent again.
+
+        Parameters
+        ----------
+        now
+            Seconds by the caller's clock.
+        refusal
+            The last one.
+        timeout
+            Seconds after the first refusal in which they are sent again.
+
+        Raises
+        ------
+        Unavailable
+            The refusal, when the time is up.
+        """
+        if now >= self._fresh:
+            self._delays, self._until = delays(self._randbelow), now + timeout
+        pause = next(self._delays)
+        if now + pause >= self._until:
+            self._fresh = now
+            raise refusal
+        self._fresh = now + pause + 2 * LONGEST
+        return pause
+
+
+def unreachable_since(refusal: Unavailable, error: Exception) -> Unavailable:
+    """Return the error for a server that refused, and cannot be reached since."""
+    text = f"{refusal}; since then it cannot be reached ({reason(error)})"
+    return Unavailable(text, **refusal.details)
 
 
 def reason(error: Exception) -> str:
     """Return the shortest text of an error."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    known = getattr(error, "strerror", None) or str(error)
+    if not known and isinstance(error, TimeoutError):
+        return "no answer in time"
+    return known or type(error).__name__
 
 
 def overdue(server: str, what: str, within: str) -> DeadlineExceeded:

@@ -27,8 +27,8 @@ class SessionFacade:
 
     @property
     def url(self) -> str:
-        """The server's URL."""
-        return self._session.server
+        """The server's URL; of alternatives, that of all."""
+        return self._session.url
 
     @property
     def policy(self) -> str:
@@ -98,21 +98,19 @@ class Facade(SessionFacade):
         timeout: float,
         pongs: bool,
     ) -> None:
-        (self._host, self._port), *followers = urls.parse_all(url)
+        self._servers = urls.parse_all(url)
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = self._forked = False
         self._env = env = CURRENT_ENVIRONMENT.get()
         self._session = Session(
-            urls.write(self._host, self._port),
+            urls.write_all(self._servers),
             client=env.token_bytes(16).hex(),
             name=name or f"{role}-{env.identity()}",
             role=role,
             token=token or os.environ.get("AIOPS_TOKEN"),
             nonce=lambda: env.token_bytes(16),
             pongs=pongs,
-            host=self._host,
-            followers=followers,
             parallel_map=env.parallel_map,
         )
         self._requests = Requests(self._session)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
@@ -9,7 +11,7 @@ from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Request
 from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
-from aiops.errors import AiopsError, Refused, RemoteProtocolError, refusal
+from aiops.errors import AiopsError, Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.parts import Parts
 from aiops.wire import messages
@@ -42,6 +44,8 @@ class PendingRequests:
         steady exchanges that are not in the accounts yet.
     answered
         Answers received so far.
+    refused
+        The last refusal that passes, while requests wait to be asked again because of one.
     """
 
     def __init__(
@@ -53,14 +57,21 @@ class PendingRequests:
         self.next_id = 1
         self.seq = 0
         self.answered = 0
+        self.refused: Unavailable | None = None
         self._arriving: dict[int, Sink] = {}  # of answers that have begun to arrive, by id
 
     # ------------------------------------------------------------ requests
 
-    def take_all(self) -> list[Request]:
-        """Remove all requests; return them in the order in which they were asked."""
-        requests, self.by_id = [*self.by_id.values()], {}
-        return requests
+    def take(self, wanted: Callable[[Request], bool] = lambda request: True) -> list[Request]:
+        """Remove requests, all by default; return them in the order in which they were asked.
+
+        One that was refused and asked again stands behind later ones. Pushes are put in the order
+        of their numbers: the server takes no number below the last.
+        """
+        taken = [request for request in self.by_id.values() if wanted(request)]
+        self.by_id = {id: other for id, other in self.by_id.items() if not wanted(other)}
+        pushes = iter(sorted((each for each in taken if each.pushes), key=lambda push: push.seq))
+        return [next(pushes) if request.pushes else request for request in taken]
 
     def abandon(self, request: Request) -> bool:
         """Remove a request; an answer that comes later is thrown away.
@@ -69,12 +80,15 @@ class PendingRequests:
         then, unless the driver ends the connection.
         """
         arriving = any(self.by_id.get(id) is request for id in self._arriving)
+        if request.refusal is not None and self._info.coding is not None:
+            self._info.coding.take_back(request.encoded)
         self.by_id = {id: other for id, other in self.by_id.items() if other is not request}
         return arriving
 
     def lost(self) -> None:
         """Forget the answers that were arriving: the connection is gone."""
         self._arriving.clear()
+        self.refused = None
 
     def reject(self, request: Request, error: AiopsError) -> None:
         """Resolve a request with an error.
@@ -126,7 +140,8 @@ class PendingRequests:
         """Resolve the request that a complete message answers.
 
         Returns the request if it was answered as it asked to be; None if it was abandoned, refused,
-        or answered by what makes no sense.
+        or answered by what makes no sense. One that was refused because the server is not available
+        stays pending.
         """
         self.answered += 1
         id = message.id
@@ -143,8 +158,12 @@ class PendingRequests:
             if isinstance(message, Error):
                 if message.parts:
                     self._note_version(request, message.version, sink)
-                text = f"{url}: {message.text}"
-                self.reject(request, refusal(message.code, text, message.details))
+                refused = refusal(message.code, f"{url}: {message.text}", message.details)
+                if isinstance(refused, Unavailable):
+                    request.refusal = self.refused = refused
+                    self.by_id[id] = request
+                else:
+                    self.reject(request, refused)
                 return None
             if isinstance(message, _BRINGS_PARAMETERS):
                 count, layout = len(message.vbars) / 4, self._info.layout

@@ -20,7 +20,7 @@ from aiops.client.receive_params import wants_of
 from aiops.client.rows import FetchedRowsSink, RowsPull, RowsPush
 from aiops.client.server_info import ServerInfo
 from aiops.common.frozen import value
-from aiops.errors import AiopsError
+from aiops.errors import AiopsError, Unavailable
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
 from aiops.wire import messages, ring_messages
@@ -138,13 +138,15 @@ class Request:
         The answer, if it may carry statistics.
     attempted
         Whether it has been sent, or has begun to be.
+    refusal
+        The answer to its last sending, if that was a refusal that passes; it is to be asked again.
     on_done
         Called when the answer is there.
     """
 
     __slots__ = (
         *("attempted", "connection", "done", "encoded", "error", "have", "into", "lent"),
-        *("on_done", "payloads", "reply", "result", "seq", "wants"),
+        *("on_done", "payloads", "refusal", "reply", "result", "seq", "wants"),
     )
 
     what: ClassVar[str] = ""
@@ -167,6 +169,7 @@ class Request:
         self.lent: Lending | None = None
         self.reply: Ack | messages.FetchedParams | None = None
         self.attempted = False
+        self.refusal: Unavailable | None = None
         self.on_done: Callable[[], None] | None = None
 
     def message(self, id: int, info: ServerInfo) -> Message:

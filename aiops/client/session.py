@@ -40,6 +40,14 @@ The server forgets the answers at `leave`, and everything at a restart; when mor
 `aiops.engine.membership.DEPARTED` clients are gone, it forgets those that left first. Other
 requests have no such number: a definition that is sent twice may report the second outcome.
 
+**Refusals that pass.** `Unavailable` means that the server is full or ends; nothing was changed. A
+fatal one is raised as any fatal error is, and the driver connects again, to the next server that
+its URL names. One that answers a request leaves the request pending, with the refusal noted in it
+(`Request.refusal`), and calls ``on_refused``: the driver waits, and calls `ask_refused`, or ends
+the connection to try another server. Pushes that are asked meanwhile wait behind it, since the
+server takes no number below the last. A driver that gives a request up raises `outcome`: a push
+whose last sending was not answered may have been applied, so its error is no `Refused`.
+
 **Restarts of the server.** A welcome names the server's run, and versions count within a run. If it
 is another run, then a push of parameters that this client received in an earlier one is not sent
 (again): it fails with `Restarted`, which says whether it was sent to the earlier run, whose model
@@ -84,10 +92,10 @@ request under way; an async client has several.
 descriptors, mark the session as not ready, send nothing, and refuse every call but `close`, which
 does nothing. The parent's connection is not affected.
 
-**Errors.** A refusal of one request resolves that request. `received` raises what ends the
-connection: at `ConnectionLost` the driver connects again, with growing pauses, until its deadline;
-at `RemoteProtocolError` or a fatal refusal it does not. Deadlines are the driver's: it abandons the
-request that is late.
+**Errors.** A refusal of one request resolves that request, unless it passes. `received` raises what
+ends the connection: at `ConnectionLost` and `Unavailable` the driver connects again, with growing
+pauses, until its deadline; at `RemoteProtocolError` or another fatal refusal it does not. Deadlines
+are the driver's: it abandons the request that is late.
 """
 
 from __future__ import annotations
@@ -96,6 +104,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.backoff import unreachable_since
 from aiops.client.handshake import Handshake, Identity
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
@@ -104,7 +113,15 @@ from aiops.client.request_kinds import PushRequest, Request
 from aiops.client.server_info import ServerInfo
 from aiops.client.shards import Shards
 from aiops.client.steady import SteadyExchange, steady_push
-from aiops.errors import AiopsError, ConnectionLost, Restarted, UsageError, refusal
+from aiops.common.urls import ServerAddress
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    Restarted,
+    Unavailable,
+    UsageError,
+    refusal,
+)
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, Limits, Places
@@ -128,7 +145,7 @@ class Session:
     Parameters
     ----------
     server
-        The server's URL, for error texts.
+        The URL of the server, or of several that may take its place.
     client
         This client's id: unique, the same for all its connections.
     name
@@ -141,10 +158,6 @@ class Session:
         Makes 16 fresh random bytes.
     pongs
         Whether the driver answers pings even while no request is under way.
-    host
-        The server's host, for shards that announce none; default empty.
-    followers
-        Host and port of each shard but the lead, if the URL names them; default: none.
     wire
         Makes this side's end of a connection.
     parallel_map
@@ -152,6 +165,12 @@ class Session:
 
     Attributes
     ----------
+    url
+        The URL that it was made with.
+    server
+        The URL of the server that it talks to, for error texts.
+    on_refused
+        Called with the refusal when a request is to be asked again, by `ask_refused`.
     info
         What is known of the server, its plan and its model.
     pending
@@ -183,8 +202,6 @@ class Session:
         token: str | None,
         nonce: Callable[[], bytes],
         pongs: bool,
-        host: str = "",
-        followers: Sequence[tuple[str, int]] = (),
         wire: Callable[[], Connection] = stream,
         parallel_map: ParallelMap = serial_map,
     ) -> None:
@@ -193,7 +210,8 @@ class Session:
                 f"the name is {len(name.encode())} bytes long; at most {_LONGEST_NAME} can be sent"
             )
             raise UsageError(text)
-        self.server = server
+        self.url = self.server = server
+        self.on_refused: Callable[[Unavailable], None] = lambda refusal: None
         self.identity = Identity(client, name, role, token, nonce, pongs)
         self._make_wire = wire
         self._ledger = ledger = Ledger(own=True)
@@ -208,8 +226,6 @@ class Session:
             self.pending,
             wire,
             self.wire.traffic,
-            host=host,
-            followers=followers,
             on_attached=self._begin,
         )
         self.out: list[Buffer] = []
@@ -225,6 +241,11 @@ class Session:
     def _greeting(self, nonce: bytes) -> Handshake:
         _client, epoch = self.info.connection
         return Handshake.with_server(self.identity, self.server, epoch, nonce)
+
+    def towards(self, server: ServerAddress) -> None:
+        """Note the server that the next connection is made to."""
+        self.server = self.info.url = server.url
+        self.shards.lead = server
 
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on a new connection; return what to send.
@@ -291,7 +312,8 @@ class Session:
         ConnectionLost
             When it closed the connection.
         Refused
-            When it ended the connection with an error: connecting again will not help.
+            When it ended the connection with an error. Connecting again helps only after
+            `Unavailable`.
         """
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
@@ -360,9 +382,28 @@ class Session:
         self.ready, self.out, self.back = False, [], []
 
     def fail(self, error: AiopsError) -> None:
-        """Give all waiting requests this error."""
-        for request in self.pending.take_all():
-            request.resolve(error=error)
+        """Give all waiting requests this error, each as `outcome` has it."""
+        for request in self.pending.take():
+            outcome = self.outcome(request, error)
+            if request.refusal is not None:
+                self.pending.reject(request, outcome)
+            else:
+                request.resolve(error=outcome)
+
+    def outcome(self, request: Request, error: AiopsError) -> AiopsError:
+        """Return the error of a request that is given up because of this one.
+
+        It is a `Refused` only if it is known that the server did not apply the request.
+        """
+        if isinstance(error, Unavailable):
+            if request.pushes and request.attempted and request.refusal is None:
+                return ConnectionLost(
+                    f"{error}; whether it has applied the push that it did not answer is unknown",
+                    **error.details,
+                )
+        elif isinstance(error, ConnectionLost) and request.refusal is not None:
+            return unreachable_since(request.refusal, error)
+        return error
 
     def leave(self) -> list[Buffer]:
         """Leave the server, if the session is ready; return what to send."""
@@ -395,8 +436,24 @@ class Session:
                 pending.seq = request.seq = pending.seq + 1
         pending.by_id[id] = request
         if self.ready:
-            self._send_request(request, id)
+            if request.pushes and pending.refused is not None:  # behind that: it has a lower number
+                request.refusal = pending.refused
+            else:
+                self._send_request(request, id)
         return request
+
+    def ask_refused(self) -> None:
+        """Ask again for what the server could not take, in the order in which it was asked."""
+        pending, self.pending.refused = self.pending, None
+        if self.ready:  # else they are asked with all others
+            for request in pending.take(lambda request: request.refusal is not None):
+                self.ask(request)
+
+    def reject_refused(self, refusal: Unavailable) -> None:
+        """Give all requests that the server could not take this error."""
+        self.pending.refused = None
+        for request in self.pending.take(lambda request: request.refusal is not None):
+            self.pending.reject(request, refusal)
 
     def again(self, request: Request) -> Request:
         """Ask again for what was abandoned before its answer; a push keeps its number."""
@@ -452,7 +509,7 @@ class Session:
     def _restarted(self, request: Request) -> Restarted:
         outcome = (
             "it was sent before, and may have been applied to the parameters of the earlier run"
-            if request.attempted
+            if request.attempted and request.refusal is None
             else "it was not pushed"
         )
         return Restarted(
@@ -463,7 +520,7 @@ class Session:
     def _send_request(self, request: Request, id: int) -> None:
         message, payloads = request.message(id, self.info), request.payloads
         places: Places = ()
-        request.attempted = True
+        request.attempted, request.refusal = True, None
         if payloads:
             placement, layout = self.info.placement, self.info.layout
             small = layout is not None and layout.nbytes <= self._outbox.lends_above
@@ -516,7 +573,7 @@ class Session:
             return
         self.ready = True
         # In the order in which they were asked; each gets a new id, a push keeps its number.
-        for request in self.pending.take_all():
+        for request in self.pending.take():
             self.ask(request)
 
     def _handle_answer(self, answer: Message, sink: Sink | None) -> None:
@@ -528,6 +585,8 @@ class Session:
                 return
             message = whole
         request = self.pending.resolve(message, sink)
+        if self.pending.refused is not None and type(message) is Error:
+            self.on_refused(self.pending.refused)
         if type(message) is Model:
             self.shards.leave_unused()
         elif type(request) is PushRequest and (self.steady is None or self.steady.failed):

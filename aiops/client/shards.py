@@ -15,6 +15,8 @@ from aiops.client.pending import PendingRequests
 from aiops.client.receive_params import ParameterSink, PortionSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.shard_channel import ShardChannel
+from aiops.common import urls
+from aiops.common.urls import ServerAddress
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.model.placement import Placement
 from aiops.wire.connection import Connection
@@ -41,15 +43,13 @@ class Shards:
         Makes this side's end of a connection.
     traffic
         Counts the bytes of all channels.
-    host
-        The lead's.
-    followers
-        Host and port of each other shard, if the URL names them.
     on_attached
         Called when the last channel is attached.
 
     Attributes
     ----------
+    lead
+        The address of the lead, and those of the other shards if the URL names them.
     channels
         The present connections to those shards that hold, or may hold, a part of the model.
     """
@@ -62,13 +62,11 @@ class Shards:
         wire: Callable[[], Connection],
         traffic: Traffic,
         *,
-        host: str,
-        followers: Sequence[tuple[str, int]],
         on_attached: Callable[[], None],
     ) -> None:
         self._identity, self._info, self._pending = identity, info, pending
         self._make_wire, self._traffic, self._on_attached = wire, traffic, on_attached
-        self._host, self._followers = host, tuple(followers)
+        self.lead = ServerAddress("", 0)
         self.channels: list[ShardChannel] = []
         self._partial: dict[int, tuple[Message, ParameterSink]] = {}  # answers that lack portions
 
@@ -82,17 +80,18 @@ class Shards:
         Unauthorised
             When the user named others, or another number of them.
         """
-        where = [(host or self._host, port) for host, port, _start in welcome.shards]
-        if self._followers and len(self._followers) != len(where):
+        where = [(host or self.lead.host, port) for host, port, _start in welcome.shards]
+        followers = self.lead.followers
+        if followers and len(followers) != len(where):
             raise Unauthorised(
-                f"{self._info.url} has {len(where) + 1} shards, not the"
-                f" {len(self._followers) + 1} of this URL: name all of them, the lead first, or the"
-                " lead alone"
+                f"{self._info.url} has {len(where) + 1} shards, not the {len(followers) + 1} of"
+                f" {urls.write_all([self.lead])}: name all of them, the lead first, or the lead"
+                " alone; servers that may take each other's place are separated by commas"
             )
         _client, epoch = self._info.connection
         self.channels = [
             ShardChannel(self, shard, host, port, self._identity, epoch, welcome.run)
-            for shard, (host, port) in enumerate(self._followers or where, 1)
+            for shard, (host, port) in enumerate(followers or where, 1)
         ]
         if welcome.model:
             self.leave_unused()

@@ -1,10 +1,20 @@
-"""URLs of servers: ``aiops://host:port``."""
+"""URLs of servers: ``aiops://host:port``, and of alternatives and shards.
+
+::
+
+    aiops://a:7171                 one server
+    aiops://a:7171,b:7171          alternatives: a client uses the first that welcomes it
+    aiops://a:7171+f:7171+g:7171   a lead, and the followers that hold the rest of its model
+    aiops://a+f,b+g                two of those
+"""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
+from aiops.common.frozen import value
 from aiops.errors import UsageError
 
 PORT = 7171
@@ -30,19 +40,58 @@ def parse(url: str) -> tuple[str, int]:
     return host, PORT if port is None else port
 
 
-def parse_all(url: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports of ``aiops://host:port,host:port``, one or several.
+@value
+class ServerAddress:
+    """The address of one server.
+
+    Attributes
+    ----------
+    host, port
+        Its own; of a model on several servers, the lead's.
+    followers
+        Host and port of each follower, if the URL names them; default: none.
+    """
+
+    host: str
+    port: int
+    followers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def url(self) -> str:
+        """The URL of the server itself, without the followers."""
+        return write(self.host, self.port)
+
+
+def parse_all(url: str) -> tuple[ServerAddress, ...]:
+    """Return the servers of a URL: one, or alternatives in the order in which they are tried.
 
     Raises
     ------
     UsageError
-        When one is no address, or comes twice.
+        When one is no address, or an address comes twice.
     """
     scheme, separator, rest = url.rpartition("://")
-    found = [parse(f"{scheme}{separator}{part}") for part in rest.split(",")]
-    if len(set(found)) < len(found):
+    found: list[ServerAddress] = []
+    for alternative in rest.split(","):
+        lead, *followers = (parse(f"{scheme}{separator}{part}") for part in alternative.split("+"))
+        found.append(ServerAddress(*lead, tuple(followers)))
+        _check_distinct(url, [lead, *followers])
+    _check_distinct(url, [(server.host, server.port) for server in found])
+    return tuple(found)
+
+
+def _check_distinct(url: str, addresses: Sequence[tuple[str, int]]) -> None:
+    if len(set(addresses)) < len(addresses):
         raise UsageError(f"{url!r} names an address twice")
-    return found
+
+
+def write_all(servers: Iterable[ServerAddress]) -> str:
+    """Return the URL of these servers; `parse_all` is the inverse."""
+    alternatives = (
+        "+".join([server.url, *(write(*follower) for follower in server.followers)])
+        for server in servers
+    )
+    return "aiops://" + ",".join(alternatives).replace("aiops://", "")
 
 
 def write(host: str, port: int) -> str:

@@ -268,7 +268,7 @@ class TestServerGone:
         settings: dict[str, Any] = {"policy": "hardsync", "workers": 2}
         with (
             ServerThread(kernels="numpy", **settings) as server,
-            Worker(server.url, START) as worker,
+            Worker(server.url, START, timeout=0.5) as worker,
             ThreadPoolExecutor(1) as pool,
         ):
             future = pool.submit(worker.step, ones(START))

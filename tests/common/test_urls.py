@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from aiops.common.urls import PORT, is_loopback, parse, write
+from aiops.common.urls import (
+    PORT,
+    ServerAddress,
+    is_loopback,
+    parse,
+    parse_all,
+    write,
+    write_all,
+)
 from aiops.errors import UsageError
 
 
@@ -30,6 +38,51 @@ def test_parse(url: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="aiops://host:port"):
         parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected", "written"),
+    [
+        ("aiops://a:7", [ServerAddress("a", 7)], "aiops://a:7"),
+        ("a", [ServerAddress("a", PORT)], "aiops://a:7171"),
+        (
+            "aiops://a:7,b",
+            [ServerAddress("a", 7), ServerAddress("b", PORT)],
+            "aiops://a:7,b:7171",
+        ),
+        (
+            "aiops://a+[::1]:8+f",
+            [ServerAddress("a", PORT, (("::1", 8), ("f", PORT)))],
+            "aiops://a:7171+[::1]:8+f:7171",
+        ),
+        (
+            "a+f,b+f,c",
+            [
+                ServerAddress("a", PORT, (("f", PORT),)),
+                ServerAddress("b", PORT, (("f", PORT),)),
+                ServerAddress("c", PORT),
+            ],
+            "aiops://a:7171+f:7171,b:7171+f:7171,c:7171",
+        ),
+    ],
+)
+def test_alternatives_and_shards(url: str, expected: list[ServerAddress], written: str) -> None:
+    assert parse_all(url) == tuple(expected)
+    assert write_all(expected) == written
+    assert parse_all(written) == tuple(expected)
+    assert expected[0].url == write(expected[0].host, expected[0].port)
+
+
+@pytest.mark.parametrize("url", ["", "aiops://", "a,", ",a", "a+", "a++b", "aiops://a,aiops://b"])
+def test_a_list_with_something_else_in_it(url: str) -> None:
+    with pytest.raises(UsageError, match="aiops://host:port"):
+        parse_all(url)
+
+
+@pytest.mark.parametrize("url", ["a,b,a:7171", "a+a", "a+f+f", "a+f,a+g"])
+def test_an_address_that_comes_twice(url: str) -> None:
+    with pytest.raises(UsageError, match="names an address twice"):
+        parse_all(url)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from aiops import AsyncClient, Client
+from aiops.common.urls import ServerAddress
 from aiops.errors import ConnectionLost
 from aiops.net.dns import addresses, addresses_waited_for, first_reached, literal
 from aiops.testing import run
@@ -213,7 +214,7 @@ def test_a_connection_that_is_being_made_can_be_interrupted() -> None:
         server = stack.enter_context(ServerThread())
         client = stack.enter_context(Client(server.url, timeout=PATIENCE))
         client._connection.hang_up()
-        client._connection.dialler._port = full.getsockname()[1]
+        client._connection._attempts._servers = (ServerAddress(*full.getsockname()),)
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(client.ping)
             eventually(

@@ -178,7 +178,7 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
         found[0]()
     world.lead.orders[0].lost()
     world.settle()
-    assert isinstance(request.error, Unavailable)
+    assert isinstance(request.refusal, Unavailable)
 
 
 @pytest.mark.parametrize("what", ["codec", "raw", "too long", "another version"])

@@ -105,6 +105,7 @@ def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
                 log += server.popen.stderr.readline()
                 pids = dict(re.findall(r"shard (\d) of 3 is process (\d+)", log))
             os.kill(int(pids["2"]), signal.SIGKILL)
+            client.timeout = 1.0  # the time for which a refusal is waited out
             for _ in range(2):
                 with pytest.raises(Unavailable, match="shard 2 of 3"):
                     client.exchange(params, ones())
@@ -132,6 +133,7 @@ def test_a_shard_that_falls_silent_is_given_up() -> None:
                 found = re.search(r"shard 1 of 2 is process (\d+)", line)
             pid = int(found[1])
             os.kill(pid, signal.SIGSTOP)
+            client.timeout = 5.0
             with pytest.raises(Unavailable, match=r"shard 1 of 2 .* has not answered a ping"):
                 client.exchange(params, ones())
         server.signal(signal.SIGTERM)
@@ -144,16 +146,16 @@ def test_followers_that_were_started_by_themselves() -> None:
     followers = [Process("-m", "aiops.server", "--port", "0", "--follower", *FLAGS) for _ in "ab"]
     try:
         urls = [follower.line() for follower in followers]
-        named = ",".join(url.removeprefix("aiops://") for url in urls)
+        a, b = (url.removeprefix("aiops://") for url in urls)
         with pytest.raises(Refused, match="connect to its lead"):
             Client(urls[0])
-        with server_process(*FLAGS, "--followers", named) as server:
-            with Client(f"{server.url},{named}", role="worker") as client:
+        with server_process(*FLAGS, "--followers", f"{a},{b}") as server:
+            with Client(f"{server.url}+{a}+{b}", role="worker") as client:
                 params = client.define(MODEL)
                 client.exchange(params, ones())
                 assert_same(params, {name: a - 1 for name, a in MODEL.items()})
             with pytest.raises(Unauthorised, match="has 3 shards, not the 2"):
-                Client(f"{server.url},{urls[0].removeprefix('aiops://')}")
+                Client(f"{server.url}+{a}")
             server.signal(signal.SIGTERM)
             assert server.end()[0] == 0
         assert [follower.end()[0] for follower in followers] == [0, 0]

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.asyncio.dialling import AsyncDialler
-from aiops.client.backoff import Attempts, overdue
+from aiops.client.backoff import Attempts, Repetitions, overdue
 from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
@@ -18,7 +18,7 @@ from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
-from aiops.errors import AiopsError, ConnectionLost
+from aiops.errors import AiopsError, ConnectionLost, Unavailable
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 from aiops.wire import messages
@@ -60,8 +60,11 @@ class AsyncClient(Facade, AsyncClosing):
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._dialler = AsyncDialler(self._session, self._host, self._port)
-        self._attempts = Attempts(self.url, self._env.randbelow, 0.0)
+        self._dialler = AsyncDialler(self._session)
+        self._attempts = Attempts(self._servers, self._env.randbelow, 0.0)
+        self._repetitions = Repetitions(self._env.randbelow)
+        self._repetition: asyncio.TimerHandle | None = None  # of requests that were refused
+        self._session.on_refused = self._repeat
         self._beat = min(_BEAT, timeout / 4)
         self._began = 0.0  # when the last steady exchange did
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
@@ -78,6 +81,7 @@ class AsyncClient(Facade, AsyncClosing):
             loop = asyncio.get_running_loop()
             self._ready = ready = loop.create_future()
             self._attempts.restart(loop.time() + self.timeout)
+            self._attempts.said = None
             self._keeper = loop.create_task(self._keep(ready))
         await asyncio.shield(ready)
         return self
@@ -216,9 +220,10 @@ class AsyncClient(Facade, AsyncClosing):
         self._closed = True
         connection, keeper = self._connection, self._keeper
         self._connection = self._keeper = None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        for timer in (self._watch, self._repetition):
+            if timer is not None:
+                timer.cancel()
+        self._watch = self._repetition = None
         if connection is not None:
             connection.hand_over()
         try:
@@ -274,7 +279,9 @@ class AsyncClient(Facade, AsyncClosing):
             async with asyncio.timeout_at((now if began is None else began) + allowed):
                 await answered
         except TimeoutError:
-            raise overdue(self.url, request.what, f"in {allowed:g} s") from None
+            late = overdue(self._session.server, request.what, f"in {allowed:g} s")
+            why = request.refusal or self._attempts.said or late
+            raise self._session.outcome(request, why) from None
         finally:
             if not request.done:
                 self._abandon(request)
@@ -292,6 +299,31 @@ class AsyncClient(Facade, AsyncClosing):
         if connection is not None and (coming or (request.payloads and connection.unsent)):
             connection.end(ConnectionLost("a request was given up in mid-message"))
 
+    def _repeat(self, refusal: Unavailable) -> None:
+        """Have requests asked again, after a pause, that the server could not take.
+
+        If there are other servers, the connection is ended, and the next one is tried.
+        """
+        connection, loop = self._connection, asyncio.get_running_loop()
+        self._attempts.said = refusal
+        if self._attempts.several and connection is not None:
+            loop.call_soon(connection.end, refusal)  # not in mid-message
+        elif self._repetition is None:
+            try:
+                pause = self._repetitions.pause(loop.time(), refusal, self.timeout)
+            except Unavailable as final:
+                self._session.reject_refused(final)
+            else:
+                self._repetition = loop.call_later(pause, self._ask_refused)
+
+    def _ask_refused(self) -> None:
+        self._repetition = None
+        if self._session.ready:
+            self._attempts.said = None
+        self._session.ask_refused()
+        if self._connection is not None:
+            self._connection.flush()
+
     async def _keep(self, ready: asyncio.Future[None]) -> None:
         """Keep a connection open: connect, and connect again with back-off when it is lost.
 
@@ -307,7 +339,7 @@ class AsyncClient(Facade, AsyncClosing):
                 try:
                     async with asyncio.timeout_at(attempts.until):
                         connection = await self._connect()
-                except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
+                except (ConnectionLost, Unavailable, OSError) as lost:  # TimeoutError is an OSError
                     error = lost
                 else:
                     if not ready.done():
@@ -316,7 +348,7 @@ class AsyncClient(Facade, AsyncClosing):
                     error = await connection.ended
                     self._connection = None
                     self._session.lost()
-                    if not isinstance(error, ConnectionLost):
+                    if not isinstance(error, ConnectionLost | Unavailable):
                         raise error
                     now = loop.time()
                     attempts.lost(now, self._session.answered, now + self.timeout)
@@ -330,21 +362,29 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _connect(self) -> AsyncConnection:
         """Open one connection, wait for the welcome, and return it."""
-        transport, connection = await self._dialler.connect_to_server(self._attempts.until)
+        attempts, session = self._attempts, self._session
+        session.towards(attempts.server)
+        transport, connection = await self._dialler.connect_to_server(
+            attempts.server, attempts.until, attempts.patience
+        )
         self._connection = connection
         try:
-            while not self._session.ready:
+            while not session.ready:
                 connection.progress.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
-                for channel in self._session.shards.channels[len(connection.channels) :]:
-                    await self._dialler.connect_to_shard(channel, connection, self._attempts.until)
-                await connection.progress.wait()
+                for channel in session.shards.channels[len(connection.channels) :]:
+                    await self._dialler.connect_to_shard(channel, connection, attempts.until)
+                try:
+                    async with asyncio.timeout(attempts.patience):
+                        await connection.progress.wait()
+                except TimeoutError:
+                    raise overdue(session.server, session.waiting_for, "in time") from None
         except BaseException:
             self._connection = None
             connection.end(ConnectionLost("it is not complete"))
             transport.abort()
-            self._session.lost()
+            session.lost()
             raise
         return connection
 

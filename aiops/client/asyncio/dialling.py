@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from functools import partial
 
 from aiops.client.asyncio.connection import AsyncConnection
-from aiops.client.backoff import reason
+from aiops.client.backoff import ATTEMPT, overdue, reason
 from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
+from aiops.common.urls import ServerAddress
 from aiops.errors import ConnectionLost
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -20,34 +22,59 @@ from aiops.wire.shared_payloads import SharedPayloads
 class AsyncDialler:
     """Connects to a server and to the other shards of its model.
 
-    Deadlines (``until``) are times of the event loop.
+    Deadlines (``until``) are times of the event loop. Each address of a host is given at most
+    `ATTEMPT` seconds.
 
     Parameters
     ----------
     session
         The session whose bytes the connections carry.
-    host, port
-        The server's address.
     """
 
-    def __init__(self, session: Session, host: str, port: int) -> None:
-        self._session, self._host, self._port = session, host, port
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._env = CURRENT_ENVIRONMENT.get()
 
-    async def connect_to_server(self, until: float) -> tuple[asyncio.Transport, AsyncConnection]:
-        """Connect to the first of the server's addresses that answers."""
-        left = until - asyncio.get_running_loop().time()
-        hosts = self._env.known_addresses(self._host) or await addresses(self._host, left)
-        return await first_reached(hosts, until, self._reach)
+    async def connect_to_server(
+        self, server: ServerAddress, until: float, patience: float
+    ) -> tuple[asyncio.Transport, AsyncConnection]:
+        """Connect to the first of a server's addresses that answers.
 
-    async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
+        ``patience``: seconds that a server on this machine may take to accept the connection.
+
+        Raises
+        ------
+        OSError, DeadlineExceeded
+            When it cannot be reached.
+        """
+
+        async def reach(host: str) -> tuple[asyncio.Transport, AsyncConnection]:
+            near = self._env.connect_unix(host, server.port)
+            if near is not None:
+                return await self._begin_near(near, host, server, patience)
+            return await self._dial(partial(AsyncConnection, self._session), host, server.port)
+
+        left = until - asyncio.get_running_loop().time()
+        hosts = self._env.known_addresses(server.host) or await addresses(server.host, left)
+        return await first_reached(hosts, until, reach)
+
+    async def _dial(
+        self, make: Callable[[], AsyncConnection], host: str, port: int
+    ) -> tuple[asyncio.Transport, AsyncConnection]:
+        async with asyncio.timeout(ATTEMPT):
+            return await self._env.dial(make, host, port)
+
+    async def _begin_near(
+        self, near: socket.socket, host: str, server: ServerAddress, patience: float
+    ) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
-        near = self._env.connect_unix(host, self._port)
-        if near is None:
-            return await self._env.dial(lambda: AsyncConnection(self._session), host, self._port)
         side = None
         try:
-            await _readable(near)
+            try:
+                async with asyncio.timeout(patience):
+                    await _readable(near)
+            except TimeoutError:
+                raise overdue(server.url, "its welcome", "in time") from None
             side = welcomed(near)
             shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
             return await loop.create_unix_connection(
@@ -72,7 +99,7 @@ class AsyncDialler:
 
         async def reach(host: str) -> None:
             made = partial(AsyncConnection(channel).following, lead)
-            await self._env.dial(made, host, channel.port)
+            await self._dial(made, host, channel.port)
 
         left = until - asyncio.get_running_loop().time()
         try:

@@ -22,15 +22,17 @@ from aiops.model.tables import Table
 class Client(Facade, Closing):
     """A blocking connection to a server.
 
-    Every call has a deadline, and connects again with back-off if the connection is lost meanwhile.
-    A push is applied exactly once, however often it has to be sent. A client may be used by one
-    thread at a time, and by the process that made it: in a fork every call raises `UsageError`.
+    Every call has a deadline. It connects again with back-off if the connection is lost meanwhile,
+    and asks again if the server is full or shuts down. A push is applied exactly once, however
+    often it has to be sent. A client may be used by one thread at a time, and by the process that
+    made it: in a fork every call raises `UsageError`.
 
     Parameters
     ----------
     url
-        ``aiops://host[:port]``; of a model on several shards, that of the lead, or
-        ``aiops://host:port,host:port,...`` with the lead first.
+        ``aiops://host[:port]``. Alternatives are separated by commas: ``aiops://a:7171,b:7171``;
+        the first that welcomes this client is used, until it ends. Of a model on several shards,
+        the lead's, or ``aiops://lead:port+follower:port+...``.
     role
         ``"observer"`` (default): reads, and is not counted as a worker. ``"worker"``: takes part in
         training, and barriers may wait for it.
@@ -53,6 +55,9 @@ class Client(Facade, Closing):
         whether a push that was under way has been applied is then unknown.
     RemoteProtocolError
         When the server breaks the protocol. Every call may raise it.
+    Unavailable
+        When the server is full or shuts down until the time is up. Every call may raise it; what it
+        pushed has not been applied.
     Unauthorised
         When the token is missing or wrong.
     """
@@ -68,7 +73,7 @@ class Client(Facade, Closing):
         pongs: bool = False,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
-        self._connection = BlockingConnection(self._session, self._host, self._port)
+        self._connection = BlockingConnection(self._session, self._servers)
         forks.note(self)
         self._run(None)
 
@@ -153,8 +158,6 @@ class Client(Facade, Closing):
             When the server was restarted since ``params`` came: fetch, and compute it again. The
             text says whether it was sent before, and may have been applied to the earlier run's
             parameters.
-        Unavailable
-            When the server is shutting down.
         """
         return self._do(self._calls.push(params, gradients))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from aiops.client.backoff import Attempts, overdue, reason
+from aiops.client.backoff import Attempts, Repetitions, overdue, reason
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.session import Session, without
@@ -20,7 +20,8 @@ from aiops.client.steady import SteadyExchange
 from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as move_all
-from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
+from aiops.common.urls import ServerAddress
+from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailable
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -58,14 +59,17 @@ class BlockingConnection:
     ----------
     session
         The session.
-    host, port
-        The server's address.
+    servers
+        The server's address, and those of its alternatives.
     """
 
-    def __init__(self, session: Session, host: str, port: int) -> None:
+    def __init__(self, session: Session, servers: Sequence[ServerAddress]) -> None:
         self._session = session
-        self.dialler = Dialler(session.server, host, port, self._left)
-        self._below = CURRENT_ENVIRONMENT.get().randbelow
+        self.dialler = Dialler(session.url, self._left)
+        below = CURRENT_ENVIRONMENT.get().randbelow
+        self._attempts = Attempts(servers, below, 0.0)
+        self._repetitions = Repetitions(below)
+        self._told: Unavailable | None = None  # why the server ended the connection meanwhile
         self.socket: socket.socket | None = None
         self._near: UnixSide | None = None  # on a connection within this machine
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
@@ -161,7 +165,8 @@ class BlockingConnection:
     def carry(self, request: Request | None, timeout: float, attempting: float) -> Any:
         """Move bytes until a request is answered; return its result.
 
-        A connection that is lost meanwhile is made again, with longer and longer pauses.
+        A connection that is lost meanwhile is made again, with longer and longer pauses, and a
+        request that the server could not take is sent again.
 
         Parameters
         ----------
@@ -170,7 +175,7 @@ class BlockingConnection:
         timeout
             Seconds that it may take in all.
         attempting
-            Seconds that connecting again may take.
+            Seconds that connecting again may take, and waiting for a server that is full or ends.
 
         Raises
         ------
@@ -178,6 +183,8 @@ class BlockingConnection:
             When the answer has not come in time.
         ConnectionLost
             When the server cannot be reached.
+        Unavailable
+            When it could not take this client, or the request, until the time was up.
         AiopsError
             The refusal of the request, or the end of the session.
         """
@@ -185,7 +192,10 @@ class BlockingConnection:
         handed = self._handed
         until = timeout + (handed.began if handed and handed.request is request else now)
         hurried = now - self._last < _MOMENT  # the next is then soon, too, and takes releases along
-        attempts, trying = None, now + min(timeout, attempting)
+        attempts, trying = self._attempts, now + min(timeout, attempting)
+        if not session.ready:
+            attempts.restart(trying)
+            attempts.said, self._told = self._told, None
         try:
             while not (request.done if request is not None else session.ready):
                 if self.dialler.interrupted:
@@ -193,25 +203,33 @@ class BlockingConnection:
                 ready = session.ready
                 try:
                     self._move(until if ready else trying, attempting / 4)
-                except DeadlineExceeded:
-                    raise
-                except (ConnectionLost, OSError) as error:
+                    if session.ready is not ready:
+                        attempts.made(time.monotonic(), session.answered)
+                    if request is not None and request.refusal is not None:
+                        self._repeat(request.refusal, attempting)
+                except (ConnectionLost, Unavailable, OSError) as error:
+                    now = time.monotonic()
+                    if ready and isinstance(error, DeadlineExceeded) and now >= until:
+                        raise
                     self.hang_up()
                     self.dialler.check()
                     if ready:  # it was there until now
-                        trying = min(until, time.monotonic() + attempting)
-                    if attempts is None:
-                        attempts = Attempts(session.server, self._below, trying)
-                    attempts.until = trying
-                    self.dialler.wait(attempts.pause(time.monotonic(), error))
-        except BaseException:  # such as Ctrl-C: a message may be cut
+                        trying = min(until, now + attempting)
+                        attempts.lost(now, session.answered, trying)
+                    self.dialler.wait(attempts.pause(now, error))
+        except BaseException as error:  # such as Ctrl-C: a message may be cut
+            outcome = error
             if request is not None:
                 session.abandon(request)
+                if isinstance(error, AiopsError):
+                    outcome = session.outcome(request, error)
             self.hang_up()
-            raise
+            if outcome is error:
+                raise
+            raise outcome from error
         if session.shards.channels or session.out or (session.back and not hurried):
             self._send_the_rest(until)
-        self._last = time.monotonic()
+        self._last, attempts.said = time.monotonic(), None
         if session.steady is not None and session.idle and not self._sockets:
             self.steady = session.steady
         if request is None:
@@ -219,6 +237,28 @@ class BlockingConnection:
         if request.error is not None:
             raise request.error
         return request.result
+
+    def _repeat(self, refusal: Unavailable, timeout: float) -> None:
+        """Ask again after a pause for what the server could not take, or have that fail.
+
+        Raises
+        ------
+        Unavailable
+            The refusal, if another server may take it.
+        ConnectionLost, OSError
+            When the server has closed the connection meanwhile.
+        """
+        if self._attempts.several:
+            raise refusal
+        try:
+            self.dialler.wait(self._repetitions.pause(time.monotonic(), refusal, timeout))
+        except Unavailable as final:
+            self._session.reject_refused(final)
+            return
+        self._attempts.said = refusal
+        if self.socket is not None:  # a server that shuts down may have closed the connection
+            self._take_in(self.socket)
+        self._session.ask_refused()
 
     def _move(self, until: float, beat: float) -> None:
         """Connect if need be, send what there is to send, and wait for something to come.
@@ -228,12 +268,14 @@ class BlockingConnection:
         Raises
         ------
         DeadlineExceeded
-            When the deadline has passed.
-        ConnectionLost, OSError
+            When the deadline has passed, or the server leaves the client waiting for its welcome.
+        ConnectionLost, Unavailable, OSError
             When the connection is gone or cannot be made; `hang_up` is then due.
         """
         if self.socket is None:
             self._connect(until, min(_BEAT, beat))
+        if not self._session.ready:
+            until = min(until, time.monotonic() + self._attempts.patience)
         handed, self._handed = self._handed, None
         try:
             if handed is not None and self._go_on(handed, until):
@@ -313,16 +355,21 @@ class BlockingConnection:
         if sock is None or self._handed is not None:
             return
         try:
-            while self._sockets and move_all(self._sockets, 0):
-                pass
-            while not self._sockets and select.select([sock], [], [], 0)[0]:
-                self.steady = None
-                self._receive(time.monotonic() + _ASIDE)
+            self._take_in(sock)
             self._send_the_rest(time.monotonic() + _ASIDE)
             self._settled()
         except (AiopsError, OSError) as error:
+            self._told = error if isinstance(error, Unavailable) else None
             self.hang_up()
             raise ConnectionLost(f"{self._session.server}: {reason(error)}") from error
+
+    def _take_in(self, sock: socket.socket) -> None:
+        """Receive what has come; does not wait."""
+        while self._sockets and move_all(self._sockets, 0):
+            pass
+        while not self._sockets and select.select([sock], [], [], 0)[0]:
+            self.steady = None
+            self._receive(time.monotonic() + _ASIDE)
 
     # ------------------------------------------------------------ ending
 
@@ -385,7 +432,9 @@ class BlockingConnection:
     # ------------------------------------------------------------ the socket
 
     def _connect(self, until: float, beat: float) -> None:
-        sock, self._near = self.dialler.connect_to_server(until)
+        server, patience = self._attempts.server, self._attempts.patience
+        self._session.towards(server)
+        sock, self._near = self.dialler.connect_to_server(server, until, patience)
         self.socket = sock
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
@@ -399,7 +448,11 @@ class BlockingConnection:
         shared = None
         if self._near is not None:
             shared = SharedPayloads(partial(self._near.attach, private=False), self._near.pass_on)
-        self._send(self._session.connected(shared), until)
+        try:
+            self._send(self._session.connected(shared), until)
+        except OSError:
+            self._receive_reason()
+            raise
 
     # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
     # that a transfer of any size is one system call, and a deadline is still seen to.
@@ -430,7 +483,9 @@ class BlockingConnection:
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
         flags = socket.MSG_WAITALL if wire.missing else 0
         buffer = wire.next_buffer()[:RECEIVE]
-        if not flags and self._poll is not None:
+        if not self._session.ready:
+            self._wait_for_welcome(sock, until)
+        elif not flags and self._poll is not None:
             # Glances that are in vain are many, and raise nothing: an error takes longer to make.
             self._spin.look(self._poll.poll)
         while True:
@@ -440,6 +495,15 @@ class BlockingConnection:
             except BlockingIOError:
                 self._left(until)
         self._session.received(count)
+
+    def _wait_for_welcome(self, sock: socket.socket, until: float) -> None:
+        """Wait until there is something to receive: the deadline may be sooner than a beat."""
+        left = self._left(until)
+        if self._poll is not None:
+            self._poll.poll(1e3 * left)
+        else:
+            select.select([sock], [], [], left)
+        self._left(until)
 
     def _left(self, until: float) -> float:
         left = until - time.monotonic()

@@ -7,9 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from aiops.client.backoff import reason
+from aiops.client.backoff import ATTEMPT, overdue, reason
 from aiops.client.shard_channel import ShardChannel
 from aiops.common import forks
+from aiops.common.urls import ServerAddress
 from aiops.errors import ConnectionLost
 from aiops.net.dns import addresses_waited_for
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -21,14 +22,12 @@ class Dialler:
     """Connects to a server and to the other shards of its model.
 
     One thread uses it at a time, except for `interrupt`. Deadlines (``until``) are times of
-    `time.monotonic`.
+    `time.monotonic`. Each address of a host is given at most `ATTEMPT` seconds.
 
     Parameters
     ----------
-    server
-        The server's URL, for error texts.
-    host, port
-        Its address.
+    url
+        The URL of the server or servers, for error texts.
     left
         Returns the seconds that are left until a deadline, or raises `DeadlineExceeded`.
 
@@ -40,8 +39,8 @@ class Dialler:
         Whether no connection is to be made any more.
     """
 
-    def __init__(self, server: str, host: str, port: int, left: Callable[[float], float]) -> None:
-        self._server, self._host, self._port, self._left = server, host, port, left
+    def __init__(self, url: str, left: Callable[[float], float]) -> None:
+        self._url, self._left = url, left
         self._env = CURRENT_ENVIRONMENT.get()
         self.socket: socket.socket | None = None
         self.interrupted = self._forked = False
@@ -49,20 +48,24 @@ class Dialler:
 
     # ------------------------------------------------------------ connecting
 
-    def connect_to_server(self, until: float) -> tuple[socket.socket, UnixSide | None]:
-        """Return a socket that is connected to the server; on this machine, with its side channel.
+    def connect_to_server(
+        self, server: ServerAddress, until: float, patience: float
+    ) -> tuple[socket.socket, UnixSide | None]:
+        """Return a socket that is connected to a server; on this machine, with its side channel.
+
+        ``patience``: seconds that a server on this machine may take to accept the connection.
 
         Raises
         ------
         ConnectionLost, OSError, DeadlineExceeded
             When the server cannot be reached.
         """
-        hosts = self._addresses(self._host, until)
+        hosts = self._addresses(server.host, until)
         for host in hosts:
-            near = self._env.connect_unix(host, self._port)
+            near = self._env.connect_unix(host, server.port)
             if near is not None:
-                return near, self._welcomed(near, until)
-        sock = self._connect_to_any(hosts, self._port, until)
+                return near, self._welcomed(near, server, min(patience, self._left(until)))
+        sock = self._connect_to_any(hosts, server.port, until)
         tune(sock)
         return sock, None
 
@@ -80,12 +83,15 @@ class Dialler:
         known = self._env.known_addresses(host)
         return known or addresses_waited_for(host, self._left(until), self.check)
 
-    def _welcomed(self, near: socket.socket, until: float) -> UnixSide:
+    def _welcomed(self, near: socket.socket, server: ServerAddress, seconds: float) -> UnixSide:
         self.socket = near
         try:
             self.check()
-            near.settimeout(self._left(until))
+            near.settimeout(seconds)
             return welcomed(near)
+        except TimeoutError:
+            near.close()
+            raise overdue(server.url, "its welcome", "in time") from None
         except BaseException:
             near.close()
             raise
@@ -104,7 +110,7 @@ class Dialler:
         self.socket = sock = self._env.unconnected_socket(host)
         try:
             self.check()  # it may have come too early to find this socket
-            sock.settimeout(seconds)
+            sock.settimeout(min(seconds, ATTEMPT))
             sock.connect((host, port))
             self.check()
         except BaseException:
@@ -126,7 +132,7 @@ class Dialler:
         if self._forked:
             raise forks.inherited("client")
         if self.interrupted:
-            raise ConnectionLost(f"{self._server}: this client was interrupted")
+            raise ConnectionLost(f"{self._url}: this client was interrupted")
 
     def interrupt(self) -> None:
         """Make no more connections; end the attempt that another thread waits in."""

@@ -102,7 +102,7 @@ class Worker(WorkerFacade, Closing):
         When the server's model has other tensors; the text names the first difference.
     UsageError
         When an argument is invalid, or ``views`` is set under a policy with local steps.
-    ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
+    ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised, Unavailable
         As `Client`.
     """
 
@@ -164,8 +164,9 @@ class Worker(WorkerFacade, Closing):
             are as before. (A later step raises it for a push in the background.)
         StaleGradient
             When the policy refuses a gradient that cannot be computed again.
-        ConnectionLost, DeadlineExceeded
-            When the server cannot be reached, or does not answer.
+        ConnectionLost, DeadlineExceeded, Unavailable
+            When the server cannot be reached, does not answer, or takes no pushes until the time is
+            up.
         """
         if self._closed:
             self._check()
