@@ -86,8 +86,8 @@ class Fixture:
         self.versions: dict[int, dict[str, bytes]] = {}
         handle = self.engine.handle
 
-        def noted(event: Any) -> Any:
-            effects = handle(event)
+        def noted(event: Any, leased: bool | None = None) -> Any:
+            effects = handle(event, leased)
             self.note()
             return effects
 
