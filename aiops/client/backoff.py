@@ -13,7 +13,7 @@ FIRST, LONGEST = 0.05, 1.0
 """Seconds: the first pause between attempts, and the longest."""
 
 ATTEMPT: Final = 1.5
-"""Seconds that an attempt to connect to one address may take.
+"""Seconds that an attempt to connect to one address may take, and a look-up of a host's.
 
 The kernel repeats an unanswered request to connect after 1 s. So a network that is restored is
 noticed within this time: by the repetition, or by the attempt after the pause.

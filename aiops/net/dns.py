@@ -2,6 +2,9 @@
 
 ``getaddrinfo`` cannot be interrupted, and may take half a minute where a name server is out of
 reach. So a daemon thread calls it, which belongs to no pool and is never joined.
+
+The last answer for each host is kept. It is returned if the name server does not answer now, or
+says that it cannot: a name server is often lost with the network, and comes back later.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ Addresses: TypeAlias = tuple[str, ...]
 T = TypeVar("T")
 
 _GLANCE = 0.1  # seconds between two calls of ``check`` during a wait
+_AGAIN = 0.25  # seconds to wait for a host whose last addresses are known
+
+_known: dict[str, Addresses] = {}  # the last answers; only those of hosts that are connected to
 
 
 def literal(host: str) -> Addresses | None:
@@ -36,7 +42,7 @@ async def addresses(host: str, patience: float) -> Addresses:
     Raises
     ------
     OSError
-        When there are none, or there is no answer in ``patience`` seconds.
+        When there are none, or there is no answer in ``patience`` seconds, and never was.
     """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Addresses | OSError] = loop.create_future()
@@ -51,10 +57,10 @@ async def addresses(host: str, patience: float) -> Addresses:
 
     _begin(host, report)
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(_limited(host, patience)):
             answer = await found
     except TimeoutError:
-        raise _silent(host, patience) from None
+        return _last(host, patience)
     return _checked(host, answer)
 
 
@@ -92,12 +98,12 @@ def addresses_waited_for(host: str, patience: float, check: Callable[[], None]) 
         answered.set()
 
     _begin(host, report)
-    left = patience
+    left = _limited(host, patience)
     while not answered.wait(min(left, _GLANCE)):
         check()
         left -= _GLANCE
         if left <= 0:
-            raise _silent(host, patience)
+            return _last(host, patience)
     return _checked(host, answers[0])
 
 
@@ -110,16 +116,28 @@ def _begin(host: str, report: Callable[[Addresses | OSError], None]) -> None:
         except UnicodeError as error:  # what cannot be a host's name
             report(OSError(str(error)))
         else:
-            report(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
+            _known[host] = found = tuple(dict.fromkeys(str(row[4][0]) for row in rows))
+            report(found)
 
     threading.Thread(target=look_up, name="aiops-lookup", daemon=True).start()
 
 
 def _checked(host: str, answer: Addresses | OSError) -> Addresses:
     if isinstance(answer, OSError):
+        if answer.errno == socket.EAI_AGAIN and host in _known:
+            return _known[host]
         raise OSError(answer.errno, f"{host!r} cannot be looked up: {answer.strerror or answer}")
     return answer
 
 
-def _silent(host: str, patience: float) -> OSError:
-    return TimeoutError(f"{host!r} cannot be looked up: no answer in {patience:.3g} s")
+def _limited(host: str, patience: float) -> float:
+    """Return the seconds to wait for an answer."""
+    return min(patience, _AGAIN) if host in _known else patience
+
+
+def _last(host: str, patience: float) -> Addresses:
+    """Return the last addresses of a host about which there is no answer."""
+    known = _known.get(host)
+    if known is None:
+        raise TimeoutError(f"{host!r} cannot be looked up: no answer in {patience:.3g} s")
+    return known

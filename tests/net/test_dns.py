@@ -28,6 +28,11 @@ from tests.support import PATIENCE, ServerThread
 Names = Callable[[Callable[[], list[str]]], None]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiops.net.dns._known", {})
+
+
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     """Sets what a look-up returns or raises."""
@@ -37,7 +42,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
             assert host == "server.example"
             return [(0, 0, 0, "", (found, 0)) for found in answer()]
 
-        module = SimpleNamespace(getaddrinfo=getaddrinfo, SOCK_STREAM=socket.SOCK_STREAM)
+        known = {"SOCK_STREAM": socket.SOCK_STREAM, "EAI_AGAIN": socket.EAI_AGAIN}
+        module = SimpleNamespace(getaddrinfo=getaddrinfo, **known)
         monkeypatch.setattr("aiops.net.dns.socket", module)
 
     return set_
@@ -109,6 +115,43 @@ def test_no_answer_in_time(
     with pytest.raises(TimeoutError, match=r"cannot be looked up: no answer in 0\.05 s"):
         look_up("server.example", 0.05)
     assert silent.wait(PATIENCE)
+
+
+@both
+def test_the_last_addresses_are_returned_while_the_name_server_is_silent(
+    look_up: Callable[[str, float], tuple[str, ...]], names: Names
+) -> None:
+    names(lambda: ["203.0.113.2"])
+    look_up("server.example", PATIENCE)
+    over = threading.Event()
+
+    def silent() -> list[str]:
+        over.wait(PATIENCE)
+        return []
+
+    names(silent)
+    began = time.monotonic()
+    assert look_up("server.example", PATIENCE) == ("203.0.113.2",)
+    assert time.monotonic() - began < PATIENCE / 2
+    over.set()
+
+
+@both
+@pytest.mark.parametrize(("code", "known"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
+def test_they_are_if_it_cannot_answer_now_but_not_if_there_is_no_such_host(
+    look_up: Callable[[str, float], tuple[str, ...]], names: Names, code: int, known: bool
+) -> None:
+    def fails() -> list[str]:
+        raise socket.gaierror(code, "it says so")
+
+    names(lambda: ["203.0.113.2"])
+    look_up("server.example", PATIENCE)
+    names(fails)
+    if known:
+        assert look_up("server.example", PATIENCE) == ("203.0.113.2",)
+    else:
+        with pytest.raises(OSError, match="cannot be looked up: it says so"):
+            look_up("server.example", PATIENCE)
 
 
 def test_a_wait_can_be_ended(silent: threading.Event) -> None:

@@ -54,7 +54,7 @@ class AsyncDialler:
                 return await self._begin_near(near, host, server, patience)
             return await self._dial(partial(AsyncConnection, self._session), host, server.port)
 
-        left = until - asyncio.get_running_loop().time()
+        left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         hosts = self._env.known_addresses(server.host) or await addresses(server.host, left)
         return await first_reached(hosts, until, reach)
 
@@ -101,7 +101,7 @@ class AsyncDialler:
             made = partial(AsyncConnection(channel).following, lead)
             await self._dial(made, host, channel.port)
 
-        left = until - asyncio.get_running_loop().time()
+        left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         try:
             hosts = self._env.known_addresses(channel.host) or await addresses(channel.host, left)
             async with asyncio.timeout_at(until):

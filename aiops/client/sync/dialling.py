@@ -81,7 +81,7 @@ class Dialler:
 
     def _addresses(self, host: str, until: float) -> Sequence[str]:
         known = self._env.known_addresses(host)
-        return known or addresses_waited_for(host, self._left(until), self.check)
+        return known or addresses_waited_for(host, min(self._left(until), ATTEMPT), self.check)
 
     def _welcomed(self, near: socket.socket, server: ServerAddress, seconds: float) -> UnixSide:
         self.socket = near
