@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from aiops.common.frozen import value
 from aiops.durable.rows import LEASED, AppliedMark, JournalRow, check_of, events_of
 from aiops.engine.buffer_pool import BufferPool
+from aiops.engine.capture import settings_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import Applied, Apply, Effect, Event, Reply
-from aiops.errors import DamagedState, UsageError
+from aiops.engine.events import Applied, Apply, Effect, Event, Reply, Warm
+from aiops.engine.restore import check_settings
+from aiops.errors import DamagedState
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
 
 _UNBOUNDED = 1 << 62  # bytes
-
-_FREE = ("heartbeat", "shard_bytes")
-"""Options of a journal that may be others after a restart: one server's state does not depend on
-them."""
 
 
 @value
@@ -33,12 +30,13 @@ class Recovered:
     time
         The engine's time then, in seconds.
     outstanding
-        The update that was under way; the server has to carry it out.
+        The effects that are still to be carried out: the compiling of kernels, the update that was
+        under way.
     """
 
     row: int
     time: float
-    outstanding: Apply | None
+    outstanding: tuple[Effect, ...]
 
 
 class Replayer:
@@ -48,12 +46,14 @@ class Replayer:
     ----------
     engine
         The engine; its clients' answers are thrown away.
+    row, effects
+        The row of the snapshot that it was restored from, and the effects of that.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, row: int = 0, effects: Sequence[Effect] = ()) -> None:
         self._engine = engine
         self._outstanding: Apply | None = None
-        self._row, self._time = 0, 0.0
+        self._row, self._time, self._effects = row, engine.now, [*effects]
         self._bounds: dict[BufferPool, int] = {}
 
     def feed(self, frame: JournalFrame) -> None:
@@ -82,7 +82,8 @@ class Replayer:
         """Return where the journal ended; the engine may serve from here on."""
         for pool, bound in self._bounds.items():
             pool.bound = bound
-        return Recovered(self._row, self._time, self._outstanding)
+        applied = () if self._outstanding is None else (self._outstanding,)
+        return Recovered(self._row, self._time, (*self._effects, *applied))
 
     def _handle(self, event: Event, leased: bool) -> None:
         self._note(self._engine.handle(event, leased))
@@ -109,6 +110,8 @@ class Replayer:
         for effect in effects:
             if isinstance(effect, Apply):
                 self._outstanding = effect
+            elif isinstance(effect, Warm):
+                self._effects.append(effect)
             elif isinstance(effect, Reply) and effect.lease is not None:
                 effect.lease.release()
             elif isinstance(effect, Reply) and effect.rows is not None:
@@ -143,19 +146,6 @@ def check_begin(frame: JournalFrame, policy: str, engine: Engine, where: str) ->
     if frame.kind != RowKind.BEGIN:
         raise DamagedState(f"{where} is damaged: its first row is not the beginning of a state")
     found = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
-    then: dict[str, Any] = {"policy": found["policy"], **found["settings"], **found["options"]}
-    settings: Mapping[str, Any] = engine.algorithm.settings()
-    now: dict[str, Any] = {"policy": policy, **settings, **engine.options.deciding()}
-    for name in dict.fromkeys([*now, *then]):
-        if name in _FREE:
-            continue
-        if pack(_lists(now.get(name))) != pack(_lists(then.get(name))):
-            raise UsageError(
-                f"{where} holds a run with {name} = {then.get(name)!r}, and this server has"
-                f" {name} = {now.get(name)!r}: give the same settings, or begin a new state"
-            )
-
-
-def _lists(plain: Any) -> Any:
-    """Return tuples as lists: a setting is the same however it was written."""
-    return [*map(_lists, plain)] if isinstance(plain, list | tuple) else plain
+    name = engine.algorithm.name if found["policy"] == policy else found["policy"]
+    kept = {"algorithm": {"policy": name, **found["settings"]}, "options": found["options"]}
+    check_settings(kept, settings_of(engine))

@@ -71,7 +71,7 @@ def restore(
     UsageError
         When the engine has other settings than the one that was captured.
     """
-    _check_settings(found.settings, settings_of(engine))
+    check_settings(found.settings, settings_of(engine))
     owners = found.owners
     engine.restore(owners["engine"])
     engine.policy.restore(owners["policy"])
@@ -92,12 +92,27 @@ def restore(
     return [effect for effect in training.begun if not isinstance(effect, DistributeModel)]
 
 
-def _check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse to restore into an engine that decides otherwise."""
+_FREE = ("heartbeat", "shard_bytes")
+"""Options that a journal needs and a state does not: the state of one server is the same."""
+
+
+def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse to restore into an engine that decides otherwise.
+
+    Parameters
+    ----------
+    kept, mine
+        As `settings_of` returned them, then and now.
+
+    Raises
+    ------
+    UsageError
+        Naming the first setting that differs.
+    """
     for group in ("algorithm", "options"):
         for name in {**kept[group], **mine[group]}:
             before, now = kept[group].get(name), mine[group].get(name)
-            if before != now:
+            if before != now and name not in _FREE:
                 raise UsageError(
                     f"the state is of a server with {name}={before!r}, and this one has"
                     f" {name}={now!r}: give the same settings"

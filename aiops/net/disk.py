@@ -26,7 +26,7 @@ class DiskFile(Protocol):
     second `sync` would succeed all the same.
     """
 
-    def write(self, buffers: Sequence[bytes | memoryview], at: int) -> None:
+    def write(self, buffers: Sequence[bytes | bytearray | memoryview], at: int) -> None:
         """Write all buffers of bytes, one after the other, from an offset on."""
 
     def sync(self) -> None:
@@ -84,7 +84,7 @@ class _SystemFile:
         self._descriptor = descriptor
         forks.note(self)
 
-    def write(self, buffers: Sequence[bytes | memoryview], at: int) -> None:
+    def write(self, buffers: Sequence[bytes | bytearray | memoryview], at: int) -> None:
         count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
         if count == sum(map(len, buffers)):  # nearly always
             return

@@ -23,7 +23,7 @@ from aiops.kernels.cupy_device import number_of
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
-    "save_every",
+    *("save_every", "snapshot_every"),
 )
 _COUNTS = (
     "workers",
@@ -74,10 +74,13 @@ class Config:
         None, "Record the run for `aiops replay`; in FILE.2 if FILE exists."
     )
     state: Path | None = _option(
-        None, "Keep a journal of all in this folder, and go on from what it holds."
+        None, "Keep all of the server in this folder, and go on from what it holds."
     )
     acks: str | None = _option(
         None, "With --state: a push is acknowledged once it is 'applied', 'written' or 'durable'."
+    )
+    snapshot_every: float = _option(
+        30.0, "Seconds between two snapshots in --state, which shorten its journal."
     )
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     profile: Path | None = _option(None, "Write where the server's time went here, at the end.")

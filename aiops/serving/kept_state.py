@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from aiops._version import __version__
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.recorder import AppendRow, Recorder
 from aiops.durable.rows import LEASED
+from aiops.engine.capture import Capture
+from aiops.engine.capture import capture as captured
 from aiops.engine.engine import Engine
-from aiops.engine.events import Apply, Event, Resumed, Tick
+from aiops.engine.events import Effect, Event, Resumed, Tick
 from aiops.errors import UsageError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
+from aiops.serving.snapshot_writer import SnapshotWriter
 from aiops.serving.state_files import Clock, StateFiles
 from aiops.state.row_kinds import RowKind
+from aiops.state.snapshot_file import SnapshotHeader
 
 _log = logging.getLogger("aiops.server")
+
+_SOON = 0.02
+"""Seconds after which it is tried again to find the engine between two updates."""
 
 
 class KeptState:
@@ -66,10 +79,13 @@ class KeptState:
         recovered = files.recover(engine, policy)
         if recovered is not None:
             clock.go_on(recovered.time)
-        self._outstanding: Apply | None = None if recovered is None else recovered.outstanding
+        self._outstanding = () if recovered is None else recovered.outstanding
         self.resumes = recovered is not None
         self._writer = files.begin(engine, policy, recovered, clock(), acks, post_threadsafe)
         row = 1 if recovered is None else recovered.row
+        self._snapshots = SnapshotWriter(files.disk, files.folder)
+        self._captured = 0  # the row of the last snapshot
+        self._due: asyncio.TimerHandle | None = None
         self.recorder = Recorder(engine, CommitGate(acks), row + 1)
         if recovered is None:
             _log.info("%s: a new state, run %s", files.folder, files.run)
@@ -107,14 +123,25 @@ class KeptState:
 
         return {AppendRow: self._writer.append, EncodedReply: replied}
 
-    def resume(self, perform: Callable[[Apply], None]) -> None:
-        """Go on where the earlier server ended; ``perform`` carries out an effect."""
+    def begin(
+        self, loop: asyncio.AbstractEventLoop, every: float, perform: Callable[[Effect], None]
+    ) -> None:
+        """Go on where the earlier server ended, if there was one, and take snapshots.
+
+        Parameters
+        ----------
+        loop, every
+            The event loop, and the seconds between two snapshots on it.
+        perform
+            Carries out an effect.
+        """
+        self._due = loop.call_later(every, self._snapshot, loop, every)
         if not self.resumes:
             return
         self._post(Resumed(self._clock(), self._files.generation))
-        if self._outstanding is not None:
-            perform(self._outstanding)
-            self._outstanding = None
+        for effect in self._outstanding:
+            perform(effect)
+        self._outstanding = ()
         self._post(Tick(self._clock()))
 
     def exchanged(
@@ -140,6 +167,50 @@ class KeptState:
         if ended is not None:
             self._post(ended)
 
+    def _snapshot(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
+        """Begin to write a snapshot, if anything has happened; when updates run, a bit later."""
+        engine, row = self.recorder.engine, self.recorder.next - 1
+        pause = every
+        if row == self._captured or not self.recorder.recording or self._snapshots.busy:
+            pass
+        elif engine.training is None or not (engine.idle and not engine.working):
+            pause = min(every, _SOON)
+        else:
+
+            def done(capture: Capture) -> None:
+                loop.call_soon_threadsafe(capture.release)
+
+            self._take(partial(self._snapshots.begin, done=done))
+        self._due = loop.call_later(pause, self._snapshot, loop, every)
+
+    def _take(self, write: Callable[[Capture, SnapshotHeader], object]) -> None:
+        """Capture the engine, between two events, and have it written."""
+        engine, files = self.recorder.engine, self._files
+        row = self._captured = self.recorder.next - 1
+        capture = captured(engine, row)
+        capture.copy()
+        versions = [engine.version, *(table.version for table in engine.tables)]
+        wrote = {"aiops": __version__, "numpy": np.__version__, "byteorder": sys.byteorder}
+        header = SnapshotHeader(
+            *(row, files.generation, files.run, versions),
+            *(capture.settings, wrote, capture.owners),
+        )
+        write(capture, header)
+
+    def _take_last(self) -> None:
+        """Write a last snapshot, so that the next start need not replay the journal."""
+        engine = self.recorder.engine
+        self._snapshots.wait()
+        changed = self.recorder.next - 1 != self._captured and self.recorder.recording
+        if not changed or engine.training is None or not engine.idle or engine.working:
+            return
+
+        def write(capture: Capture, header: SnapshotHeader) -> None:
+            self._snapshots.write(capture, header)
+            capture.release()
+
+        self._take(write)
+
     def report(self) -> dict[str, Any]:
         """Return its part of the statistics."""
         recorder, files = self.recorder, self._files
@@ -150,9 +221,14 @@ class KeptState:
             "row": recorder.next - 1,
             "acks": recorder.acks.name.lower(),
             "ended": recorder.ended,
+            "snapshot": self._captured,
+            "snapshot_error": self._snapshots.why,
         }
 
     def end(self) -> None:
-        """Sync and close the journal, and unlock the folder."""
+        """Write a last snapshot, close the journal, and unlock the folder."""
+        if self._due is not None:
+            self._due.cancel()
+        self._take_last()
         self._writer.end()
         self._files.close()

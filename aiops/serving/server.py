@@ -210,7 +210,7 @@ class Server:
             self._pacing.begin(loop)
         self._runner.perform(preparation)
         if self._state is not None:
-            self._state.resume(self._runner.perform)
+            self._state.begin(loop, self.config.snapshot_every, self._runner.perform)
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port)
         return self.url

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from aiops._version import __version__
@@ -15,12 +16,14 @@ from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Recovered, Replayer, begin_row, check_begin
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, Event, JournalEnded
+from aiops.engine.events import Committed, Effect, Event, JournalEnded
+from aiops.engine.restore import restore
 from aiops.errors import DamagedState, UsageError
 from aiops.net.disk import Disk, DiskFile, DiskLock
 from aiops.state import directory
 from aiops.state.directory import GenerationFile, StateIdentity, StateListing
 from aiops.state.frames import END, HEAD, SegmentHead, SegmentScan, frame, frame_bytes
+from aiops.state.snapshot_file import SnapshotFile
 
 _log = logging.getLogger("aiops.server")
 
@@ -46,8 +49,8 @@ class StateFiles:
 
     Attributes
     ----------
-    folder
-        The directory.
+    folder, disk
+        The directory, and the file system.
     run
         The name of the run whose state it holds.
     generation
@@ -68,9 +71,9 @@ class StateFiles:
         salt: Callable[[], int],
     ) -> None:
         self.folder = folder
-        self._disk, self._salt = disk, salt
+        self.disk, self._salt = disk, salt
         try:
-            self._disk.make_folder(folder)
+            self.disk.make_folder(folder)
             lock = disk.lock(folder / directory.LOCK, holder)
         except OSError as error:
             raise UsageError(f"--state {folder}: {error.strerror}") from None
@@ -89,15 +92,15 @@ class StateFiles:
             raise
 
     def _open(self, new_run: str) -> None:
-        listing = StateListing(self._disk.names(self.folder))
+        listing = StateListing(self.disk.names(self.folder))
         if listing.foreign:
             raise UsageError(
                 f"{self.folder} holds {listing.foreign[0]!r}, which no state has: name a folder of"
                 " its own with --state"
             )
         for part in listing.parts:
-            self._disk.remove(self.folder / part)
-        names = self._disk.names(self.folder)
+            self.disk.remove(self.folder / part)
+        names = self.disk.names(self.folder)
         if directory.IDENTITY_FILE in names:
             identity = StateIdentity.unpack(self._read(directory.IDENTITY_FILE))
             if identity.shards != 1:
@@ -129,22 +132,42 @@ class StateFiles:
         UsageError
             When the server was started with other settings.
         """
-        listing = StateListing(self._disk.names(self.folder))
-        replayer, last = Replayer(engine), None
-        for first in listing.segments_after(0):
+        listing = StateListing(self.disk.names(self.folder))
+        base, effects = self._restored(listing, engine)
+        replayer, last = Replayer(engine, base, effects), None
+        for first in listing.segments_after(base):
             name, until = directory.journal_name(first), listing.until(first)
             scan = SegmentScan(self._read(name), name, first=first, until=until)
             if scan.head.run != self.run:
                 raise DamagedState(f"{name} is of another run ({scan.head.run})", file=name)
             for found in scan:
-                if last is None:
-                    check_begin(found, policy, engine, str(self.folder))
-                else:
-                    replayer.feed(found)
                 last = found
+                if found.number == 1:
+                    check_begin(found, policy, engine, str(self.folder))
+                elif found.number > base:
+                    replayer.feed(found)
             if scan.torn:
                 _log.warning("%s: %d bytes at its end are not a whole row", name, scan.torn)
-        return None if last is None else replayer.finish()
+        return None if last is None and not base else replayer.finish()
+
+    def _restored(self, listing: StateListing, engine: Engine) -> tuple[int, list[Effect]]:
+        """Restore the newest snapshot that is whole; return its row, 0 if there is none."""
+        for row in listing.snapshots:
+            name = directory.snapshot_name(row)
+            file = self.disk.open(self.folder / name)
+            try:
+                try:
+                    snapshot = SnapshotFile(partial(_read_at, file), file.size(), name)
+                    snapshot.verify()
+                except DamagedState as error:
+                    _log.error("%s; the one before it is taken", error)
+                    continue
+                if snapshot.header.run != self.run:
+                    raise DamagedState(f"{name} is of another run ({snapshot.header.run})")
+                return row, restore(engine, snapshot.header, snapshot.array)
+            finally:
+                file.close()
+        return 0, []
 
     def begin(
         self,
@@ -181,7 +204,7 @@ class StateFiles:
             self._replace(directory.GENERATION_FILE, self._generations.pack())
             self.generation = self._generations.generation
             writer = JournalWriter(
-                self._disk, self.folder, self.run, self.generation, row + 1, acks, self._salt, post
+                self.disk, self.folder, self.run, self.generation, row + 1, acks, self._salt, post
             )
         except OSError as error:
             raise UsageError(f"--state {self.folder}: {error.strerror}") from None
@@ -195,7 +218,7 @@ class StateFiles:
         self._lock.release()
 
     def _read(self, name: str) -> memoryview:
-        file = self._disk.open(self.folder / name)
+        file = self.disk.open(self.folder / name)
         try:
             data = memoryview(bytearray(file.size()))
             return data[: file.read(data, 0)]
@@ -205,14 +228,18 @@ class StateFiles:
     def _replace(self, name: str, data: bytes) -> None:
         """Write a small file anew: it is the old one or the new one at any moment."""
         part = self.folder / f"{name}{directory.PART}"
-        self._disk.remove(part)
-        file = self._disk.create(part)
+        self.disk.remove(part)
+        file = self.disk.create(part)
         try:
             file.write([data], 0)
             file.sync()
         finally:
             file.close()
-        self._disk.rename(part, self.folder / name)
+        self.disk.rename(part, self.folder / name)
+
+
+def _read_at(file: DiskFile, at: int, into: memoryview) -> int:
+    return file.read(into, at)
 
 
 class Clock:

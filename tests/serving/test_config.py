@@ -43,6 +43,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "record": (Path("g.journal"), Path("h.journal"), Path("i.journal")),
     "state": (Path("a.state"), Path("b.state"), Path("c.state")),
     "acks": ("applied", "applied", "applied"),
+    "snapshot_every": (1.5, 2.5, 3.5),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
     "threads": (1, 2, 3),

@@ -45,6 +45,17 @@ RUNS: Mapping[str, dict[str, Any]] = {
 }
 
 
+def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, Any]]:
+    """Copy a server's folder between two events; return its digest and its report then."""
+
+    def copied(running: Any) -> tuple[str, dict[str, Any]]:
+        shutil.copytree(folder, to, ignore_dangling_symlinks=True)
+        return digest(running.engine), statistics.decided(running.engine.report())
+
+    found: tuple[str, dict[str, Any]] = server.call(copied)
+    return found
+
+
 def recovered(folder: Path, settings: Mapping[str, Any]) -> Engine:
     """Return a fresh engine, brought to the state that a copy of a folder holds."""
     chosen = {**settings}
@@ -73,11 +84,12 @@ def train(url: str, start: Mapping[str, Array], seed: int, steps: int) -> None:
             )
 
 
+@pytest.mark.parametrize("every", [0.02, 1000.0], ids=["snapshots", "journal"])
 @pytest.mark.parametrize("run", RUNS)
-def test_what_is_kept_is_what_was(run: str, tmp_path: Path) -> None:
+def test_what_is_kept_is_what_was(run: str, every: float, tmp_path: Path) -> None:
     """At any moment a copy of the folder brings an engine to the same state."""
     settings, start = RUNS[run], PLAIN if run == "coded" else START
-    with ServerThread(state=tmp_path / "state", **settings) as server:
+    with ServerThread(state=tmp_path / "state", snapshot_every=every, **settings) as server:
         threads = [
             threading.Thread(target=train, args=(server.url, start, seed, 12)) for seed in (1, 2)
         ]
@@ -85,12 +97,7 @@ def test_what_is_kept_is_what_was(run: str, tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-
-        def copied(running: Any) -> tuple[str, dict[str, Any]]:
-            shutil.copytree(tmp_path / "state", tmp_path / "copy")
-            return digest(running.engine), statistics.decided(running.engine.report())
-
-        expected, report = server.call(copied)
+        expected, report = copy(server, tmp_path / "state", tmp_path / "copy")
     engine = recovered(tmp_path / "copy", settings)
     assert digest(engine) == expected
     found = statistics.decided(engine.report())
@@ -100,8 +107,9 @@ def test_what_is_kept_is_what_was(run: str, tmp_path: Path) -> None:
 
 def test_every_prefix_is_a_state(tmp_path: Path) -> None:
     """A crash leaves a prefix of the rows, and perhaps a torn one: the versions only rise."""
-    with ServerThread(policy="fasgd", state=tmp_path / "state") as server:
+    with ServerThread(policy="fasgd", state=tmp_path / "kept") as server:
         train(server.url, PLAIN, 1, 6)
+        copy(server, tmp_path / "kept", tmp_path / "state")
     [journal] = (tmp_path / "state").glob("journal-*")
     whole, versions = journal.read_bytes(), []
     used = len(whole.rstrip(b"\0"))
@@ -113,14 +121,16 @@ def test_every_prefix_is_a_state(tmp_path: Path) -> None:
     assert versions[-1] == 6
 
 
-@pytest.mark.parametrize("acks", ["written", "durable"])
-@pytest.mark.parametrize("near", [True, False], ids=["near", "tcp"])
+@pytest.mark.parametrize(
+    ("acks", "near", "every"),
+    [("written", True, 1000.0), ("written", False, 0.01), ("durable", True, 0.01)],
+)
 def test_a_worker_does_not_notice_that_its_server_was_killed(
-    acks: str, near: bool, tmp_path: Path
+    acks: str, near: bool, every: float, tmp_path: Path
 ) -> None:
     """Each step adds -1 to every parameter, exactly once, over three kills."""
     flags = ["--policy", "asgd", "--set", "lr=1", "--state", str(tmp_path / "s"), "--acks", acks]
-    flags += [] if near else ["--no-shm"]
+    flags += [f"--snapshot-every={every}", *([] if near else ["--no-shm"])]
     server = Process("-m", "aiops.server", "--port", "0", *flags)
     try:
         url = server.line()
@@ -174,9 +184,9 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"policy": "fasgd"}, "policy = 'asgd', and this server has policy = 'fasgd'"),
-        ({"set": {"lr": 0.5}}, "lr = 0.1, and this server has lr = 0.5"),
-        ({"workers": 3}, "workers = None, and this server has workers = 3"),
+        ({"policy": "fasgd"}, "policy='asgd', and this one has policy='fasgd'"),
+        ({"set": {"lr": 0.5}}, "lr=0.1, and this one has lr=0.5"),
+        ({"workers": 3}, "workers=None, and this one has workers=3"),
     ],
 )
 def test_other_settings_are_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -250,17 +260,48 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(
 def test_damage_is_refused(tmp_path: Path) -> None:
     with ServerThread(policy="asgd", state=tmp_path / "s") as server:
         train(server.url, PLAIN, 1, 5)
-    with ServerThread(policy="asgd", state=tmp_path / "s") as server:
+        copy(server, tmp_path / "s", tmp_path / "once")  # as after a kill
+    with ServerThread(policy="asgd", state=tmp_path / "once") as server:
         train(server.url, PLAIN, 2, 5)
-    first = sorted((tmp_path / "s").glob("journal-*"))[0]
+        copy(server, tmp_path / "once", tmp_path / "twice")
+    first = sorted((tmp_path / "twice").glob("journal-*"))[0]
     data = bytearray(first.read_bytes())
     data[700] ^= 1
     first.write_bytes(data)
     with (
         pytest.raises(AiopsError, match=f"{first.name} is damaged at row"),
-        ServerThread(policy="asgd", state=tmp_path / "s"),
+        ServerThread(policy="asgd", state=tmp_path / "twice"),
     ):
         pass
+
+
+def test_a_damaged_snapshot_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    """Two stay, and the journal from the older one on."""
+    for seed in (1, 2, 3):
+        with ServerThread(policy="fasgd", state=tmp_path / "s") as server:
+            train(server.url, START, seed, 4)
+    older, newest = sorted((tmp_path / "s").glob("snapshot-*"))
+    whole = recovered(tmp_path / "s", {"policy": "fasgd"})
+    assert whole.version == 12
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    again = recovered(tmp_path / "s", {"policy": "fasgd"})
+    assert digest(again) == digest(whole)
+    assert (
+        statistics.decided(again.report())["staleness"]
+        == (statistics.decided(whole.report())["staleness"])
+    )
+    assert older.exists()
+
+
+def test_the_journal_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    """After each start a segment of its own; those that two snapshots cover are gone."""
+    for seed in range(5):
+        with ServerThread(policy="asgd", state=tmp_path / "s") as server:
+            train(server.url, PLAIN, seed, 3)
+    assert len(list((tmp_path / "s").glob("snapshot-*"))) == 2
+    assert len(list((tmp_path / "s").glob("journal-*"))) <= 2
 
 
 class TestClock:
