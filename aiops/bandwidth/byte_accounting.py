@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -332,16 +333,16 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """Return the account as plain values, for `restore`."""
-        rows = (list(counts.items()) for counts in (self.rows_pushed, self.rows_fetched))
+        # Few and flat lists: thousands of clients are written at once.
         return {
             "tallies": [tally.state() for tally in self._tallies()],
             "messages": [self._pushed.messages, self._fetched.messages],
-            "rows": list(rows),
+            "rows": [dict(self.rows_pushed), dict(self.rows_fetched)],
             "times": dict(self.times),
             "open": [encode(request) for request in self._open.values()],
-            "last": [*map(tuple, self._last)],
+            "last": list(chain.from_iterable(self._last)),
             "seen": [self._settled, self._batches, self._fetches],
-            "traffic": self.traffic.counts(),
+            "traffic": self.traffic.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -349,12 +350,13 @@ class Ledger:
         for tally, kept in zip(self._tallies(), state["tallies"], strict=True):
             tally.restore(kept)
         self._pushed.messages, self._fetched.messages = state["messages"]
-        self.rows_pushed, self.rows_fetched = (Counter(dict(rows)) for rows in state["rows"])
+        self.rows_pushed, self.rows_fetched = map(Counter, state["rows"])
         self.times = Counter(state["times"])
         self._open = {request.id: request for request in map(decode, state["open"])}
-        self._last = tuple(Part(*part) for part in state["last"])
+        last = iter(state["last"])
+        self._last = tuple(Part(*part) for part in zip(*[last] * 5, strict=True))
         self._settled, self._batches, self._fetches = state["seen"]
-        self.traffic = Traffic.from_counts(state["traffic"])
+        self.traffic = Traffic.from_state(state["traffic"])
 
     # ------------------------------------------------------------ reports
 

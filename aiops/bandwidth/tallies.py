@@ -86,17 +86,19 @@ class Tally:
         models: Array = self.whole * nbytes
         return models if self._each is None else models + self._each
 
-    def state(self) -> list[Any]:
-        """Return the counts as plain values, for `restore`."""
+    def state(self) -> list[Any] | None:
+        """Return the counts as plain values, for `restore`; None if there are none."""
         each = self._each
+        if each is None and not (self.whole or self.settled):
+            return None
         kept: Any = None
         if each is not None:  # as integers, where 64 bits are too few
             kept = each.tolist() if each.dtype == object else each.copy()
         return [self.whole, self.settled, self._most, kept]
 
-    def restore(self, state: Sequence[Any]) -> None:
+    def restore(self, state: Sequence[Any] | None) -> None:
         """Continue from what `state` returned."""
-        self.whole, self.settled, self._most, each = state
+        self.whole, self.settled, self._most, each = state or (0, 0, 0, None)
         self._each = np.array(each, object) if isinstance(each, list) else each
 
 

@@ -79,6 +79,10 @@ whole small model, with nothing queued, held or outstanding, is updated and answ
 without message or effect objects. It changes what the general way would change, and it
 checks every condition before it changes anything: if one fails, the general way takes the push.
 
+**Capture** (`aiops.engine.capture`). Each owner returns its state as plain values and named arrays
+(`state`), and continues from them (`restore`). What an owner has beside that is a cache, a buffer,
+or a connection's. A new attribute that decides about later events belongs into both methods.
+
 **The journal** (`aiops.engine.journal`) is the list of events with their payloads, each written
 before it is handled. A fresh engine makes the same decisions from the same events and, because the
 kernels are deterministic, the same parameters to the last bit. So what decides about parameters

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
@@ -117,15 +117,17 @@ class Member:
 
         Its connection is not among them: `Membership` has it.
         """
-        answers = [
-            [seq, answer if isinstance(answer, tuple) else encode(answer)]
-            for seq, answer in self.answers.items()
-        ]
+        # Few and flat lists: thousands of members with 64 answers each are written at once.
+        answers, messages = self.answers, dict[int, bytes]()
+        fields = [answer for answer in answers.values() if type(answer) is tuple]
+        if len(fields) < len(answers):
+            messages = {s: encode(a) for s, a in answers.items() if isinstance(a, Message)}
+        kept = [list(answers), list(chain.from_iterable(fields)), messages]
         return [
             *(self.number, self.client, self.name, self.worker, self.epoch, self.answered),
             *(self.excused, self.last_seq, self.pushes, self.refused, self.ignored),
-            *(self.staleness, answers, self.ledger.state()),
-            [each.counts() for each in (self.traffic, self.earlier_traffic, self.shard_traffic)],
+            *(self.staleness, kept, self.ledger.state()),
+            [each.state() for each in (self.traffic, self.earlier_traffic, self.shard_traffic)],
             None if self.sent is None else number(self.sent),
         ]
 
@@ -136,10 +138,10 @@ class Member:
         """Return a member that continues from what `state` returned; as `Membership.restore`."""
         number, client, name, worker, epoch, answered, excused, last_seq, *rest = state
         pushes, refused, ignored, staleness, answers, ledger, traffic, sent = rest
-        now, earlier, shards = map(Traffic.from_counts, traffic)
+        now, earlier, shards = map(Traffic.from_state, traffic)
         member = cls(
             *(number, client, name, worker, None, epoch, answered, excused, last_seq),
-            OrderedDict((seq, _answer(kept)) for seq, kept in answers),
+            _answers(*answers),
             *(pushes, refused, ignored, staleness, now, earlier, shards, Ledger(layout)),
             None if sent is None else lease(sent),
         )
@@ -147,12 +149,15 @@ class Member:
         return member
 
 
-def _answer(kept: Any) -> Message | Acknowledged:
-    """Return a remembered answer: the fields of an acknowledgement, or a message."""
-    if isinstance(kept, bytes):
-        return decode(kept)
-    version, used, staleness, mean, vbar, vbars = kept
-    return version, used, staleness, mean, vbar, vbars
+def _answers(
+    seqs: list[int], fields: list[Any], messages: Mapping[int, bytes]
+) -> OrderedDict[int, Message | Acknowledged]:
+    """Return the remembered answers: the fields of acknowledgements, and messages."""
+    acknowledged = zip(*[iter(fields)] * 6, strict=True)
+    found: OrderedDict[int, Message | Acknowledged] = OrderedDict()
+    for seq in seqs:
+        found[seq] = decode(messages[seq]) if seq in messages else next(acknowledged)
+    return found
 
 
 class Membership:
@@ -263,7 +268,7 @@ class Membership:
         """
         return {
             "members": [member.state(number) for member in self],
-            "present": [[peer, member.client] for peer, member in self._by_peer.items()],
+            "present": {peer: member.client for peer, member in self._by_peer.items()},
             "numbers": self._numbers,
             "ever": self.ever,
             "late": self.late,
@@ -279,7 +284,7 @@ class Membership:
         members = (Member.from_state(row, self._layout, lease) for row in state["members"])
         self._members = OrderedDict((member.client, member) for member in members)
         self._by_peer.clear()
-        for peer, client in state["present"]:
+        for peer, client in state["present"].items():
             member = self._by_peer[peer] = self._members[client]
             member.peer = peer
         self._numbers, self.ever, self.late = state["numbers"], state["ever"], state["late"]

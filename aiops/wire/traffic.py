@@ -104,6 +104,19 @@ class Traffic:
         )
         return self.bytes_in, self.bytes_out, self.messages_in, self.messages_out, *kinds
 
+    def state(self) -> list[Any] | None:
+        """Return all counts as lists and maps, for `from_state`; None if nothing crossed."""
+        if not (self.bytes_in or self.bytes_out):
+            return None
+        *numbers, kinds_in, kinds_out = self.counts()
+        kinds = ({name: list(each) for name, each in k.items()} for k in (kinds_in, kinds_out))
+        return [*numbers, *kinds]
+
+    @classmethod
+    def from_state(cls, state: list[Any] | None) -> Traffic:
+        """Return the `Traffic` of which `state` returned this."""
+        return cls() if state is None else cls.from_counts(state)
+
     @classmethod
     def from_counts(cls, values: Any) -> Traffic:
         """Return the `Traffic` of which `counts` returned these values.

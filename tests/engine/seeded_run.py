@@ -296,13 +296,13 @@ class Script(Driver):
             case luck if luck < 0.53:
                 self.time += self.rng.choice((1.0, 25.0))
                 self._post("tick")
-            case luck if luck < 0.56 and self.case.budget:
-                counts = self.rng.randrange(200_000), self.rng.randrange(10_000), 4000
-                self._post("budget", *counts, 100, self.rng.randrange(4), self.rng.random() < 0.7)
             case _ if client.peer == 0:
                 self._join(client)
-            case luck if luck < 0.6:
+            case luck if luck < 0.57:
                 self._leave(client)
+            case luck if luck < 0.67 and self.case.budget:
+                counts = self.rng.randrange(2_000_000), self.rng.randrange(10_000), 4000
+                self._post("budget", *counts, 100, self.rng.randrange(4), self.rng.random() < 0.7)
             case _:
                 self._message(client)
 
@@ -359,7 +359,8 @@ class Script(Driver):
 
     def _message(self, client: Client) -> None:
         rng, coded = self.rng, bool(self.case.fetch) and self.rng.random() < 0.8
-        id, have = self._id(client), rng.choice((-1, self.engine.version, client.have))
+        version = self.engine.version
+        id, have = self._id(client), rng.choice((-1, version, client.have, max(version - 9, 0)))
         wants = ((0, 2, have), (3, 4, -1)) if rng.random() < 0.2 and not self.case.float32 else ()
         client.have = self.engine.version
         luck = rng.random()
@@ -378,7 +379,7 @@ class Script(Driver):
             again = copy.copy(client.last)
             again.id = id
             self._send(client, again, client.payload)
-        elif luck < 0.68 and self.case.recall:
+        elif luck < 0.74 and self.case.recall:
             client.seq += 1
             self._send_push(client, Reapply(id, client.seq, rng.random() < 0.5, have, wants, coded))
         else:

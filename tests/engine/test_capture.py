@@ -149,7 +149,11 @@ def possible(policy: str, settings: Mapping[str, Any], row: Mapping[str, Any]) -
     raise AssertionError(f"no engine of {policy} with {row}")
 
 
-POLICIES = {**POLICY_CASES, "average": ("average", {})}
+POLICIES = {
+    **POLICY_CASES,
+    "average": ("average", {}),
+    "fedbuff-adam": ("fedbuff", {"optimizer": "adam", "lr": 0.02}),  # modulated, and not linear
+}
 ROWS = pairwise(FACTORS)
 PAIRED = [
     (name, possible(*POLICIES[name], ROWS[at % len(ROWS)])) for at, name in enumerate(POLICIES)
