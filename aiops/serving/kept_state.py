@@ -17,7 +17,7 @@ from aiops._version import __version__
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.recorder import AppendRow, Recorder
 from aiops.durable.rows import LEASED
-from aiops.engine.capture import Capture
+from aiops.engine.capture import Capture, policy_state
 from aiops.engine.capture import capture as captured
 from aiops.engine.engine import Engine
 from aiops.engine.events import Effect, Event, Resumed, Tick
@@ -61,7 +61,8 @@ class KeptState:
     Raises
     ------
     UsageError
-        When the folder cannot be read or written, is damaged, or holds a run with other settings.
+        When the folder cannot be read or written, is damaged, or holds a run with other settings;
+        when the policy has attributes that cannot be kept.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class KeptState:
         post_threadsafe: Callable[[Event], object],
     ) -> None:
         self._files, self._clock, self._post = files, clock, post
+        policy_state(engine.policy)  # or refuse one that cannot be kept, at once
         began = time.perf_counter()
         recovered = files.recover(engine, policy)
         if recovered is not None:
@@ -180,7 +182,10 @@ class KeptState:
             def done(capture: Capture) -> None:
                 loop.call_soon_threadsafe(capture.release)
 
-            self._take(partial(self._snapshots.begin, done=done))
+            try:
+                self._take(partial(self._snapshots.begin, done=done))
+            except MemoryError:
+                _log.error("no memory for a snapshot: it is tried again in %g s", every)
         self._due = loop.call_later(pause, self._snapshot, loop, every)
 
     def _take(self, write: Callable[[Capture, SnapshotHeader], object]) -> None:
@@ -200,7 +205,6 @@ class KeptState:
     def _take_last(self) -> None:
         """Write a last snapshot, so that the next start need not replay the journal."""
         engine = self.recorder.engine
-        self._snapshots.wait()
         changed = self.recorder.next - 1 != self._captured and self.recorder.recording
         if not changed or engine.training is None or not engine.idle or engine.working:
             return
@@ -225,10 +229,15 @@ class KeptState:
             "snapshot_error": self._snapshots.why,
         }
 
-    def end(self) -> None:
-        """Write a last snapshot, close the journal, and unlock the folder."""
+    def end(self, *, trusted: bool = True) -> None:
+        """Write a last snapshot, close the journal, and unlock the folder.
+
+        ``trusted``: False after an internal error, when only the journal is sure to be right.
+        """
         if self._due is not None:
             self._due.cancel()
-        self._take_last()
+        self._snapshots.wait()
+        if trusted:
+            self._take_last()
         self._writer.end()
         self._files.close()

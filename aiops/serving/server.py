@@ -115,7 +115,12 @@ class Server:
             self._coordinator = follower = Follower(algorithm, options, machine)
             sinks_of = follower.sinks_of
         else:
-            self._coordinator = self._engine = Engine(algorithm, options, machine, self._statistics)
+            try:
+                engine = Engine(algorithm, options, machine, self._statistics)
+            except BaseException:  # settings that cannot work: another server may have the state
+                self._end_state()
+                raise
+            self._coordinator = self._engine = engine
             sinks_of = self._engine.sinks_of
             if config.sharded:
                 self._coordinator = lead = Lead(self._engine, config.reach())
@@ -235,7 +240,7 @@ class Server:
     def _end_state(self) -> None:
         """Close the journal, and let another server have the folder."""
         if self._state is not None:
-            self._state.end()
+            self._state.end(trusted=not self._broken)
         elif self._state_files is not None:
             self._state_files.close()
 

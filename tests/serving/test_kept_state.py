@@ -15,6 +15,7 @@ import pytest
 
 import aiops
 from aiops.algorithms import find
+from aiops.algorithms.asgd import ASGD
 from aiops.engine import statistics
 from aiops.engine.engine import Engine
 from aiops.engine.journal import digest
@@ -170,6 +171,16 @@ def test_it_ends_in_good_order_and_goes_on(tmp_path: Path) -> None:
             server.kill()
 
 
+def test_settings_that_cannot_work_leave_the_folder(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConflictError, match="waits for a known number"),
+        ServerThread(policy="softsync", state=tmp_path / "s"),
+    ):
+        pass
+    with ServerThread(policy="softsync", workers=1, state=tmp_path / "s"):
+        pass
+
+
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
         ServerThread(policy="asgd", state=tmp_path / "s"),
@@ -255,6 +266,45 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(
         assert "No space left on device" in found["state"]["ended"]
         monkeypatch.undo()
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version >= 4
+
+
+class Opaque(ASGD):
+    """A policy with an attribute that no file can hold."""
+
+    name = "opaque"
+
+    def policy(self, workers: int | None) -> Any:
+        """Return one with a lock in it."""
+        made = super().policy(workers)
+        made.guard = threading.Lock()
+        return made
+
+
+def test_a_policy_that_cannot_be_kept_is_refused_at_the_start(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="guard"),
+        ServerThread(policy=f"{__name__}:Opaque", state=tmp_path / "s"),
+    ):
+        pass
+    with ServerThread(policy="asgd", state=tmp_path / "s"):  # it left the folder
+        pass
+
+
+def test_a_failed_update_is_in_no_snapshot(tmp_path: Path) -> None:
+    """The journal ends before it, so the next start is at the version before."""
+
+    def failing(running: Any) -> None:
+        running._failed(RuntimeError("an update failed midway"))
+
+    server = ServerThread(policy="asgd", state=tmp_path / "s")
+    with server:
+        train(server.url, PLAIN, 1, 3)
+        server.call(failing)
+        with pytest.raises(RuntimeError, match="midway"):
+            server.__exit__()
+        server._error = None
+    assert not list((tmp_path / "s").glob("snapshot-*"))
+    assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 3
 
 
 def test_damage_is_refused(tmp_path: Path) -> None:
