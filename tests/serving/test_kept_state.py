@@ -50,7 +50,8 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
     """Copy a server's folder between two events; return its digest and its report then."""
 
     def copied(running: Any) -> tuple[str, dict[str, Any]]:
-        shutil.copytree(folder, to, ignore_dangling_symlinks=True)
+        running._state._snapshots.wait()  # a copy takes a while, and it may rename meanwhile
+        shutil.copytree(folder, to)
         return digest(running.engine), statistics.decided(running.engine.report())
 
     found: tuple[str, dict[str, Any]] = server.call(copied)
