@@ -56,6 +56,10 @@ class Replayer:
         self._row, self._time, self._effects = row, engine.now, [*effects]
         self._bounds: dict[BufferPool, int] = {}
 
+    def begin(self, frame: JournalFrame) -> None:
+        """Begin after a state's first row, which has no events."""
+        self._row, self._time = frame.number, frame.time
+
     def feed(self, frame: JournalFrame) -> None:
         """Handle a row's events.
 

@@ -144,6 +144,8 @@ class StateFiles:
                 last = found
                 if found.number == 1:
                     check_begin(found, policy, engine, str(self.folder))
+                    if not base:
+                        replayer.begin(found)
                 elif found.number > base:
                     replayer.feed(found)
             if scan.torn:

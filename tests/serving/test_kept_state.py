@@ -182,6 +182,20 @@ def test_settings_that_cannot_work_leave_the_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_server_is_killed_before_its_first_client(tmp_path: Path) -> None:
+    """The journal is its first row alone, which the next start must not write over."""
+    flags = ["--policy", "asgd", "--port", "0", "--state", str(tmp_path / "s")]
+    for generation in (1, 2, 3):
+        server = Process("-m", "aiops.server", *flags)
+        try:
+            url = server.line()
+            if generation > 1:
+                train(url, PLAIN, generation, 3)
+        finally:
+            server.kill()
+    assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
+
+
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
         ServerThread(policy="asgd", state=tmp_path / "s"),
