@@ -53,6 +53,12 @@ WIDTHS = (2, 4)
 ROWS = 64
 """Rows of a matrix that NumPy processes at a time, so that they stay in cache."""
 
+NARROW = 128
+"""Elements of Q up to which NumPy adds many rows at a time: they would be short steps of Python."""
+
+PRODUCTS = 1 << 13
+"""Products that it makes at a time then, so that they stay in cache."""
+
 LINE = 16
 """Columns in a cache line: two threads do not write to the same line."""
 
@@ -271,8 +277,18 @@ def _transposed_times(whole: Floats, p: Floats, backend: str, parallel_map: Para
         cuts = _cuts(whole.shape[1], whole, LINE)
         parallel_map([partial(times, whole, p, q, *columns) for columns in cuts])
         return q
-    for index, row in enumerate(whole):
-        q += p[:, index, None] * row
+    if q.size > NARROW:
+        for index, row in enumerate(whole):
+            q += p[:, index, None] * row
+        return q
+    at_once = PRODUCTS // max(1, q.size)
+    for start in range(0, len(whole), at_once):
+        part = whole[start : start + at_once]
+        sums = np.empty((1 + len(part), *q.shape), np.float32)
+        sums[0] = q
+        np.multiply(p[:, start : start + at_once].T[:, :, None], part[:, None, :], out=sums[1:])
+        np.add.accumulate(sums, axis=0, out=sums)  # in order; sum() may add by pairs
+        q[:] = sums[-1]
     return q
 
 
