@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from aiops.model.layout import Array, dtype_named
 from aiops.wire import messages
 from tests.contract.cases import CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
-from tests.hands import Hand, crew_of, train
+from tests.hands import Gradient, Hand, crew_of, train
 from tests.inline import Inline
 
 
@@ -59,12 +59,28 @@ def quadratic(params: Mapping[str, Array], rng: np.random.Generator) -> dict[str
     }
 
 
+def reached(
+    hands: list[Hand], steps: int, gradient: Gradient, near: Callable[[dict[str, Array]], bool]
+) -> bool:
+    """Train until the parameters are near what is sought twice in a row, or for so many steps."""
+    found = False
+    for begin in range(0, steps, 250):
+        train(hands, 250, gradient, seed=begin)
+        before, found = found, near(hands[0].inline.params())
+        if before and found:
+            return True
+    return found
+
+
 def test_converges_on_a_quadratic(case: tuple[str, dict[str, Any]]) -> None:
     """With the reference's bits, which `test_backends_agree_to_the_bit` holds for the others."""
     inline = started(case, {"w": np.full(50, 4, np.float32), "b": np.full(3, -3, np.float32)})
-    train(crew_of(inline, WORKERS), 3000, quadratic)
-    for values in inline.params().values():
-        assert float(np.abs(values - 1).max()) < 0.5
+    hands = crew_of(inline, WORKERS)
+
+    def near(params: dict[str, Array]) -> bool:
+        return all(float(np.abs(values - 1).max()) < 0.5 for values in params.values())
+
+    assert reached(hands, 3000, quadratic, near)
     assert inline.engine.admission.pool.out == 0
 
 
@@ -80,10 +96,11 @@ def test_converges_on_logistic_regression(case: tuple[str, dict[str, Any]]) -> N
         error = p - y[rows]
         return {"w": x[rows].T @ error / 16, "b": np.array([error.mean()])}
 
+    def near(params: dict[str, Array]) -> bool:
+        return float((((x @ params["w"] + params["b"]) > 0) == y).mean()) > 0.93
+
     inline = started(case, {"w": np.zeros(5), "b": np.zeros(1)})
-    train(crew_of(inline, WORKERS), 1500, gradient)
-    params = inline.params()
-    assert float((((x @ params["w"] + params["b"]) > 0) == y).mean()) > 0.93
+    assert reached(crew_of(inline, WORKERS), 1500, gradient, near)
 
 
 def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from aiops.errors import AiopsError, ConflictError, UsageError
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
+from aiops.serving import state_files
 from aiops.serving.config import Config
 from aiops.serving.state_files import Clock, StateFiles
 from tests.support import Process, ServerThread
@@ -56,6 +57,12 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
 
     found: tuple[str, dict[str, Any]] = server.call(copied)
     return found
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start reads whole segments, which are of 64 MiB in use and nearly empty in these tests."""
+    monkeypatch.setattr(state_files, "SEGMENT", 1 << 16)
 
 
 def recovered(folder: Path, settings: Mapping[str, Any]) -> Engine:
