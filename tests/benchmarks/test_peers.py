@@ -28,11 +28,11 @@ VARIANTS = [
 ]
 
 
-def team_of(name, settings=(), **environment):
+def team_of(name, settings=(), workers=2, **environment):
     peer = base.load(name)
     if why := peer.missing():
         pytest.skip(why)
-    job = Job(name, ELEMENTS, 2, {**peer.SETTINGS, **dict(settings)})
+    job = Job(name, ELEMENTS, workers, {**peer.SETTINGS, **dict(settings)})
     return Team(job, 100.0, {**peer.ENVIRONMENT, **environment})
 
 
@@ -45,7 +45,8 @@ def named(variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=named)
 def test_a_peer_does_the_work_and_is_gone(variant):
     name, settings = variant
-    team = team_of(name, settings)
+    # A worker is a process with its own imports: how whole parameters are read, one shows.
+    team = team_of(name, settings, workers=1 if settings == {"whole": True} else 2)
     try:
         team.launch()
         team.connect()
