@@ -33,7 +33,6 @@ FLAGS = ["--lr", "1", "--kernels", "numpy"]
 CASES = [
     *("client", "worker", "computing", "room", "context"),
     *("async_client", "async_worker", "uv_worker", "not_connected"),
-    *("optimizer", "loader"),
 ]
 NEEDS = {"optimizer": "torch", "loader": "torch", "uv_worker": "uvloop"}
 
@@ -93,6 +92,14 @@ def expect(case: str, url: str, env: dict[str, str] | None) -> None:
 @pytest.mark.parametrize("env", [TCP, None], ids=["tcp", "near"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_takes_nothing_from_its_parent(case: str, env: dict[str, str] | None) -> None:
+    with server_process("--policy", "asgd", *FLAGS) as server:
+        expect(case, server.url, env)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "env"), [("optimizer", None), ("loader", TCP)])
+def test_nor_with_pytorch(case: str, env: dict[str, str] | None) -> None:
+    """Each by one transport: importing PyTorch takes seconds, and the transport is a client's."""
     with server_process("--policy", "asgd", *FLAGS) as server:
         expect(case, server.url, env)
 
