@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "policies": "List the algorithms; with a NAME, explain one.",
     "bandwidth": "Train with gates, codecs and budgets; measure bytes.",
     "bench": "Measure speed (needs a checkout of the repository).",
+    "torture": "Kill servers and workers at random; count what is lost.",
     "experiment": "Reproduce the papers' figures by name.",
 }
 """The subcommands, each in the module of its name, and their lines in ``aiops --help``."""

@@ -1,0 +1,67 @@
+"""The checker itself: it accepts what is promised, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiops.lab.torture.checker import DIGITS, CellRange, ClientView, uncertain, violations
+
+CELLS = CellRange(1, 3)
+
+
+def model_of(counts: dict[int, int], cells: CellRange = CELLS) -> np.ndarray:
+    """Return a model in which pushes count this many times."""
+    model = np.zeros(5)
+    for push, count in counts.items():
+        cell, amount = cells.place(push)
+        model[cell] -= count * amount
+    return model
+
+
+def seen(acks: int, cells: CellRange = CELLS) -> ClientView:
+    log = b"".join(b"ack %d %d 0 1\n" % (push, push + 1) for push in range(acks))
+    return ClientView.parse("w", cells, log + b"ack 9")  # the last line was not completed
+
+
+def test_each_acknowledged_push_counts_once_and_the_next_at_most_once() -> None:
+    for last in (0, 1):
+        counts = {**dict.fromkeys(range(30), 1), 30: last}
+        assert violations(model_of(counts), [seen(30)]) == []
+        assert uncertain(model_of(counts), seen(30)) == bool(last)
+
+
+@pytest.mark.parametrize("push", [0, DIGITS - 1, DIGITS, 29])
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_a_push_that_is_lost_or_counts_twice_is_told(push: int, count: int) -> None:
+    counts = {**dict.fromkeys(range(30), 1), push: count}
+    [text] = violations(model_of(counts), [seen(30)])
+    assert text == f"w: push {push} was acknowledged and counts {count} times, not 1"
+
+
+def test_what_was_not_acknowledged_counts_at_most_once() -> None:
+    counts = dict.fromkeys(range(10), 1)
+    assert "not acknowledged" in violations(model_of({**counts, 10: 2}), [seen(10)])[0]
+    assert "never made" in violations(model_of({**counts, 11: 1}), [seen(10)])[0]
+
+
+def test_a_cell_of_another_or_no_sum_is_told() -> None:
+    model = model_of({})
+    model[0] = 1
+    assert violations(model, [seen(0)]) == ["cells of no client have changed"]
+    for value in (1.0, -0.5, -(4.0**26)):
+        assert "no sum" in violations(np.array([0, value, 0, 0, 0]), [seen(0)])[0]
+
+
+def test_a_version_that_goes_back_is_told() -> None:
+    view = ClientView.parse("w", CELLS, b"ack 0 7 0 1\nack 1 6 0 1\nend\n")
+    assert view.ended
+    assert view.told == ["version 7 was followed by 6 (push 1)"]
+
+
+def test_pushes_that_are_scaled_have_their_own_cells() -> None:
+    cells = CellRange(1, 3, digits=1)
+    view = ClientView.parse("w", cells, b"ack 0 1 0 1\nack 1 9 4 1\n")
+    assert violations(np.array([0, -1, -0.25, -0.2, 0]), [view], scaled=True) == []
+    for wrong in ([0, -1, -0.5, 0, 0], [0, -1, 0, 0, 0], [0, -1, -0.25, -2, 0]):
+        assert violations(np.array(wrong), [view], scaled=True)
