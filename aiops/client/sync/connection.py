@@ -272,12 +272,12 @@ class BlockingConnection:
         ConnectionLost, Unavailable, OSError
             When the connection is gone or cannot be made; `hang_up` is then due.
         """
-        if self.socket is None:
-            self._connect(until, min(_BEAT, beat))
-        if not self._session.ready:
-            until = min(until, time.monotonic() + self._attempts.patience)
         handed, self._handed = self._handed, None
         try:
+            if self.socket is None:
+                self._connect(until, min(_BEAT, beat))  # a server may refuse before the hello
+            if not self._session.ready:
+                until = min(until, time.monotonic() + self._attempts.patience)
             if handed is not None and self._go_on(handed, until):
                 return
             if self._session.shards.channels:
