@@ -49,6 +49,11 @@ class Recorder:
         self.recording, self.ended = True, ""
 
     @property
+    def holds(self) -> bool:
+        """True while acknowledgements wait for the journal."""
+        return self._gate.waiting > 0
+
+    @property
     def acks(self) -> Acks:
         """The promise of an acknowledgement, at present."""
         return self._gate.level

@@ -68,10 +68,7 @@ class Replayer:
         DamagedState
             When the row is not what a server writes, or its update gives another result.
         """
-        # On the server it had room; here the history of the buffers is another.
-        for pool in self._engine.pools:
-            self._bounds.setdefault(pool, pool.bound)
-            pool.bound = _UNBOUNDED
+        self._unbind()  # on the server there was room; here the history of the buffers is another
         self._row, self._time = frame.number, frame.time
         leased = bool(frame.flags & LEASED)
         for event in events_of(self._engine, frame):
@@ -84,10 +81,21 @@ class Replayer:
 
     def finish(self) -> Recovered:
         """Return where the journal ended; the engine may serve from here on."""
+        self._unbind()  # the last row may have defined the model, which sets the bounds
         for pool, bound in self._bounds.items():
             pool.bound = bound
         applied = () if self._outstanding is None else (self._outstanding,)
-        return Recovered(self._row, self._time, (*self._effects, *applied))
+        # Steady exchanges are no events, but each is noted with its member.
+        answered = (member.answered for member in self._engine.membership)
+        time = max([self._time, self._engine.now, *answered])
+        return Recovered(self._row, time, (*self._effects, *applied))
+
+    def _unbind(self) -> None:
+        """Let the pools have as many buffers as they take, and note the bounds that they had."""
+        for pool in self._engine.pools:
+            if pool.bound != _UNBOUNDED:
+                self._bounds[pool] = pool.bound
+                pool.bound = _UNBOUNDED
 
     def _handle(self, event: Event, leased: bool) -> None:
         self._note(self._engine.handle(event, leased))

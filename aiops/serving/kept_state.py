@@ -46,6 +46,8 @@ class KeptState:
         A fresh engine, and the policy's name; the engine is brought to the state that is kept.
     acks
         What an acknowledgement is to mean.
+    init
+        The file of a model to begin with, which a state must not have before.
     clock
         The server's clock; it goes on from the state's time.
     post, post_threadsafe
@@ -71,14 +73,21 @@ class KeptState:
         engine: Engine,
         policy: str,
         acks: Acks,
+        init: Path | None,
         clock: Clock,
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
     ) -> None:
         self._files, self._clock, self._post = files, clock, post
+        self._due: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
         began = time.perf_counter()
         recovered = files.recover(engine, policy)
+        if recovered is not None and init is not None:
+            raise UsageError(
+                f"--init {init} is for a new state, and {files.folder} is at version"
+                f" {engine.version:,} already: leave it out, or name another --state"
+            )
         if recovered is not None:
             clock.go_on(recovered.time)
         self._outstanding = () if recovered is None else recovered.outstanding
@@ -87,7 +96,6 @@ class KeptState:
         row = 1 if recovered is None else recovered.row
         self._snapshots = SnapshotWriter(files.disk, files.folder)
         self._captured = 0  # the row of the last snapshot
-        self._due: asyncio.TimerHandle | None = None
         self.recorder = Recorder(engine, CommitGate(acks), row + 1)
         if recovered is None:
             _log.info("%s: a new state, run %s", files.folder, files.run)
@@ -97,20 +105,6 @@ class KeptState:
             *(files.folder, files.generation, files.run, row, engine.version),
             *(len([*engine.membership]), time.perf_counter() - began),
         )
-
-    def check_new(self, init: Path | None) -> None:
-        """Refuse a model to begin with where there is a state.
-
-        Raises
-        ------
-        UsageError
-            If so.
-        """
-        if init is not None and self.resumes:
-            raise UsageError(
-                f"--init {init} is for a new state, and {self._files.folder} is at version"
-                f" {self.recorder.engine.version:,} already: leave it out, or name another --state"
-            )
 
     def actions(
         self, reply: Callable[[EncodedReply], None]
@@ -173,8 +167,8 @@ class KeptState:
         """Begin to write a snapshot, if anything has happened; when updates run, a bit later."""
         engine, row = self.recorder.engine, self.recorder.next - 1
         pause = every
-        if row == self._captured or not self.recorder.recording or self._snapshots.busy:
-            pass
+        if (row == self._captured and self.recorder.recording) or self._snapshots.busy:
+            pass  # nothing has happened; without a journal only a snapshot keeps what happens
         elif engine.training is None or not (engine.idle and not engine.working):
             pause = min(every, _SOON)
         else:
@@ -205,7 +199,7 @@ class KeptState:
     def _take_last(self) -> None:
         """Write a last snapshot, so that the next start need not replay the journal."""
         engine = self.recorder.engine
-        changed = self.recorder.next - 1 != self._captured and self.recorder.recording
+        changed = self.recorder.next - 1 != self._captured or not self.recorder.recording
         if not changed or engine.training is None or not engine.idle or engine.working:
             return
 
@@ -234,10 +228,19 @@ class KeptState:
 
         ``trusted``: False after an internal error, when only the journal is sure to be right.
         """
+        self.stop()
+        self._snapshots.wait()
+        try:
+            if trusted:
+                self._take_last()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Begin no further snapshot."""
         if self._due is not None:
             self._due.cancel()
-        self._snapshots.wait()
-        if trusted:
-            self._take_last()
+
+    def _close(self) -> None:
         self._writer.end()
         self._files.close()

@@ -83,14 +83,6 @@ class Server:
         self._env = env = env if config.state is None else dataclasses.replace(env, now=clock)
         self._now = env.now
         algorithm = find(config.policy).make(config.settings())
-        run = env.token_bytes(8).hex()
-        self._state_files: StateFiles | None = None
-        self._state: KeptState | None = None  # once it has been recovered
-        if config.state is not None:
-            holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
-            self._state_files = StateFiles(config.state, env.disk, holder, run, salt)
-            run = self._state_files.run
-        options = dataclasses.replace(config.options(), run=run)
         self._pacing = Pacing.of(config, env, self.post)
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
         alone = alone and self._pacing is None
@@ -108,6 +100,14 @@ class Server:
             env.parallel_map if config.threads is None else env.parallel_map_of(config.threads)
         )
         self._machine = machine = Resources(memory, parallel_map, measure, device, later=True)
+        run = env.token_bytes(8).hex()
+        self._state_files: StateFiles | None = None
+        self._state: KeptState | None = None  # once it has been recovered
+        if config.state is not None:
+            holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
+            self._state_files = StateFiles(config.state, env.disk, holder, run, salt)
+            run = self._state_files.run
+        options = dataclasses.replace(config.options(), run=run)
         links: ShardLinks | None = None
         lead: Lead | None = None
         self._coordinator: Coordinator
@@ -224,10 +224,10 @@ class Server:
         """Bring the engine to the state that is kept, and have its events journalled."""
         config = self.config
         state = KeptState(
-            *(files, self._engine, config.policy, config.acknowledgement, self._clock, self.post),
+            *(files, self._engine, config.policy, config.acknowledgement, config.init),
+            *(self._clock, self.post),
             lambda event: loop.call_soon_threadsafe(self.post, event),
         )
-        state.check_new(config.init)
         self._handle = self._machine.measure("policy", state.recorder.handle)
         self._runner.actions.update(state.actions(self._send_encoded))
         return state
@@ -314,6 +314,8 @@ class Server:
         if self._broken:
             return
         self._broken = True
+        if self._state is not None:
+            self._state.stop()
         self.connections.refuse(
             f"the server is ending because of an error of its own ({_brief(error)}), which its log"
             " has in full"
@@ -358,11 +360,18 @@ class Server:
         loop, connections = asyncio.get_running_loop(), self.connections
         moved = began = loop.time()
         sent = -1
-        while not self._coordinator.idle or connections.unsent:
+        state = self._state
+        while (
+            not self._coordinator.idle
+            or connections.unsent
+            or (state is not None and state.recorder.holds)
+        ):
             now, before = loop.time(), sent
             sent = connections.sent
             if sent != before or not self._coordinator.idle:
                 moved = now
+            if state is not None and state.recorder.holds:
+                moved = now  # the disk has its time
             if now - began >= self.config.drain_deadline or now - moved >= _UNMOVED:
                 return
             await self._change(0.05)

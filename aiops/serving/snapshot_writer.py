@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -80,7 +81,8 @@ class SnapshotWriter:
         except OSError as error:
             self.why = f"{self._folder / name} was not written: {error.strerror or error}"
             _log.error("%s; the journal goes on, and the next one is tried as usual", self.why)
-            self._disk.remove(part)
+            with contextlib.suppress(OSError):
+                self._disk.remove(part)
 
     def _run(
         self, capture: Capture, header: SnapshotHeader, done: Callable[[Capture], object]

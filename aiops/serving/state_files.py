@@ -28,7 +28,10 @@ from aiops.state.snapshot_file import SnapshotFile
 _log = logging.getLogger("aiops.server")
 
 SEGMENT = 64 << 20
-"""Bytes of a segment; it is longer if its first row is."""
+"""Bytes of a segment, if its rows are small."""
+
+_ROWS = 4
+"""Rows as long as the first that a segment has room for, at least."""
 
 
 class StateFiles:
@@ -248,7 +251,7 @@ class Clock:
     """A server's time.
 
     A machine's clock begins again when it boots, but deadlines and rates are kept as times of
-    events, which must not go backwards. So the time of a start goes on from that of the one before.
+    events, which must not go backwards. So the time of a start is never before that of the last.
 
     Parameters
     ----------
@@ -264,8 +267,8 @@ class Clock:
         return self._now() + self._ahead
 
     def go_on(self, time: float) -> None:
-        """Go on from this time."""
-        self._ahead = time - self._now()
+        """Be at this time at least; the clock never goes back."""
+        self._ahead = max(self._ahead, time - self._now())
 
 
 class JournalWriter:
@@ -307,7 +310,7 @@ class JournalWriter:
         self._new_salt, self._post = salt, post
         self._size = self._at = 0
         self._synced = first - 1  # the newest row known to be synced
-        self.why = ""
+        self.why, self._closed = "", False
         self._file = self._segment(first, 0)
         self._wanted: queue.SimpleQueue[tuple[DiskFile, int, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -331,7 +334,7 @@ class JournalWriter:
         payload: bytes | memoryview,
     ) -> JournalEnded | None:
         """Append a row, given in parts, as `append`."""
-        if self.why:
+        if self.why or self._closed:
             return None
         length = len(payload)
         nbytes = frame_bytes(len(row), length)
@@ -352,7 +355,8 @@ class JournalWriter:
         return None
 
     def end(self) -> None:
-        """Sync and close the journal: the server ends."""
+        """Sync and close the journal, in which nothing is written from here on."""
+        self._closed = True
         if self._thread is not None:
             self._wanted.put(None)
             self._thread.join()
@@ -369,7 +373,7 @@ class JournalWriter:
 
     def _segment(self, first: int, nbytes: int) -> DiskFile:
         """Begin a segment with room for a row of ``nbytes``."""
-        self._size = max(SEGMENT, HEAD + nbytes + len(END))
+        self._size = max(SEGMENT, HEAD + _ROWS * nbytes + len(END))
         self._salt = self._new_salt()
         path = self._folder / directory.journal_name(first)
         part = path.with_name(path.name + directory.PART)

@@ -329,6 +329,65 @@ def test_a_failed_update_is_in_no_snapshot(tmp_path: Path) -> None:
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 3
 
 
+def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room comes back before the end: nothing is lost then."""
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "s") as server,
+        aiops.Worker(server.url, PLAIN) as worker,
+    ):
+        gradient = {"w": np.ones(64, np.float32)}
+        worker.step(gradient)
+
+        def full(*_given: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk._SystemFile, "write", full)
+            worker.step(gradient)
+        for _ in range(4):
+            worker.step(gradient)
+        assert worker.stats()["state"]["acks"] == "applied"
+    assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
+
+
+def test_the_pools_have_their_bounds_after_a_start(tmp_path: Path) -> None:
+    with ServerThread(policy="asgd", state=tmp_path / "s") as server:
+        train(server.url, {"w": np.zeros(12 << 20, np.float32)}, 1, 1)
+        copy(server, tmp_path / "s", tmp_path / "copy")
+        bounds = server.call(lambda running: [pool.bound for pool in running.engine.pools])
+    engine = recovered(tmp_path / "copy", {"policy": "asgd"})
+    assert [pool.bound for pool in engine.pools] == bounds
+
+
+def test_an_acknowledgement_that_waits_for_the_disk_is_sent_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "s", acks="durable") as server,
+        aiops.Worker(server.url, PLAIN) as worker,
+    ):
+        gradient = {"w": np.ones(64, np.float32)}
+        worker.step(gradient)
+        synced, may_go, real = threading.Event(), threading.Event(), disk._SystemFile.sync
+
+        def slow(file: Any) -> None:
+            synced.set()
+            assert may_go.wait(20)
+            real(file)
+
+        monkeypatch.setattr(disk._SystemFile, "sync", slow)
+        receipts: list[Any] = []
+        stepping = threading.Thread(target=lambda: receipts.append(worker.step(gradient)))
+        stepping.start()
+        assert synced.wait(20)
+        server.call(lambda running: running.stop())
+        may_go.set()
+        stepping.join(20)
+        assert [receipt.version for receipt in receipts] == [2]
+
+
 def test_damage_is_refused(tmp_path: Path) -> None:
     with ServerThread(policy="asgd", state=tmp_path / "s") as server:
         train(server.url, PLAIN, 1, 5)
@@ -380,12 +439,12 @@ class TestClock:
     def test_it_is_the_machines_at_first(self) -> None:
         assert Clock(lambda: 7.0)() == 7.0
 
-    @pytest.mark.parametrize("booted", [0.0, 5000.0])
-    def test_it_goes_on_where_the_last_start_ended(self, booted: float) -> None:
-        """The machine's clock may be behind (it has booted), or far ahead."""
+    @pytest.mark.parametrize(("booted", "goes_on"), [(0.0, 120.0), (5000.0, 5000.0)])
+    def test_it_is_never_before_the_last_start(self, booted: float, goes_on: float) -> None:
+        """The machine has booted meanwhile, or has not."""
         machine = [booted]
         clock = Clock(lambda: machine[0])
         clock.go_on(120.0)
-        assert clock() == 120.0
+        assert clock() == goes_on
         machine[0] += 2.5
-        assert clock() == 122.5
+        assert clock() == goes_on + 2.5
