@@ -119,6 +119,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--rows 100000 --workers 2 --rounds 2 --seconds 0.3",
         *(60, 6),
     ),
+    "acks": Entry(
+        "acks --rounds 3 --seconds 0.5",
+        "--sizes 4KiB --workers 1 --codecs raw --acks written,durable --rounds 2 --seconds 0.1",
+        *(240, 8),
+    ),
     "algorithms": Entry(
         "algorithms",
         "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "all": "Run all benchmarks, one after the other; --quick runs a short form of each.",
     "plot": "Draw the figures of written reports.",
     "startup": "Measure the time from the start of a server to its first answer to a push.",
+    "acks": "Measure the price of --state at each level of --acks, beside no state.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }
 """The benchmarks, and the two commands about all of them, with their lines in the help."""

@@ -1,0 +1,68 @@
+"""aiops with ``--state``: the settings ``state`` (a folder, empty: none), ``acks`` and ``codec``.
+
+The cycle is that of `benchmarks.peers.ours`. Gradients that travel raw are checked as there; what a
+lossy codec makes of them is checked by counts: every push was used, and made a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+import aiops
+from benchmarks.peers import base, ours
+from benchmarks.peers.base import Job, Setting
+from benchmarks.peers.ours import ENVIRONMENT, missing
+
+__all__ = ["ENVIRONMENT", "SETTINGS", "Server", "Worker", "missing"]
+
+RAW = "raw"
+SETTINGS: Mapping[str, Setting] = {**ours.SETTINGS, "state": "", "acks": "written", "codec": RAW}
+_NO_SNAPSHOTS = "1000000"  # seconds between two: more than any measurement takes
+
+
+class Server(ours.Server):
+    """The real server, which takes no snapshot before its end."""
+
+    def flags(self) -> list[str]:
+        """Return its command-line flags."""
+        settings, flags = self._job.settings, super().flags()
+        if settings["codec"] != RAW:
+            flags += ["--push-codec", str(settings["codec"])]
+        if settings["state"]:
+            flags += ["--state", str(settings["state"]), "--acks", str(settings["acks"])]
+            flags += ["--snapshot-every", _NO_SNAPSHOTS]
+        return flags
+
+    def check(self, cycles: int) -> None:
+        """Fail unless every push was used once, and the journal, if there is one, goes on."""
+        with aiops.Client(self._url) as client:
+            stats, params = client.stats(), client.fetch()
+        if not stats["gradients"] == stats["version"] == cycles:
+            raise ValueError(
+                f"after {cycles} pushes the server has used {stats['gradients']} gradients and made"
+                f" {stats['version']} versions"
+            )
+        if self._job.settings["codec"] == RAW:
+            base.check_server(params["w"], cycles)
+        kept = stats.get("state")
+        if bool(kept) != bool(self._job.settings["state"]) or (kept and kept["ended"]):
+            raise ValueError(f"the server's state is not kept as it was told to: {kept}")
+
+
+class Worker(ours.Worker):
+    """A blocking client that exchanges."""
+
+    def __init__(self, job: Job, address: str, index: int) -> None:
+        super().__init__(job, address, index)
+        self._job = job
+
+    def check(self, total: int) -> str:
+        """Fail unless the parameters are of one version, as far as that can be told."""
+        if self._job.settings["codec"] == RAW:
+            least = total // self._job.workers  # its own cycles: all workers have as many
+            return base.check_worker(self.params, least, total, whole=True)
+        if not np.isfinite(self.params).all() or not self.params.any():
+            raise ValueError("the worker's parameters are not finite, or have not changed")
+        return "whole"
