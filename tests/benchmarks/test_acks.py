@@ -37,8 +37,8 @@ def test_a_tiny_run_makes_a_whole_report(
     for one, other in zip(durable["rounds"], none["rounds"], strict=True):
         assert one["x_none"] == one["cycles_per_second"] / other["cycles_per_second"]
     assert "journal_bytes" not in none
-    assert 1 <= durable["journal_rows"] < 2, "a row for each steady exchange; the first has two"
-    assert 256 < durable["journal_bytes"] < 512, "its gradient, and a row"
+    assert 1 <= durable["journal_rows"] <= 2, "one for a steady exchange; else a push, an update"
+    assert 256 < durable["journal_bytes"] < 1024, "its gradient, and one row or two"
     assert [each.beside for each in acks.cells(found)] == ["", "no state", ""]
     assert list(folder.iterdir()) == [], "the states are removed"
 
