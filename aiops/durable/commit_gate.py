@@ -124,10 +124,6 @@ class CommitGate:
         self.level = Acks.APPLIED
         return [self._release() for _ in range(len(self._held))]
 
-    def close(self) -> None:
-        """Hold again, as there is a journal again."""
-        self.level = self.wanted
-
     def _keep(self, row: int, peer: int, effect: Effect | EncodedReply) -> None:
         self._held.append((row, effect))
         self._peers[peer] = self._peers.get(peer, 0) + 1

@@ -113,11 +113,7 @@ class KeptState:
 
         ``reply`` sends an answer that is encoded already.
         """
-
-        def replied(effect: EncodedReply) -> None:
-            reply(effect)
-
-        return {AppendRow: self._writer.append, EncodedReply: replied}
+        return {AppendRow: self._writer.append, EncodedReply: reply}
 
     def begin(
         self, loop: asyncio.AbstractEventLoop, every: float, perform: Callable[[Effect], None]
@@ -165,10 +161,9 @@ class KeptState:
 
     def _snapshot(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
         """Begin to write a snapshot, if anything has happened; when updates run, a bit later."""
-        engine, row = self.recorder.engine, self.recorder.next - 1
-        pause = every
-        if (row == self._captured and self.recorder.recording) or self._snapshots.busy:
-            pass  # nothing has happened; without a journal only a snapshot keeps what happens
+        engine, pause = self.recorder.engine, every
+        if self._snapshots.busy or not self._changed:
+            pass
         elif engine.training is None or not (engine.idle and not engine.working):
             pause = min(every, _SOON)
         else:
@@ -182,12 +177,23 @@ class KeptState:
                 _log.error("no memory for a snapshot: it is tried again in %g s", every)
         self._due = loop.call_later(pause, self._snapshot, loop, every)
 
+    @property
+    def _changed(self) -> bool:
+        """True unless the last snapshot has all; without a journal only a snapshot has anything."""
+        last = self._captured if not self._snapshots.why else 0
+        return self.recorder.next - 1 != last or not self.recorder.recording
+
     def _take(self, write: Callable[[Capture, SnapshotHeader], object]) -> None:
         """Capture the engine, between two events, and have it written."""
         engine, files = self.recorder.engine, self._files
-        row = self._captured = self.recorder.next - 1
+        row = self.recorder.next - 1
         capture = captured(engine, row)
-        capture.copy()
+        try:
+            capture.copy()
+        except BaseException:
+            capture.release()
+            raise
+        self._captured = row
         versions = [engine.version, *(table.version for table in engine.tables)]
         wrote = {"aiops": __version__, "numpy": np.__version__, "byteorder": sys.byteorder}
         header = SnapshotHeader(
@@ -199,8 +205,7 @@ class KeptState:
     def _take_last(self) -> None:
         """Write a last snapshot, so that the next start need not replay the journal."""
         engine = self.recorder.engine
-        changed = self.recorder.next - 1 != self._captured or not self.recorder.recording
-        if not changed or engine.training is None or not engine.idle or engine.working:
+        if not self._changed or engine.training is None or not engine.idle or engine.working:
             return
 
         def write(capture: Capture, header: SnapshotHeader) -> None:

@@ -231,7 +231,7 @@ class StateFiles:
             file.close()
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Write a small file anew: it is the old one or the new one at any moment."""
+        """Replace a small file: at any moment it is the old one or the new one."""
         part = self.folder / f"{name}{directory.PART}"
         self.disk.remove(part)
         file = self.disk.create(part)

@@ -50,9 +50,6 @@ def test_without_a_journal_nothing_waits() -> None:
     assert gate.open() == [ack(1, 1), EncodedReply(2, b"encoded")]
     assert gate.level is Acks.APPLIED
     assert gate.hold([ack(1, 2)], 3) == [ack(1, 2)]
-    gate.close()
-    assert gate.level is Acks.DURABLE
-    assert gate.hold([ack(1, 3)], 4) == []
 
 
 @given(

@@ -352,6 +352,34 @@ def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
 
 
+def test_a_snapshot_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nothing has happened since."""
+    failed, room, written, real = (
+        *(threading.Event(), threading.Event(), threading.Event()),
+        SystemDisk.rename,
+    )
+
+    def rename(system: SystemDisk, path: Path, to: Path) -> None:
+        if to.name.startswith("snapshot-") and not room.is_set():
+            failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(system, path, to)
+        if to.name.startswith("snapshot-"):
+            written.set()
+
+    monkeypatch.setattr(SystemDisk, "rename", rename)
+    with ServerThread(policy="asgd", state=tmp_path / "s", snapshot_every=0.01) as server:
+        train(server.url, PLAIN, 1, 3)
+        while server.call(lambda running: running.connections.peers):
+            pass
+        failed.clear()
+        assert failed.wait(20)
+        room.set()
+        assert written.wait(20)
+
+
 def test_the_pools_have_their_bounds_after_a_start(tmp_path: Path) -> None:
     with ServerThread(policy="asgd", state=tmp_path / "s") as server:
         train(server.url, {"w": np.zeros(12 << 20, np.float32)}, 1, 1)
