@@ -27,6 +27,7 @@ from aiops.kernels.lazy_numba import HELPERS, NumbaWord
 
 __all__ = [
     "AHEAD",
+    "FOLDED",
     "absolute",
     "ahead",
     "array_of",
@@ -37,6 +38,7 @@ __all__ = [
     "float_to_fp16",
     "float_to_fp16_bits",
     "flushed",
+    "fold_crc",
     "fp16_bits_to_float",
     "fp16_to_float",
     "maximum",
@@ -171,6 +173,57 @@ prefetch = intrinsic(_prefetched)
 
 ahead = intrinsic(_turn_ahead)
 """``ahead(array, index)`` prefetches the elements of the turn `AHEAD` elements later."""
+
+
+def _power(exponent: int) -> int:
+    """Return x to a power modulo the polynomial of CRC-32, its bits reflected."""
+    found = 1 << 31
+    for _ in range(exponent):
+        found = found >> 1 ^ (0xEDB8_8320 if found & 1 else 0)
+    return found << 1  # a product of reflected numbers is one bit too low
+
+
+def _folded(typing_context: Any, array: Any, into: Any) -> Any:
+    """Fold a flat array of whole blocks of `FOLDED` bytes into one block with the same CRC-32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        i64, byte = ir.IntType(64), ir.IntType(8)
+        vector = ir.VectorType(i64, 2 * _CARRYLESS)
+        called = ir.FunctionType(vector, [vector, vector, byte])
+        name = "llvm.x86.pclmulqdq" + {1: "", 2: ".256", 4: ".512"}[_CARRYLESS]
+        multiply = cgutils.get_or_insert_function(builder.module, called, name)
+        bits = 8 * FOLDED
+        pair = [ir.Constant(i64, _power(bits + 32)), ir.Constant(i64, _power(bits - 32))]
+        by = ir.Constant(vector, pair * _CARRYLESS)
+
+        def lane_at(array: Any, index: Any, lane: int) -> Any:
+            first = builder.bitcast(array.data, vector.as_pointer())
+            return builder.gep(first, [builder.add(index, ir.Constant(i64, lane))])
+
+        flat, out = (
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args, arguments, strict=True)
+        )
+        zero, step = ir.Constant(i64, 0), ir.Constant(i64, _LANES)
+        lanes = [cgutils.alloca_once(builder, vector) for _ in range(_LANES)]
+        for lane, kept in enumerate(lanes):
+            builder.store(builder.load(lane_at(flat, zero, lane), align=1), kept)
+        words = [0xFFFF_FFFF, *[0] * (2 * _CARRYLESS - 1)]  # the first state
+        state = ir.Constant(vector, [ir.Constant(i64, word) for word in words])
+        builder.store(builder.xor(builder.load(lanes[0]), state), lanes[0])
+        size = builder.extract_value(flat.shape, 0)
+        count = builder.udiv(size, ir.Constant(i64, FOLDED // _LANES))
+        with cgutils.for_range_slice(builder, step, count, step, i64) as (index, _count):
+            for lane, kept in enumerate(lanes):
+                old, new = builder.load(kept), builder.load(lane_at(flat, index, lane), align=1)
+                low = builder.call(multiply, [old, by, ir.Constant(byte, 0x00)])
+                high = builder.call(multiply, [old, by, ir.Constant(byte, 0x11)])
+                builder.store(builder.xor(builder.xor(low, high), new), kept)
+        for lane, kept in enumerate(lanes):
+            builder.store(builder.load(kept), lane_at(out, zero, lane), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, into), generate
 
 
 @_word
@@ -329,3 +382,14 @@ def misfit(lo: Any, hi: Any, src: Any, step: Any, size: Any, grad_size: Any) -> 
         if src[row] < 0 or src[row] > grad_size - (hi[row] - lo[row]):
             return True
     return False
+
+
+# Without carry-less multiplication zlib takes checksums.
+_WIDE = "+vpclmulqdq" in _FEATURES
+_CARRYLESS = (4 if "+avx512f" in _FEATURES else 2) if _WIDE else int("+pclmul" in _FEATURES)
+_LANES = 4  # multiplications that run side by side
+FOLDED = 16 * _LANES * _CARRYLESS
+"""Bytes of a block of `fold_crc`; 0 on a processor that cannot execute it."""
+
+fold_crc = intrinsic(_folded)
+"""``fold_crc(array, into)``: see `_folded`; ``into`` is of `FOLDED` bytes."""

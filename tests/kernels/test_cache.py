@@ -19,11 +19,10 @@ TEXT = "def update(x):\n    raise ValueError(x)\n"
 PROCESS = """
 import numpy as np
 from aiops.kernels import Spans, build
-from tests.kernels.rules import FASGD
-kernel = build(FASGD, np.float32, "numba")
-arrays = [np.linspace(-1, 1, 1000, dtype=np.float32) for _ in range(6)]
-base, grad, target, *state = arrays
-sums = kernel(Spans.whole(1000, 0.1), 1.0, base, grad, target, state)
+from tests.kernels.rules import SGD
+kernel = build(SGD, np.float32, "numba")
+base, grad, target = (np.linspace(-1, 1, 1000, dtype=np.float32) for _ in range(3))
+sums = kernel(Spans.whole(1000, 0.1), 1.0, base, grad, target, [])
 print(sums[0], target.tobytes().hex()[:64], sum(kernel._update.stats.cache_hits.values()))
 """
 
@@ -141,7 +140,7 @@ def test_processes_share_what_one_compiled(home: Path, tmp_path: Path) -> None:
     assert found[0][:2] == found[1][:2]
     files = [file.name for file in home.iterdir() if file.is_file()]
     assert len(files) == 1
-    assert files[0].startswith("fasgd_")
+    assert files[0].startswith("sgd_")
     later = start()
     *result, hits = later.communicate()[0].split()
     assert result == found[0][:2]
