@@ -10,7 +10,8 @@
     │   ├── LocalProtocolError      ... and it was this side
     │   └── RemoteProtocolError     ... and it was the other side
     ├── ConnectionLost              the network's: the peer or the connection went away
-    │   └── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
+    │   ├── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
+    │   └── Superseded              ... or a successor has taken its place
     └── Refused                     the server understood and refused; nothing was changed
         ├── BadPush                 wrong tensor, shape, dtype or value in what was sent
         ├── StaleGradient           the policy wants this gradient recomputed on newer parameters
@@ -18,6 +19,7 @@
         ├── NotReady                no worker has defined the model yet
         ├── Unauthorised            the token is missing or wrong
         └── Unavailable             the server stayed full or shut down for all of the time-out
+            └── Standby             ... or it was a standby, which serves no workers
 
 An error carries one sentence (what happened, why, what to do next) as its text and its facts in
 ``details``, a plain dict. Errors of the last branch travel over the wire as a ``code`` and come
@@ -44,6 +46,8 @@ __all__ = [
     "RemoteProtocolError",
     "Restarted",
     "StaleGradient",
+    "Standby",
+    "Superseded",
     "Unauthorised",
     "Unavailable",
     "UsageError",
@@ -92,6 +96,16 @@ class DeadlineExceeded(ConnectionLost, TimeoutError):
     """A peer did not answer within the stated time; the text names the peer."""
 
 
+class Superseded(ConnectionLost):
+    """Another server goes on with the run of this one, which must not change it any more.
+
+    ``details`` has the ``generation`` that is known to be higher. A client that holds the address
+    of the successor goes there.
+    """
+
+    code: ClassVar[str] = "superseded"
+
+
 class Refused(AiopsError):
     """The server understood the request and refused it; its parameters are unchanged."""
 
@@ -138,9 +152,21 @@ class Unavailable(Refused):
     code = "unavailable"
 
 
+class Standby(Unavailable):
+    """The server is a standby, and serves no workers unless it is promoted.
+
+    ``details`` has the URL of its ``primary``.
+    """
+
+    code = "standby"
+
+
 _BY_CODE: Mapping[str, type[Refused]] = {
     kind.code: kind
-    for kind in (Refused, BadPush, StaleGradient, Restarted, NotReady, Unauthorised, Unavailable)
+    for kind in (
+        *(Refused, BadPush, StaleGradient, Restarted, NotReady, Unauthorised),
+        *(Unavailable, Standby),
+    )
 }
 
 
@@ -149,6 +175,13 @@ def refusal(code: str, text: str, details: Mapping[str, Any] | None = None) -> R
     return _BY_CODE.get(code, Refused)(
         text, **{str(key): value for key, value in (details or {}).items()}
     )
+
+
+def fatal(code: str, text: str, details: Mapping[str, Any] | None = None) -> AiopsError:
+    """Return the error of a peer's ``error`` message that ends the connection."""
+    if code == Superseded.code:
+        return Superseded(text, **{str(key): value for key, value in (details or {}).items()})
+    return refusal(code, text, details)
 
 
 _LISTED = 20  # known names that an error lists: it must stay a sentence for a model of thousands

@@ -28,6 +28,7 @@ GOOD: dict[str, Any] = {
     "Ranges": ((0, 8, 3), (8, 12, 4)),
     "ShardTable": (("", 7172, 8), ("10.0.0.2", 7173, 16)),
     "Gate": (0.25, 0.0),
+    "Versions": (7, 0, 2**53 - 1),
 }
 """A value of each type."""
 
@@ -129,6 +130,7 @@ BAD: dict[str, list[Any]] = {
         (("h", 1, 2**53),),
         (("h", 1, 0.0),),
     ],
+    "Versions": [None, 1, {}, (-1,), (2**53,), (2**63,), (1.0,), (True,), ("1",), (0,) * 1026],
     "Gate": [None, (0.5,), (0.5, 1), (0.5, -0.5), (0.5, float("nan")), (0.5, 0.5, 0.5)],
 }
 """Values that each type must not take."""

@@ -49,9 +49,20 @@ from aiops.wire.server_messages import (
     SendParams,
     ShardHello,
     ShardParts,
+    ShardState,
     ShardWelcome,
     TrafficCounted,
     UpdateDone,
+)
+from aiops.wire.standby_messages import (
+    Fence,
+    JournalRows,
+    Promote,
+    Promoted,
+    RowsKept,
+    SnapshotPart,
+    StandbyHello,
+    StandbyWelcome,
 )
 
 KINDS: Mapping[str, type[Message]] = {
@@ -66,7 +77,9 @@ KINDS: Mapping[str, type[Message]] = {
         *(ShardHello, ShardWelcome, ShardParts),
         *(JoinRound, Round, RingHello, RingChunk),
         *(LeadHello, LoadShard, ExpectPush, RunUpdate, SendParams, SendIncrements, HoldVersion),
-        *(FinishPush, CountTraffic, PushArrived, UpdateDone, TrafficCounted),
+        *(FinishPush, CountTraffic, ShardState, PushArrived, UpdateDone, TrafficCounted),
+        *(StandbyHello, StandbyWelcome, SnapshotPart, JournalRows, RowsKept),
+        *(Promote, Promoted, Fence),
     )
 }
 """The class of each kind, in the order of the documentation."""

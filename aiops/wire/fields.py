@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from aiops.model.parts import LARGEST, MAX_TEXT
+from aiops.model.tables import MAX_TABLES
 
 UInt: TypeAlias = int  # 0 ≤ x ≤ LARGEST
 Have: TypeAlias = int  # -1 ("nothing") or a UInt
@@ -29,6 +30,7 @@ ShardTable: TypeAlias = tuple[
     tuple[str, int, int], ...
 ]  # host (empty: the lead's), port, first byte
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
+Versions: TypeAlias = tuple[int, ...]  # of the model, and of each table; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 
 MAX_COUNT = 1 << 20
@@ -153,6 +155,11 @@ def _members(value: object) -> bool:
     return _places(value, _bool)
 
 
+def _versions(value: object) -> bool:
+    """Check the versions of a model and of its tables, or none."""
+    return type(value) is tuple and len(value) <= 1 + MAX_TABLES and all(map(_uint, value))
+
+
 def _wants(value: object) -> bool:
     """Check runs of (first tensor, past the last, version held), in order."""
     if type(value) is not tuple:
@@ -204,6 +211,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Ranges": ("a list of [start, stop, version]", _ranges),
     "ShardTable": ("a list of [host, port, first byte]", _shard_table),
     "Gate": ("a list of two constants ≥ 0, or none", _gate),
+    "Versions": (f"a list of at most {1 + MAX_TABLES:,} versions", _versions),
     "Members": ("a list of [host, port, boolean]", _members),
 }
 

@@ -22,7 +22,8 @@ from aiops.wire.messages import (
     Prove,
     Welcome,
 )
-from aiops.wire.server_messages import Greeting, LeadHello, ShardHello, ShardWelcome
+from aiops.wire.server_messages import Greeting, ShardWelcome
+from aiops.wire.standby_messages import StandbyHello, StandbyWelcome
 from aiops.wire.state_machine import Side
 
 ROLES = ("worker", "observer")
@@ -46,6 +47,8 @@ class ServerHandshake:
         16 random bytes, never used before.
     follower
         True if the server is a follower, which only its lead and the lead's clients connect to.
+    journal
+        True if the server has a journal, which a standby can be fed from.
 
     Attributes
     ----------
@@ -55,15 +58,18 @@ class ServerHandshake:
         The result, once the client is admitted.
     """
 
-    def __init__(self, token: str | None, nonce: bytes, *, follower: bool = False) -> None:
-        self._token, self._nonce, self._follower = token, nonce, follower
+    def __init__(
+        self, token: str | None, nonce: bytes, *, follower: bool = False, journal: bool = False
+    ) -> None:
+        self._token, self._nonce = token, nonce
+        self._follower, self._journal = follower, journal
         self.hello: Greeting | None = None
         self.admitted: Admitted | None = None
         self._challenged: tuple[Greeting, str] | None = None  # with the token to prove
 
     def receive(self, message: Message) -> Challenge | Error | Admitted:
         """Return the answer, or that the client is admitted: the engine sends the welcome."""
-        if isinstance(message, Hello | ShardHello | LeadHello):
+        if isinstance(message, Greeting):
             return self._receive_hello(message)
         if isinstance(message, Prove) and self._challenged is not None:
             return self._receive_proof(message, *self._challenged)
@@ -93,7 +99,11 @@ class ServerHandshake:
         if self._follower and isinstance(hello, Hello):
             text = "this server holds a part of a model only: connect to its lead"
             return _fatal(hello.id, "protocol", text)
-        if not self._follower and not isinstance(hello, Hello):
+        if isinstance(hello, StandbyHello):
+            if not self._journal:
+                text = "this server has no journal to feed a standby from: start it with --state"
+                return _fatal(hello.id, "protocol", text)
+        elif not self._follower and not isinstance(hello, Hello):
             text = "this server is no follower: to have it hold a shard, start it with --follower"
             return _fatal(hello.id, "protocol", text)
         if isinstance(hello, Hello) and hello.role not in ROLES:
@@ -122,7 +132,7 @@ def answer(challenge: Challenge, hello: Greeting, token: str | None, server: str
 
 
 def check_welcome(
-    welcome: Welcome | ShardWelcome,
+    welcome: Welcome | ShardWelcome | StandbyWelcome,
     hello: Greeting,
     challenge: Challenge | None,
     token: str | None,

@@ -29,9 +29,10 @@ from aiops.wire.fields import (
     Sparse,
     Text,
     UInt,
+    Versions,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of the wire that this package speaks; both sides must speak the same."""
 
 WIRE_NAME = f"aiops/{PROTOCOL}".encode()
@@ -54,7 +55,7 @@ class Message:
 
 @value
 class Hello(Message):
-    """The first message on a connection: the client's identity."""
+    """The first message on a connection: the client's identity, and what it has of the server."""
 
     kind = "hello"
     protocol: UInt
@@ -65,6 +66,9 @@ class Hello(Message):
     pongs: bool  # whether the client promises to answer pings
     nonce: Nonce
     agent: Text
+    run: Text = ""  # of the last welcome, empty before the first
+    generation: UInt = 0  # of that run, the highest that the client was welcomed by
+    acked: UInt = 0  # its highest push that this run has acknowledged
 
 
 @value
@@ -196,7 +200,7 @@ class Welcome(Message):
 
     kind = "welcome"
     protocol: UInt
-    run: Text  # another one each time a server is started: versions count within a run
+    run: Text  # the name of the model's history, within which versions count
     proof: Blob  # that the server knows the token too; empty without one
     policy: Text
     settings: Plain
@@ -206,6 +210,10 @@ class Welcome(Message):
     last_seq: UInt  # the highest push of this client the server has taken, 0 for none
     tables: Sparse = ()
     shards: ShardTable = ()  # the model's other shards, if there are any
+    generation: UInt = 0  # of the run: a start with kept state adds one; 0: none is kept
+    intact: Versions = ()  # up to these, versions of the client's generation are what they were
+    acks: Text = "applied"  # the promise of an acknowledgement at present
+    rolled_back: UInt = 0  # how far `acked` was beyond `last_seq`
 
 
 @value

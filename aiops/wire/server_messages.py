@@ -11,6 +11,7 @@ from aiops.common.frozen import value
 from aiops.model.parts import Parts, Ranges
 from aiops.wire.fields import Blob, Nonce, Plain, Rows, ShardTable, Text, UInt
 from aiops.wire.messages import Hello, Message
+from aiops.wire.standby_messages import StandbyHello
 
 # ---------------------------------------------------------------- between shards and clients
 
@@ -29,6 +30,7 @@ class ShardHello(Message):
     pongs: bool
     nonce: Nonce
     agent: Text
+    generation: UInt = 0  # of the run, as the lead's welcome had it
 
 
 @value
@@ -68,6 +70,7 @@ class LeadHello(Message):
     agent: Text
     policy: Text
     settings: Plain
+    generation: UInt = 0  # the number of starts of a lead with a state; 0 without
 
 
 @value
@@ -168,6 +171,28 @@ class CountTraffic(Message):
 
 
 @value
+class ShardState(Message):
+    """The state that a follower holds, for the lead that it has welcomed.
+
+    ``run`` (empty: it holds none), ``shard`` and ``shards`` say of what. ``version`` is the newest
+    that it has computed, ``update`` the last that it has done (0: none), or has ``measured``.
+    ``holds`` has the numbers of the pushes of which it has the ``portions``, and the ``versions``
+    that it keeps: number, and true for one of the delta replica. ``kept``: it keeps a state of its
+    own.
+    """
+
+    kind = "shard_state"
+    kept: bool
+    run: Text
+    shard: UInt
+    shards: UInt
+    version: UInt
+    update: UInt
+    measured: bool
+    holds: Plain
+
+
+@value
 class PushArrived(Message):
     """All of this shard's parts of push ``id`` are there; ``fault``: why they cannot be used."""
 
@@ -185,11 +210,15 @@ class UpdateDone(Message):
 
 @value
 class TrafficCounted(Message):
-    """The traffic by client: its bytes in and out, messages in and out, and these by kind."""
+    """The traffic by client: its bytes in and out, messages in and out, and these by kind.
+
+    ``state``: of the statistics, what concerns the state that this follower keeps; else empty.
+    """
 
     kind = "traffic_counted"
     clients: Plain
+    state: Plain
 
 
-Greeting: TypeAlias = Hello | ShardHello | LeadHello
+Greeting: TypeAlias = Hello | ShardHello | LeadHello | StandbyHello
 """The messages that may come first on a connection to a server."""

@@ -9,15 +9,17 @@ Side: TypeAlias = Literal["client", "server"]
 
 _REQUESTS = {
     *("define", "describe", "push", "reapply", "fetch", "fetch_rows", "push_rows", "stats"),
-    *("ping", "pong", "join_round", "share", "release"),
+    *("ping", "pong", "join_round", "share", "release", "promote", "fence"),
 }
-_ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
+_ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"} | {
+    "promoted"
+}
 
 _ORDERS = {
     *("load_shard", "expect_push", "run_update", "send_params", "send_increments"),
     *("hold_version", "finish_push", "count_traffic", "ping", "pong"),
 }
-_REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts"} | {
+_REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts", "shard_state"} | {
     *("ping", "pong", "error"),
 }
 
@@ -28,6 +30,7 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "hello": "greeted",
             "shard_hello": "shard greeted",
             "lead_hello": "lead greeted",
+            "standby_hello": "standby greeted",
             "ring_hello": "ring greeted",
         },
         "server": {"error": "closed"},
@@ -73,6 +76,26 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "server": dict.fromkeys(_REPORTS, "lead open"),
     },
     "lead left": {"client": {}, "server": dict.fromkeys(_REPORTS, "lead left")},
+    # at a server that keeps its state: its standby
+    "standby greeted": {
+        "client": {},
+        "server": {
+            "challenge": "standby challenged",
+            "standby_welcome": "standby open",
+            "error": "closed",
+        },
+    },
+    "standby challenged": {"client": {"prove": "standby proved"}, "server": {"error": "closed"}},
+    "standby proved": {
+        "client": {},
+        "server": {"standby_welcome": "standby open", "error": "closed"},
+    },
+    "standby open": {
+        "client": dict.fromkeys(("rows_kept", "ping", "pong"), "standby open"),
+        "server": dict.fromkeys(
+            ("snapshot_part", "journal_rows", "ping", "pong", "error"), "standby open"
+        ),
+    },
     # between the workers of a round: the client is the one that connects, the server the next
     "ring greeted": {"client": {}, "server": {"ring_hello": "ring open", "error": "closed"}},
     "ring open": {"client": {"ring_chunk": "ring open"}, "server": {}},
@@ -80,5 +103,5 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 """By state and sender: the kinds that may be sent, each with the state that follows."""
 
-KNOWN = ("open", "left", "shard open", "lead open", "lead left")
+KNOWN = ("open", "left", "shard open", "lead open", "lead left", "standby open")
 """The states in which the peer has completed its handshake."""

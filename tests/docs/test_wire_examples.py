@@ -182,16 +182,20 @@ class TestThePage:
     """docs/wire.md is what a client needs, and no more."""
 
     def test_its_length(self) -> None:
-        assert len(PAGE.splitlines()) <= 450
+        assert len(PAGE.splitlines()) <= 475
 
     def test_every_kind_that_a_client_may_send_or_receive_is_on_it(self) -> None:
-        for kind in set(KINDS) - set(page.SERVER_KINDS):
+        servers = {*page.SERVER_KINDS, *page.STANDBY_KINDS, *page.PROMOTION_KINDS}
+        for kind in set(KINDS) - servers:
             assert f"`{kind}`" in PAGE, kind
 
     def test_no_kind_of_the_servers_is_on_it(self) -> None:
         for kind in page.SERVER_KINDS:
             assert kind not in PAGE
             assert f"`{kind}`" in PAGES["wire-servers.md"]
+        for kind in (*page.STANDBY_KINDS, *page.PROMOTION_KINDS):
+            assert f"`{kind}`" not in PAGE
+            assert f"`{kind}`" in PAGES["wire-standby.md"]
 
     def test_the_servers_kinds_are_those_that_no_client_may_send_or_receive(self) -> None:
         leads = {kind for state in ("lead open", "lead left") for kind in _sayable(state)}

@@ -70,7 +70,7 @@ class TestHandshake:
                 late.say(
                     "hello",
                     id=0,
-                    protocol=2,
+                    protocol=3,
                     client="w",
                     epoch=1,
                     name="w",
@@ -78,6 +78,9 @@ class TestHandshake:
                     pongs=False,
                     nonce=NONCE,
                     agent="late",
+                    run="",
+                    generation=0,
+                    acked=0,
                 )
                 assert closed(late)
             assert first.ask("ping")["kind"] == "pong"

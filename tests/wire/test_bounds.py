@@ -438,7 +438,7 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
     for message in (
         server_messages.PushArrived(1, {}),
         server_messages.UpdateDone(1, bytes(8)),
-        server_messages.TrafficCounted(1, counted),
+        server_messages.TrafficCounted(1, counted, {}),
         messages.Error(1, "protocol", "no", {"n": 1}, True, 1),
         messages.Pong(1),
         server_messages.ShardParts(1, 1, (Part(1400, 1408, "raw", 8, 0),)),

@@ -17,6 +17,7 @@ from aiops.engine.events import Applied, Apply, Event, Initialised, Joined, Opti
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.parts import Part, Parts
+from aiops.state.frames import SegmentHead, frame
 from aiops.wire import messages
 from aiops.wire.connection import Connection, Messages, with_sinks
 from aiops.wire.encoding import KINDS, encode
@@ -36,12 +37,23 @@ from aiops.wire.server_messages import (
     SendParams,
     ShardHello,
     ShardParts,
+    ShardState,
     ShardWelcome,
     TrafficCounted,
     UpdateDone,
 )
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
+from aiops.wire.standby_messages import (
+    Fence,
+    JournalRows,
+    Promote,
+    Promoted,
+    RowsKept,
+    SnapshotPart,
+    StandbyHello,
+    StandbyWelcome,
+)
 from aiops.wire.state_machine import HANDSHAKE, Side
 from docs._tools.wire.sharded import exchange
 
@@ -153,6 +165,7 @@ def one_of_each() -> list[Example]:
         _sent("server", m.Share(0, 1, 16_384)),
         _sent("client", m.Release(3)),
         *_of_shards(row),
+        *_of_standbys(),
         _sent("client", RingHello(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
         _sent("client", RingChunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
     ]
@@ -164,7 +177,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     """Return one small message of each kind that shards have to do with."""
     version = messages.PROTOCOL
     who = "5f0c", 1, "w0", "8c2f", False, NONCES[0], "example/1"
-    lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}
+    lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}, 2
     half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
     work = {"factor": 1.0, "measure": False, "sent": -1, "spare": True, "touched": None}
     return [
@@ -184,12 +197,110 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", HoldVersion(0, 8, True, False)),
         _sent("client", FinishPush(1, False)),
         _sent("client", CountTraffic(2)),
+        _sent(
+            "server",
+            ShardState(0, True, "8c2f", 1, 2, 7, 3, False, {"portions": (9,), "versions": ()}),
+        ),
         _sent("server", PushArrived(1, {})),
         _sent("server", UpdateDone(1, struct.pack("<q", 1 << 22))),
         _sent(
-            "server", TrafficCounted(2, {"5f0c": (52, 9, 1, 0, {"shard_parts": (1, 48, 4)}, {})})
+            "server",
+            TrafficCounted(
+                2,
+                {"5f0c": (52, 9, 1, 0, {"shard_parts": (1, 48, 4)}, {})},
+                {"row": 812, "acks": "written"},
+            ),
         ),
     ]
+
+
+def _standby_hello(run: str, generation: int, row: int) -> StandbyHello:
+    version, named = messages.PROTOCOL, ("b71e", 1, "10.0.0.6:7171", True, NONCES[0], "example/1")
+    return StandbyHello(0, version, *named, run, generation, row)
+
+
+def _rows(first: int) -> tuple[JournalRows, bytes]:
+    """Return a message of two rows, a tick and a client's leaving, and its payload."""
+    data = SegmentHead(first, 3, "8c2f", 7).pack()
+    for number, kind, row in (first, 9, b"\x90"), (first + 1, 5, b"\x92\x01\xc0"):
+        data += b"".join(frame(number, kind, 2.5, 0, row, salt=7, unsynced=1))
+    return JournalRows(0, first, first + 1, first + 1, _whole(len(data))), data
+
+
+def _whole(nbytes: int) -> Parts:
+    return (Part(0, nbytes, "raw", nbytes, 0),)
+
+
+def _welcomed(hello: StandbyHello, row: int, snapshot: int) -> StandbyWelcome:
+    starts = (1, 0, (0,)), (2, 40, (19,)), (3, 90, (44,))
+    named = b"", "8c2f", 3, row, snapshot
+    return StandbyWelcome(hello.id, messages.PROTOCOL, *named, {"starts": starts})
+
+
+def _of_standbys() -> list[Example]:
+    """Return one small message of each kind that standbys have to do with."""
+    again = _standby_hello("8c2f", 2, 88)
+    rows, data = _rows(89)
+    return [
+        _sent("client", again),
+        _sent("server", _welcomed(again, 88, 0)),
+        _sent("server", SnapshotPart(0, _whole(8)), b"aiopsSS\n"),
+        _sent("server", rows, data),
+        _sent("client", RowsKept(0, 90, 88, 90)),
+        _sent("client", Promote(1)),
+        _sent("server", Promoted(1, 65536, 44)),
+        _sent("client", Fence(1, "8c2f", 65536, "aiops://10.0.0.6:7171")),
+    ]
+
+
+def _fed() -> Conversation:
+    """Return what a standby that holds nothing and its primary send each other."""
+    hello, snapshot = _standby_hello("", 0, 0), b"aiopsSS\n" + bytes(8)
+    rows, data = _rows(93)
+    parts = Part(0, 8, "raw", 8, 0), Part(8, 16, "raw", 8, 0)
+    return _conversation(
+        "A new standby is fed",
+        [
+            ("client", hello, ()),
+            ("server", _welcomed(hello, 92, len(snapshot)), ()),
+            *(
+                ("server", SnapshotPart(0, (part,)), (snapshot[part.start : part.stop],))
+                for part in parts
+            ),
+            ("client", RowsKept(0, 92, 92, 92), ()),
+            ("server", rows, (data,)),
+            ("client", RowsKept(0, 94, 92, 94), ()),
+            ("client", RowsKept(0, 94, 94, 94), ()),
+        ],
+    )
+
+
+def _promotions() -> list[Conversation]:
+    """Return what an operator and a standby, and the new server and the old one, send."""
+    found = []
+    asked: list[tuple[str, Message, Message]] = [
+        ("A standby is promoted", Promote(1), Promoted(1, 65536, 44)),
+        (
+            "A server is told that another has its run",
+            Fence(1, "8c2f", 65536, "aiops://10.0.0.6:7171"),
+            messages.Error(
+                1,
+                "superseded",
+                "this server was superseded by aiops://10.0.0.6:7171 (generation 65,536)",
+                {"generation": 65536, "primary": "aiops://10.0.0.6:7171"},
+                True,
+            ),
+        ),
+    ]
+    for title, request, reply in asked:
+        script = Recorder(title)
+        script.greet(hello(role="observer"))
+        steps: list[tuple[Side, Message, tuple[bytes, ...]]] = [
+            (step.sender, step.message, step.payloads) for step in script.steps
+        ]
+        steps += ("client", request, ()), ("server", reply, ())
+        found.append(_conversation(title, steps))
+    return found
 
 
 def _sent(sender: Side, message: Message, *payloads: bytes) -> Example:
@@ -407,6 +518,8 @@ def conversations() -> list[Conversation]:
         _conversation("Two shards: the client and the lead", sharded.to_lead),
         _conversation("Two shards: the client and the follower", sharded.to_follower),
         _conversation("Two shards: the lead, as a client, and the follower", sharded.orders),
+        _fed(),
+        *_promotions(),
     ]
 
 

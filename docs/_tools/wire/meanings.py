@@ -28,6 +28,10 @@ ANSWERS: Mapping[str, str] = {
     "expect_push": "`push_arrived`",
     "run_update": "`update_done`",
     "count_traffic": "`traffic_counted`",
+    "standby_hello": "`challenge` or `standby_welcome`",
+    "journal_rows": "`rows_kept`",
+    "promote": "`promoted`",
+    "fence": "a fatal `error`",
 }
 """The answer to each request (any may be answered by ``error`` instead)."""
 
@@ -48,6 +52,7 @@ TYPES: Mapping[str, str] = {
     "Ranges": "list of [start, stop, version]",
     "ShardTable": "list of [host, port, first byte]",
     "Gate": "[] or [c_push, c_fetch]",
+    "Versions": "list of uint",
     "Members": "list of [host, port, boolean]",
     "Parts": "list of parts",
 }
@@ -77,13 +82,25 @@ MEANINGS: Mapping[str, str] = {
     "nonce": "Fresh random bytes.",
     "agent": "The client's software, for people.",
     "proof": "See [The token](#the-token); empty in a `welcome` without a token.",
-    "run": "Random, another one each time a server is started. See [Restarts](#exactly-once).",
+    "run": "The name of the model's history, random: that of a server without kept state is another"
+    " one each time it is started. See [Restarts](#exactly-once).",
+    "hello.run": "That of the last `welcome`; empty before the first.",
+    "generation": "The number of this start of the run's server, rising; 0 if the server keeps no"
+    " state. See [Restarts](#exactly-once).",
+    "hello.generation": "The highest `generation` of that run that the client was welcomed by.",
+    "acked": "The client's highest `seq` that an `ack` or `rows` of this run has answered.",
     "policy": "The server's algorithm, for people; `settings`: its settings.",
     "settings": "",
     "plan": "The client's part of the algorithm; see [The plan](#the-plan-and-gates).",
     "model": "The tensors in arena order; empty in `welcome` when the model is not defined: define"
     " it (again).",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
+    "intact": "Versions of the model and of each table. What the client received by its last"
+    " connection, at most of these, still is what it was; empty: nothing is.",
+    "acks": "What an acknowledgement promises at present: `applied`, `written`, `durable` or"
+    " `replicated`, for people.",
+    "rolled_back": "The number of `seq` above `last_seq` up to `acked`: pushes that were"
+    " acknowledged, and have been lost since, are among them.",
     "tables": "The tables; see [Tables](#tables). Offered in any order, announced in the order of"
     " their numbers.",
     "shards": "Empty, or the other servers that hold parts of the model; see"
@@ -156,12 +173,41 @@ MEANINGS: Mapping[str, str] = {
     "increments": "The first byte of a piece, the one after its last, and the number of its newest"
     " increments that are sent.",
     "keep": "Whether it is kept.",
+    "kept": "Whether the follower keeps a state of its own.",
+    "update": "The `id` of the last update that it has done; 0: none.",
+    "measured": "Whether it has only measured that update's norm.",
+    "holds": "`portions`: the pushes of which it has its part, by the lead's count; `versions`:"
+    " those that it keeps, each with whether it is one of the delta replica.",
+    "shard_state.run": "Empty, or the run that it holds a shard of.",
+    "state": "Empty, or its part of the statistics about the state that it keeps.",
+    "shard_state.shards": "The number of shards.",
+    "shard_state.version": "The newest version that it has computed.",
     "replica": "Whether the version is the delta replica's: the parameters as clients of coded"
     " fetches hold them.",
     "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
     "sums": "The rule's statistic, int64, little endian: one per tensor touched; empty without a"
     " statistic. Of the delta replica: one per piece, the bytes of its increment, −1 if it has to"
     " be sent as it is, −2 if it has not changed.",
+    # standbys
+    "standby_hello.run": "Empty, or the run that the standby has a state of.",
+    "standby_hello.generation": "The primary's generation, when it last fed this standby; 0 at"
+    " first.",
+    "row": "The last row that the standby holds, from 1; 0: none. In `standby_welcome` the row"
+    " behind which it is fed.",
+    "snapshot": "The length of a [snapshot file](state.md) in bytes, or 0.",
+    "starts": "`starts`: a list of [generation, row, versions], as in the file `generation`.",
+    "snapshot_part.parts": "Bytes `start` to `stop` of the file, in order.",
+    "first": "The first row's number; `last`: the last one's; `newest`: that of the primary's"
+    " newest row.",
+    "last": "",
+    "newest": "",
+    "journal_rows.parts": "Bytes `start` to `stop` of the segment, in order.",
+    "written": "The row; `synced`, `applied` too.",
+    "synced": "",
+    "applied": "",
+    "promoted.generation": "The first of the next term.",
+    "fence.run": "The run whose standby was promoted.",
+    "primary": "The server's URL.",
     "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
     " by kind of: messages, bytes of overhead, bytes of payload.",
 }

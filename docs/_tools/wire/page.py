@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiops import errors
 from aiops.engine.membership import DEPARTED
-from aiops.errors import Refused, UsageError
+from aiops.errors import Refused, Superseded, UsageError
 from aiops.model.layout import MAX_PART, MAX_TENSORS
 from aiops.model.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
 from aiops.serving.config import Config
@@ -38,9 +38,13 @@ ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
 SERVER_KINDS = (
     *("lead_hello", "load_shard", "expect_push", "run_update", "send_params", "send_increments"),
     *("hold_version", "finish_push", "count_traffic"),
-    *("push_arrived", "update_done", "traffic_counted"),
+    *("shard_state", "push_arrived", "update_done", "traffic_counted"),
 )
 """The kinds that servers send to each other, and no client ever."""
+
+STANDBY_KINDS = ("standby_hello", "standby_welcome", "snapshot_part", "journal_rows", "rows_kept")
+PROMOTION_KINDS = ("promote", "promoted", "fence")
+"""The kinds that make another server the server of a run; no worker sends them."""
 
 CLIENT_STATES = ("start", "greeted", "challenged", "proved", "open", "left")
 
@@ -124,14 +128,18 @@ def states_table(states: Sequence[str]) -> str:
     return _table("state | the client may send → next state | the server may send → next", rows)
 
 
-_ELSEWHERE = {*MEMORY_KINDS, *ROUND_KINDS, "shard_hello", "lead_hello"}
+_ELSEWHERE = {
+    *(*MEMORY_KINDS, *ROUND_KINDS, *PROMOTION_KINDS),
+    *("shard_hello", "lead_hello", "standby_hello"),
+}
 """Kinds that the table of wire.md leaves to other pages."""
 
 
 def codes_table() -> str:
     """Return the codes that an error may carry."""
     known = [getattr(errors, name) for name in errors.__all__]
-    refusals = [cls for cls in known if isinstance(cls, type) and issubclass(cls, Refused)]
+    coded = (Refused, Superseded)
+    refusals = [cls for cls in known if isinstance(cls, type) and issubclass(cls, coded)]
     rows = [f"`{cls.code}` | {_CODES[cls.code]}" for cls in refusals if cls.code in _CODES]
     rows.append(f"`protocol` | {_CODES['protocol']}")
     return _table("code | meaning", rows)
@@ -141,6 +149,8 @@ _CODES = {
     "bad-push": "What was pushed, offered or asked for does not fit; see below.",
     "not-ready": "The model is not defined yet: `define` it.",
     "refused": "The policy, or a setting of the server, does not allow this.",
+    "standby": "The server is a standby; `details` has its `primary`. Fatal: try that, or later.",
+    "superseded": "A server of a higher `generation` goes on with the run. Fatal: go to that.",
     "stale": "The policy wants the gradient computed again, on the current parameters.",
     "unauthorised": "The token is missing or wrong. Fatal.",
     "unavailable": "The server is full (fatal) or shutting down: try later.",
@@ -304,6 +314,23 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
         "servers": _section(SERVER_KINDS, (*_BEFORE_OTHER, *OTHER_KINDS, *SHARD_KINDS)),
         "conversation": partial(
             conversations_block, "Two shards: the lead, as a client, and the follower"
+        ),
+    },
+    "wire-standby.md": {
+        "states": partial(
+            states_table,
+            ("standby greeted", "standby challenged", "standby proved", "standby open"),
+        ),
+        "feed": _section(STANDBY_KINDS, (*_BEFORE_OTHER, *OTHER_KINDS)),
+        "conversation": partial(conversations_block, "A new standby is fed"),
+        "promotion": _section(
+            PROMOTION_KINDS,
+            (*_BEFORE_OTHER, *OTHER_KINDS, *STANDBY_KINDS),
+            partial(
+                conversations_block,
+                "A standby is promoted",
+                "A server is told that another has its run",
+            ),
         ),
     },
 }
