@@ -89,7 +89,6 @@ def read_block(read: Read, length: int, magic: bytes, name: str) -> tuple[Plain,
     found, version, nbytes = _HEAD.unpack(head)
     if found != magic:
         raise DamagedState(f"{name} is damaged: it does not begin with {magic!r}", file=name)
-    check_format(version, name)
     if nbytes > min(MAX_BLOCK, length - _HEAD.size - _CRC.size):
         raise DamagedState(
             f"{name} is damaged: it announces {nbytes:,} bytes and has {length:,}", file=name
@@ -99,6 +98,7 @@ def read_block(read: Read, length: int, magic: bytes, name: str) -> tuple[Plain,
     (crc,) = _CRC.unpack(rest[nbytes:])
     if zlib.crc32(data, zlib.crc32(head)) != crc:
         raise DamagedState(f"{name} is damaged: the checksum of its head is wrong", file=name)
+    check_format(version, name)  # now that the number is known to be what was written
     return unpack(data, name), _HEAD.size + nbytes + _CRC.size, crc
 
 

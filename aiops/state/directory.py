@@ -27,8 +27,8 @@ LOCK, IDENTITY_FILE, GENERATION_FILE = "LOCK", "identity", "generation"
 PART = ".part"
 """The end of the name of a file that is not complete."""
 
-MAX_SPARES = 2
-"""Segments that are kept to be overwritten: that is faster than making new ones."""
+MAX_SPARES = 16
+"""Segments that are kept to be overwritten, at most: that is faster than making new ones."""
 
 MAX_HISTORY = 64
 """Generations that the file of generations remembers."""
@@ -129,24 +129,20 @@ class StateListing:
         """Return the first row of the segment after the one that begins with ``first``, or None."""
         return min((other for other in self.segments if other > first), default=None)
 
-    def removable(self, keep: int) -> Removal:
+    def removable(self, keep: int, needed: int | None = None) -> Removal:
         """Return the files that can go, when the last ``keep`` snapshots are to stay.
 
         The journal stays from the oldest of these on, so that a damaged snapshot costs time and no
-        more. The last segment always stays. Until there are ``keep`` snapshots nothing goes.
+        more; ``needed``: the first row that it refers to, if that is an earlier one. The last
+        segment always stays. Until there are ``keep`` snapshots nothing goes.
         """
         if len(self.snapshots) < max(keep, 1):
             return Removal((), ())
         old = self.snapshots[max(keep, 1) :]
-        oldest = self.snapshots[max(keep, 1) - 1]
-        covered = [first for first, following in pairwise(self.segments) if following <= oldest + 1]
+        oldest = self.snapshots[max(keep, 1) - 1] + 1
+        oldest = oldest if needed is None else min(oldest, needed)
+        covered = [first for first, following in pairwise(self.segments) if following <= oldest]
         return Removal(old[::-1], tuple(covered))
-
-    def free_spare(self) -> int | None:
-        """Return the number that the next spare segment takes, or None when there are enough."""
-        if len(self.spares) >= MAX_SPARES:
-            return None
-        return next(number for number in range(1, MAX_SPARES + 2) if number not in self.spares)
 
 
 @value
@@ -189,6 +185,10 @@ class GenerationStart:
     versions: tuple[int, ...]
 
 
+DRAWN = 1 << 15
+"""A promotion's generation is its term times 2**16 and a number below this, drawn at random."""
+
+
 @value
 class GenerationFile:
     """The file `generation`: the server's generation, and where the latest of them began.
@@ -201,11 +201,16 @@ class GenerationFile:
     starts: Sequence[GenerationStart] = ()
 
     def started(
-        self, row: int, versions: Sequence[int], *, promoted: bool = False
+        self, row: int, versions: Sequence[int], *, promoted: int | None = None
     ) -> GenerationFile:
-        """Return the file of the next generation, which begins after a row at these versions."""
-        term = (self.generation >> 16) + 1 if promoted else 0
-        generation = term << 16 if promoted else self.generation + 1
+        """Return the file of the next generation, which begins after a row at these versions.
+
+        ``promoted``: None, or for a promotion a number drawn from 0 to `DRAWN` - 1. It begins the
+        next term: two standbys that are promoted at the same time are of different generations.
+        """
+        generation = self.generation + 1
+        if promoted is not None:
+            generation = ((self.generation >> 16) + 1 << 16) + promoted
         start = GenerationStart(generation, row, tuple(versions))
         return GenerationFile(generation, (*self.starts, start)[-MAX_HISTORY:])
 

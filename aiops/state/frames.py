@@ -18,14 +18,14 @@ does not depend on the row, so that it can be taken before the row is known.
 A segment may lie on the bytes of an older one (it is recycled) and is longer than its frames (it is
 preallocated). Salt and row numbers keep old frames from being read as new ones. ``unsynced`` is
 the number of the row less that of the newest row that was known to be on the disk when the frame
-was made. That tells damage from a torn end: of the rows at the end of the last segment any may be
-missing after a loss of power, but none that a later frame calls synced.
+was made. That tells damage from a torn end: of the newest rows any may be missing after a loss of
+power, in any segment, but none that a later frame calls synced.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ import numpy as np
 from aiops.common.frozen import value
 from aiops.errors import DamagedState, UsageError
 from aiops.state.blocks import FORMAT, Buffer, check_format
+from aiops.state.file_bytes import FileBytes
 
 MAGIC = b"aiopsJL\n"
 HEAD, FRAME = 64, 48
@@ -225,16 +226,20 @@ class SegmentScan:
     Parameters
     ----------
     data
-        The segment; frames hold views of it.
+        The segment; frames hold views of its bytes.
     name
         Its file's name, for errors.
     first
         The number that its first row must have (its name says it), if that is known.
     until
-        The first row of the next segment, or None for the last segment. All rows before it must be
-        there: a segment is synced before its successor is begun.
+        The first row of the next segment, or None for the last segment.
+    called_synced
+        Returns the number of a frame of a later segment that calls a row synced, or None
+        (`calls_synced`); without it none does.
     payloads
         Whether payloads are compared with their checksums.
+    passed
+        Rows up to this one have no payload here: theirs are not looked at.
 
     Attributes
     ----------
@@ -243,8 +248,11 @@ class SegmentScan:
     row, end
         After the last frame: the number that the next row would have, and its offset.
     torn
-        After the last frame of the last segment: bytes of the frame that follows and is not whole,
-        as far as that is known; 0 at a clean end.
+        After the last frame: bytes of the frame that follows and is not whole, as far as that is
+        known; 0 at a clean end.
+    short
+        After the last frame: whether another segment follows, and rows before it are missing. They
+        were not synced, so they are the journal's end, and what follows them is void.
 
     Raises
     ------
@@ -258,18 +266,20 @@ class SegmentScan:
 
     def __init__(
         self,
-        data: Buffer,
+        data: Buffer | FileBytes,
         name: str,
         *,
         first: int | None = None,
         until: int | None = None,
+        called_synced: Callable[[int], int | None] = lambda row: None,
         payloads: bool = True,
+        passed: int = 0,
     ) -> None:
-        self._data = memoryview(data).cast("B")
-        self._name = name
-        self._until = until
+        self._data = data if isinstance(data, FileBytes) else memoryview(data).cast("B")
+        self._name, self._passed = name, passed
+        self._until, self._called_synced = until, called_synced
         self._payloads = payloads
-        self.head = SegmentHead.unpack(self._data, name)
+        self.head = SegmentHead.unpack(self._data[:HEAD], name)
         if first is not None and self.head.first != first:
             raise DamagedState(
                 f"{name} is damaged: it begins with row {self.head.first:,}, and its name says"
@@ -280,6 +290,7 @@ class SegmentScan:
         self.row = self.head.first
         self.end = HEAD
         self.torn = 0
+        self.short = False
 
     def __iter__(self) -> Iterator[JournalFrame]:
         while self._until is None or self.row < self._until:
@@ -299,10 +310,11 @@ class SegmentScan:
         """Return the head of a frame, or None when its checksum is wrong."""
         if at + FRAME > len(self._data):
             return None
-        (crc,) = _U32.unpack_from(self._data, at)
-        if zlib.crc32(self._data[at + 4 : at + FRAME], self._salted) != crc:
+        head = self._data[at : at + FRAME]
+        (crc,) = _U32.unpack_from(head)
+        if zlib.crc32(head[4:], self._salted) != crc:
             return None
-        return _Found(*_FRAME.unpack_from(self._data, at + 4))
+        return _Found(*_FRAME.unpack_from(head, 4))
 
     def _whole(self, found: _Found) -> JournalFrame | None:
         """Return the frame at the end, or None when its row or its payload is not whole."""
@@ -312,10 +324,11 @@ class SegmentScan:
         if end > len(self._data):
             return None
         row = bytes(self._data[at + FRAME : at + FRAME + found.row])
-        payload = self._data[start : start + found.payload]
         if zlib.crc32(row) != found.row_crc:
             return None
-        if self._payloads and zlib.crc32(payload) != found.payload_crc:
+        passed = found.number <= self._passed
+        payload = self._data[start : start + (0 if passed else found.payload)]
+        if self._payloads and not passed and zlib.crc32(payload) != found.payload_crc:
             return None
         fixed = found.number, found.kind, found.time, found.flags
         return JournalFrame(*fixed, row, payload, found.unsynced, at, end)
@@ -325,15 +338,17 @@ class SegmentScan:
 
         ``found``: the head of the frame there, if only its row or its payload is not whole.
         """
-        if self._until is not None:
-            raise self._damage(f"and the next segment begins with row {self._until:,}")
         nbytes = FRAME if found is None else frame_bytes(found.row, found.payload)
-        later = self._later(self.end + (0 if found is None else nbytes))
+        row = max(self.row, self._passed + 1)  # those before it are in a snapshot
+        later = self._later(self.end + (0 if found is None else nbytes), row)
+        if later is None and self._until is not None:
+            later = self._called_synced(row)
         if later is not None:
             raise self._damage(f"which had been synced when row {later:,} was written")
         rest = len(self._data) - self.end
         clean = found is None and not any(self._data[self.end : self.end + len(END)])
         self.torn = 0 if clean else min(nbytes, rest)
+        self.short = self._until is not None
 
     def _damage(self, why: str) -> DamagedState:
         return DamagedState(
@@ -344,21 +359,56 @@ class SegmentScan:
             at=self.end,
         )
 
-    def _later(self, start: int) -> int | None:
-        """Return the number of a frame from ``start`` on that calls the next row synced, or None.
+    def calls_synced(self, row: int) -> int | None:
+        """Return the number of a frame of this segment that calls an earlier row synced, or None.
+
+        ``row``: of an earlier segment. The frames before it need not be whole.
+        """
+        return self._later(HEAD, row)
+
+    def _later(self, start: int, row: int) -> int | None:
+        """Return the number of a frame from ``start`` on that calls a row synced, or None.
 
         Only the heads of frames are looked at: their checksum has the salt, and their fixed length
         bounds the work, whatever the bytes are.
         """
-        most = self.row + (len(self._data) - self.end) // FRAME
+        most = max(row, self.row) + (len(self._data) - HEAD) // FRAME
         for begin in range(start, len(self._data) - FRAME + 1, 8 * _CHUNK):
-            stop = min(len(self._data), begin + 8 * _CHUNK + 16)
-            words = np.frombuffer(self._data, "<u8", (stop - begin) // 8, begin)
-            numbers = words[2:]  # the number of a row is the third word of its frame
-            for index in np.flatnonzero((numbers > self.row) & (numbers <= most)).tolist():
-                found = self._head_at(begin + 8 * index)
-                if found is None or found.unsynced == UNKNOWN:
-                    continue
-                if found.number - found.unsynced >= self.row:
-                    return found.number
+            stop = min(len(self._data), begin + 8 * _CHUNK + FRAME - 8)
+            words = np.frombuffer(self._data[begin:stop], "<u8", (stop - begin) // 8)
+            numbers = words[2:-3]  # the third word of a frame; `unsynced` is half of the sixth
+            unsynced = words[5:] & np.uint64(UNKNOWN)
+            found = (numbers > row) & (numbers <= most) & (unsynced != UNKNOWN)
+            found &= numbers >= unsynced + np.uint64(row)
+            for index in np.flatnonzero(found).tolist():
+                head = self._head_at(begin + 8 * index)
+                if head is not None and head.number - head.unsynced >= row:
+                    return head.number
         return None
+
+
+def never_reached(data: Buffer | FileBytes, first: int) -> bool:
+    """Return whether a segment's head is not on the disk, as after a loss of power.
+
+    Then its file is as it was before, new or that of an older segment, or the head is half written:
+    it is torn. A head that is one flipped bit from a right one is damaged.
+
+    Parameters
+    ----------
+    data
+        The segment.
+    first
+        The number of its first row, of which the name of the file tells.
+    """
+    head = bytes(data[:HEAD])
+    if not any(head) or len(head) < HEAD:
+        return not any(head)
+    if _is_head(head):
+        return bool(_HEAD.unpack(head)[3] < first)
+    number = int.from_bytes(head, "little")
+    flipped = (number ^ 1 << bit for bit in range(8 * HEAD))
+    return not any(_is_head(each.to_bytes(HEAD, "little")) for each in flipped)
+
+
+def _is_head(head: bytes) -> bool:
+    return zlib.crc32(head[:-4]) == int.from_bytes(head[-4:], "little")

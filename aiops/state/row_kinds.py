@@ -29,6 +29,8 @@ class RowKind(IntEnum):
     END = 13
     ORDER = 14
     PORTION = 15
+    SPREAD = 16
+    MEASURED = 17
 
 
 FIELDS: Mapping[RowKind, tuple[str, ...]] = {
@@ -46,7 +48,9 @@ FIELDS: Mapping[RowKind, tuple[str, ...]] = {
     RowKind.SNAPSHOT: ("number",),
     RowKind.END: ("digest",),
     RowKind.ORDER: ("order",),
-    RowKind.PORTION: ("number",),
+    RowKind.PORTION: ("number", "message"),
+    RowKind.SPREAD: ("peer", "message", "fault", "faulted_sink", "number"),
+    RowKind.MEASURED: ("ticket", "squares"),
 }
 """The items of each kind's list, in order; of `STEADY` the fields of its struct."""
 

@@ -10,7 +10,9 @@
         | 8s "aiopsEND"
 
 The key ``arrays`` of the header lists [name, dtype, shape, offset, nbytes], in the order of their
-offsets, which are counted from the first array. The other keys are those of `SnapshotHeader`.
+offsets, which are counted from the first array. The other keys are those of `SnapshotHeader`, and
+``filler``: zeros that make the blocks of large snapshots equally long, for the most part, so that a
+new one has the length of one that is not needed, and can be written over it.
 """
 
 from __future__ import annotations
@@ -55,6 +57,12 @@ MAX_BUFFERS = 512
 END = b"aiopsEND"
 
 _COUNTS, _TAIL = Struct("<QI"), Struct("<QII8s")
+
+
+_LARGE, _BLOCK = 4 << 20, 1 << 16
+"""Bytes of arrays from which a snapshot is large, and of which its block is a multiple then."""
+
+_FILLER_HEAD = 8  # bytes by which the filler's own length may make the block longer
 
 
 @value
@@ -167,7 +175,7 @@ class SnapshotPlan:
                 )
             entries.append([name, array.dtype.name, list(array.shape), offset, array.nbytes])
             offset = _paged(offset + array.nbytes)
-        block = pack_block(SNAPSHOT, header.plain() | {"arrays": entries})
+        block = _padded_block(header.plain() | {"arrays": entries}, offset)
         self._block_crc = block[-4:]
         self._start = block + bytes(-len(block) % PAGE)
         self._arrays = list(arrays.values())
@@ -389,6 +397,15 @@ class SnapshotFile:
 
     def _damage(self, why: str, **details: Any) -> DamagedState:
         return DamagedState(f"{self._name} is damaged: {why}", file=self._name, **details)
+
+
+def _padded_block(found: dict[str, Plain], nbytes: int) -> bytes:
+    """Return the block of a snapshot, with a filler if its arrays have many bytes."""
+    if nbytes < _LARGE:
+        return pack_block(SNAPSHOT, found)
+    length = len(pack_block(SNAPSHOT, found | {"filler": b""}))
+    filler = max(-length % _BLOCK - _FILLER_HEAD, 0)
+    return pack_block(SNAPSHOT, found | {"filler": bytes(filler)})
 
 
 def _paged(offset: int) -> int:

@@ -130,8 +130,37 @@ def frame_at(data: bytes, at: int, salt: bytes) -> Frame | None:
     return Frame(*struct.unpack_from("<IQQdIIIBBH", data, at + 4))
 
 
-def segment(data: bytes, until: int | None = None) -> tuple[list[Row], bool]:
-    """The rows of a segment, and if its end is torn. ``until``: the next one's first row."""
+def calls_synced(data: bytes, row: int, start: int, salt: bytes) -> bool:
+    """Whether a later frame from a place on says that a row was synced."""
+    for place in range(start, len(data) - 47, 8):
+        later = frame_at(data, place, salt)
+        if later is None or later.number <= row or later.unsynced == 0xFFFFFFFF:
+            continue
+        if later.number - later.unsynced >= row:
+            return True
+    return False
+
+
+def without_head(data: bytes, first: int) -> bool:
+    """Whether a segment's head never reached the disk."""
+
+    def right(head: int) -> bool:
+        data = head.to_bytes(64, "little")
+        return zlib.crc32(data[:60]).to_bytes(4, "little") == data[60:]
+
+    head = int.from_bytes(data[:64], "little")
+    if right(head):
+        return bool(struct.unpack_from("<Q", data, 16)[0] < first)
+    return not head or not any(right(head ^ 1 << bit) for bit in range(512))
+
+
+def segment(
+    data: bytes, until: int | None = None, behind: list[tuple[int, bytes]] | None = None
+) -> tuple[list[Row], bool]:
+    """The rows of a segment, and if its end is torn.
+
+    ``until``: the next one's first row. ``behind``: first rows and bytes of all later ones.
+    """
     magic, version, salt, number, _generation, _run, _shard, _shards, _zero, crc = struct.unpack(
         "<8s I 4s Q Q 16s I I I I", data[:64]
     )
@@ -153,18 +182,39 @@ def segment(data: bytes, until: int | None = None) -> tuple[list[Row], bool]:
             break
         rows.append(Row(number, frame.kind, frame.time, frame.flags, row, payload))
         at, number = end, number + 1
-    if until is not None:
-        raise Damaged(f"row {number}: another segment follows")
-    behind = at
+    next_at = at
     if frame is not None and frame.number == number:
-        behind = at + 48 + filled(frame.row) + filled(frame.payload)
-    for place in range(behind, len(data) - 47, 8):
-        later = frame_at(data, place, salt)
-        if later is None or later.number <= number or later.unsynced == 0xFFFFFFFF:
-            continue
-        if later.number - later.unsynced >= number:
-            raise Damaged(f"row {number}: synced")
+        next_at = at + 48 + filled(frame.row) + filled(frame.payload)
+    if calls_synced(data, number, next_at, salt):
+        raise Damaged(f"row {number}: synced")
+    check_later(number, behind or [])
     return rows, any(data[at : at + 8])
+
+
+def check_later(row: int, behind: list[tuple[int, bytes]]) -> None:
+    for first, data in reversed(behind):
+        if without_head(data, first):
+            continue
+        if zlib.crc32(data[:60]).to_bytes(4, "little") != data[60:64]:
+            raise Damaged("head")
+        if calls_synced(data, row, 64, data[12:16]):
+            raise Damaged(f"row {row}: synced when segment {first} was written")
+
+
+def journal(segments: list[tuple[int, bytes]], *, snapshot: bool = False) -> tuple[list[Row], int]:
+    """The rows of segments, and the number of those that are void."""
+    rows: list[Row] = []
+    for at, (first, data) in enumerate(segments):
+        behind = segments[at + 1 :]
+        if (at or snapshot) and without_head(data, first):
+            check_later(first, behind)
+            return rows, len(behind) + 1
+        until = behind[0][0] if behind else None
+        found, _torn = segment(data, until, behind)
+        rows += found
+        if until is not None and first + len(found) < until:
+            return rows, len(behind)
+    return rows, 0
 
 
 def snapshot(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -89,13 +89,6 @@ def test_each_snapshot_that_stays_has_its_journal(
         assert left.segments == left.segments_after(left.snapshots[-1]), "and nothing else"
 
 
-def test_spares() -> None:
-    assert listing().free_spare() == 1
-    assert listing((), (), "spare-1").free_spare() == 2
-    assert listing((), (), "spare-2").free_spare() == 1
-    assert listing((), (), "spare-1", "spare-2").free_spare() is None
-
-
 def test_identity() -> None:
     made = StateIdentity("8c2f", 1, 3, 1.5)
     assert StateIdentity.unpack(made.pack()) == made
@@ -115,11 +108,14 @@ class TestGenerations:
         file = GenerationFile(0).started(0, []).started(18, [9, 2])
         assert file.generation == 2
         assert file.starts == (GenerationStart(1, 0, ()), GenerationStart(2, 18, (9, 2)))
-        promoted = file.started(30, [15, 2], promoted=True)
+        promoted = file.started(30, [15, 2], promoted=0)
         assert promoted.generation == 1 << 16
         assert promoted.starts[-1] == GenerationStart(1 << 16, 30, (15, 2))
         assert promoted.started(31, [15, 2]).generation == (1 << 16) + 1
         assert file.started(40, []).generation < promoted.generation, "the old one never wins"
+        beside = file.started(29, [14, 2], promoted=7)
+        assert beside.generation == (1 << 16) + 7, "promoted at the same time, and known apart"
+        assert promoted.started(31, []).started(32, [], promoted=3).generation == (2 << 16) + 3
 
     def test_history_is_bounded(self) -> None:
         file = GenerationFile(0)

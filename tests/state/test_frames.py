@@ -22,6 +22,7 @@ from aiops.state.frames import (
     SegmentScan,
     frame,
     frame_bytes,
+    never_reached,
 )
 
 SALT, OTHER_SALT = 0x1234ABCD, 0x77777777
@@ -227,8 +228,32 @@ class TestSynced:
         found, _scan = read(flipped(whole, 8 * (ends[1] + 5)), until=3)
         assert len(found) == 2, "what follows is not the journal's"
         for data in (whole[:-1], flipped(whole, 8 * (ends[0] + 5)), whole[:HEAD]):
-            with pytest.raises(DamagedState, match="and the next segment begins with row 4"):
-                read(data, until=4)
+            found, scan = read(data, until=4)
+            assert scan.short, "of rows that were not synced any may be missing"
+            assert scan.row == len(found) + 1 < 4
+            with pytest.raises(DamagedState, match="which had been synced when row 9 was written"):
+                read(data, until=4, called_synced=lambda row: 9)
+
+    def test_a_later_segment_tells_too(self) -> None:
+        later, _ends = segment(ROWS, 4, OTHER_SALT, {4: 0, 5: 2})
+        scan = SegmentScan(later, "journal-4", first=4)
+        assert [scan.calls_synced(row) for row in (1, 2, 3)] == [5, 5, None]
+        for hole in (HEAD, HEAD + 20):  # the frames before it need not be whole
+            assert SegmentScan(flipped(later, 8 * hole), "it").calls_synced(2) == 5
+
+    def test_a_head_that_never_reached_the_disk(self) -> None:
+        later, _ends = segment(ROWS, 4)
+        older, _ends = segment(ROWS, 1)
+        assert not never_reached(later, 4)
+        assert never_reached(older, 4)
+        assert never_reached(bytes(200), 4)
+        assert never_reached(b"", 4)
+        for bit in (0, 70, 8 * HEAD - 1):
+            assert not never_reached(flipped(older, bit), 4), "this is damage"
+            assert not never_reached(flipped(later, bit), 4)
+        for cut in range(1, HEAD - 3):  # the bytes behind it are those that were there before
+            assert never_reached(later[:cut] + bytes(200), 4)
+            assert never_reached(later[:cut] + older[cut:], 4)
 
     def test_a_later_frame_far_behind(self) -> None:
         """Beyond one chunk of the search."""

@@ -14,15 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.errors import DamagedState
+from aiops.sim.turns.run import Run, digest
 from aiops.state.blocks import FORMAT, reader
-from aiops.state.directory import GenerationFile, GenerationStart, StateIdentity, StateListing
+from aiops.state.directory import (
+    GenerationFile,
+    GenerationStart,
+    StateIdentity,
+    StateListing,
+    journal_name,
+)
 from aiops.state.frames import SegmentScan
+from aiops.state.journal_scan import JournalScan
 from aiops.state.plain import pack
 from aiops.state.row_kinds import row_fields
 from aiops.state.snapshot_file import SnapshotFile
 from docs._tools.state.examples import files
+from tests.sim.turns.wide_task import WideTask
 from tests.state import foreign
-from tests.state.golden import FOLDER
+from tests.state.golden import FOLDER, simulations
 from tests.state.test_frames import Row, flipped, rows, segment
 from tests.state.test_plain import typed, values
 
@@ -112,6 +121,36 @@ class TestFirst:
         file.verify()
 
 
+class TestSimulation:
+    """Checkpoints of the simulator of every format lead to the result of a run of today.
+
+    Until a release has written format 1, a change of what the engine or the clients keep may write
+    its file again: ``python -m tests.state.golden``.
+    """
+
+    @pytest.mark.parametrize("number", range(1, FORMAT + 1))
+    def test_it_is_resumed(self, number: int) -> None:
+        with Run(simulations.CASE, WideTask()) as run:
+            run.dispatcher.run(simulations.ALL)
+            expected = digest(run.dispatcher)
+        path = FOLDER / "simulation" / f"format-{number}"
+        with Run.load(path, WideTask(), simulations.CASE) as run:
+            assert run.iteration == simulations.HALF
+            run.dispatcher.run(simulations.ALL - simulations.HALF)
+            assert digest(run.dispatcher) == expected
+
+    def test_the_first_is_read_with_the_page_alone(self) -> None:
+        header, arrays = foreign.snapshot((FOLDER / "simulation" / "format-1").read_bytes())
+        assert (header["kind"], header["row"], header["run"]) == ("simulation", 22, "")
+        assert header["settings"]["simulation"]["policy"] == "diloco"
+        assert header["settings"]["task"]["examples"] == WideTask.examples
+        owners = header["owners"]
+        assert owners["dispatcher"]["iteration"] == 22
+        assert len(owners["clients"]) == 3
+        assert len(arrays["params"]) == WideTask.NBYTES
+        assert owners["small"]["client/0/params"].shape == [WideTask.NBYTES]
+
+
 class TestFromThePageAlone:
     """`tests/state/foreign.py` is written from docs/state.md."""
 
@@ -159,16 +198,23 @@ class TestFromThePageAlone:
         whole += old[data.draw(st.integers(8, len(old))) // 8 * 8 :]
         bad = flipped(whole, data.draw(st.integers(512, 8 * ends[-1] - 1)))
         bad = bad[: data.draw(st.sampled_from([len(bad), len(bad) // 16 * 8 + 64]))]
-        until = data.draw(st.sampled_from([None, len(written) + 1]))
-        scan = SegmentScan(bad, "it", until=until)
+        later = data.draw(st.lists(rows, max_size=2))
+        mark = data.draw(st.integers(0, len(written)))
+        after, _ends = segment(later, len(written) + 1, 7, {len(written) + len(later): mark})
+        if data.draw(st.booleans()):
+            after = flipped(after, data.draw(st.integers(0, 8 * len(after) - 1)))
+        listing = [(1, bad), (len(written) + 1, after)][: data.draw(st.integers(1, 2))]
+        files = {journal_name(first): each for first, each in listing}
+        found = StateListing(files)
+        scan = JournalScan(files.__getitem__, found, 0, found.segments, "8c2f")
         try:
             ours = list(scan)
         except DamagedState:
             with pytest.raises(foreign.Damaged):
-                foreign.segment(bad, until)
+                foreign.journal(listing)
             return
-        theirs, torn = foreign.segment(bad, until)
+        theirs, void = foreign.journal(listing)
         assert [(r.number, r.row, r.payload) for r in theirs] == [
             (f.number, f.row, bytes(f.payload)) for f in ours
         ]
-        assert torn == bool(scan.torn)
+        assert void == len(scan.void)

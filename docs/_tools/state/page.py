@@ -34,15 +34,32 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
     ),
     RowKind.APPLIED: (
         "The update of that ticket is done. `check`: CRC-32 of its numbers; see below.",
-        "",
+        "at a lead: the sums of all shards, i64 each",
     ),
     RowKind.TICK: ("Time has passed.", ""),
     RowKind.PACED: ("A second of the bandwidth budget.", ""),
     RowKind.STOPPING: ("The server was asked to stop.", ""),
-    RowKind.SNAPSHOT: ("The state after this row is that of a snapshot.", ""),
+    RowKind.SNAPSHOT: (
+        "A snapshot is due. It takes the place of the next update, and a ticket.",
+        "",
+    ),
     RowKind.END: ("The server has stopped. `digest`: SHA-256 of the parameters, or empty.", ""),
-    RowKind.ORDER: ("At a follower: an order of the lead's, as on the wire.", ""),
-    RowKind.PORTION: ("At a follower: the portion of a push.", "its part of the gradient"),
+    RowKind.ORDER: (
+        "At a follower: an order of the lead's, as on the wire.",
+        "with the first order: the follower's part of the parameters",
+    ),
+    RowKind.PORTION: (
+        "At a follower: the portion of a push, by its number at the lead. `message`: its header.",
+        "its part of the gradient",
+    ),
+    RowKind.SPREAD: (
+        "At a lead: a push of which followers have portions, as kind 6; `number`: at all shards.",
+        "the lead's part of the gradient",
+    ),
+    RowKind.MEASURED: (
+        "At a lead: the squared norm of an update's gradient, to which its step is clipped.",
+        "",
+    ),
 }
 """Of each kind: its meaning, and its payload."""
 

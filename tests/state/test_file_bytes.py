@@ -1,0 +1,93 @@
+"""The bytes of a file, read when they are looked at."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from aiops.errors import DamagedState
+from aiops.state import file_bytes
+from aiops.state.file_bytes import FileBytes
+from aiops.state.frames import SegmentHead, SegmentScan, frame
+
+
+class File:
+    """A file in memory that notes what is read of it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.read: list[tuple[int, int]] = []
+
+    def __call__(self, at: int, into: memoryview) -> int:
+        found = self.data[at : at + len(into)]
+        into[: len(found)] = found
+        self.read.append((at, len(found)))
+        return len(found)
+
+
+def test_slices_are_those_of_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_bytes, "_PIECE", 64)
+    rng = random.Random(1)
+    data = rng.randbytes(1000)
+    found = FileBytes(File(data), len(data))
+    assert len(found) == 1000
+    kept = []
+    for _ in range(500):
+        begin = rng.randrange(1001)
+        stop = min(begin + rng.choice((0, 1, 8, 48, 63, 64, 65, 300)), 1000)
+        kept.append((found[begin:stop], data[begin:stop]))
+    assert all(bytes(view) == expected for view, expected in kept)  # each has memory of its own
+
+
+def test_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large slices share it; small ones have their own."""
+    monkeypatch.setattr(file_bytes, "_PIECE", 64)
+    data = bytes(range(250))
+    found = FileBytes(File(data), len(data), again=True)
+    first, small = found[0:100], found[200:210]
+    assert bytes(first) == data[:100]
+    assert bytes(found[100:180]) == data[100:180]
+    assert bytes(first[:80]) == data[100:180]
+    assert bytes(small) == data[200:210]
+    assert bytes(found[0:150]) == data[:150]
+
+
+def test_a_file_that_is_shorter_than_it_was_reads_as_zeros() -> None:
+    assert bytes(FileBytes(File(b"abc"), 6)[1:6]) == b"bc\0\0\0"
+
+
+def segment(payloads: list[bytes]) -> bytes:
+    """A segment with these rows."""
+    data = SegmentHead(1, 1, "run", 7).pack()
+    for number, payload in enumerate(payloads, 1):
+        crc = zlib.crc32(payload)
+        before, after = frame(number, 6, 0.5, 0, b"row", len(payload), crc, salt=7)
+        data += before + payload + after
+    return data
+
+
+def test_payloads_that_are_passed_over_are_not_read() -> None:
+    payloads = [bytes([n]) * (3 << 20) for n in range(4)]
+    data = segment(payloads)
+    file = File(data)
+    found = [*SegmentScan(FileBytes(file, len(data)), "journal-1", first=1, passed=2)]
+    assert [bytes(each.payload) for each in found] == [b"", b"", *payloads[2:]]
+    assert sum(nbytes for _at, nbytes in file.read) < (6 << 20) + (6 << 20)
+    whole = [*SegmentScan(data, "journal-1", first=1)]
+    assert [(each.number, each.at, each.end) for each in found] == [
+        (each.number, each.at, each.end) for each in whole
+    ]
+
+
+def test_damage_is_found_as_in_memory() -> None:
+    data = bytearray(segment([b"a" * 100, b"b" * 100, b"c" * 100]))
+    head = SegmentHead(1, 1, "run", 7).pack()
+    data[len(head) + 60] ^= 1
+    for bad in (bytes(data), FileBytes(File(bytes(data)), len(data))):
+        assert not [*SegmentScan(bad, "journal-1", first=1)]
+    data[20] ^= 1
+    for bad in (bytes(data), FileBytes(File(bytes(data)), len(data))):
+        with pytest.raises(DamagedState, match="its head"):
+            SegmentScan(bad, "journal-1", first=1)
