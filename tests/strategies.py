@@ -98,6 +98,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     ).map(lambda runs: tuple(_runs(runs))),
     "ShardTable": st.lists(st.tuples(text, st.integers(1, 65535), uint), max_size=3).map(tuple),
     "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
+    "Versions": st.lists(uint, max_size=3).map(tuple),
     "Parts": parts(),
 }
 """By the names of the types of fields (`aiops.wire.fields`)."""

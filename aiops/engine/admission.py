@@ -57,6 +57,8 @@ class Admission:
         The pool in which `sink_for` found no room last.
     layout
         The model's, once it is defined.
+    incoming
+        The sink of a push whose parts are all raw.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Admission:
         self.pool, self.row_pool = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
         self.full_pool = self.pool
         self.layout: Layout | None = None
+        self.incoming: type[RawIncoming] = RawIncoming
         self._surveys: list[Surveyor] = []  # one per section
         self._tables: TableAdmission | None = None
         self._defining = False
@@ -117,7 +120,7 @@ class Admission:
                 buffer = self.pool.take(nbytes)
                 if buffer is None:
                     return None
-                return RawIncoming(buffer, [nbytes], layout, cover, self.pool, self._surveys)
+                return self.incoming(buffer, [nbytes], layout, cover, self.pool, self._surveys)
             if isinstance(message, FetchRows | PushRows):
                 return self._place_rows(message)
             if isinstance(message, Define):
@@ -139,7 +142,7 @@ class Admission:
             return None
         if any(part.codec != raw.NAME for part in parts):
             return CodedIncoming(buffer, parts, self.layout, cover, self.pool, self._surveys)
-        return RawIncoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
+        return self.incoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
 
     def _place_rows(self, message: FetchRows | PushRows) -> Sink | None:
         if self._tables is None:

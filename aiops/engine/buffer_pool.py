@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
@@ -123,3 +123,14 @@ class BufferPool:
             self._retrying = False
         if self.given is not None:
             self.given()
+
+
+_UNBOUNDED = 1 << 62  # bytes
+
+
+def unbounded(pools: Iterable[BufferPool]) -> dict[BufferPool, int]:
+    """Let pools have as many buffers as they take; return the bounds of those that had any."""
+    found = {pool: pool.bound for pool in pools if pool.bound != _UNBOUNDED}
+    for pool in found:
+        pool.bound = _UNBOUNDED
+    return found

@@ -1,7 +1,8 @@
 """Capture everything that decides an engine's future (`aiops.engine.restore` is the inverse).
 
-A capture is taken between two events, when no update is outstanding. It is a map of plain values
-(`aiops.state.plain`), an entry per owner, and named arrays:
+A capture is taken between two events, when no update is outstanding: after the one that issued the
+`CaptureJob` of a `SnapshotDue`, or at the end. It is a map of plain values (`aiops.state.plain`),
+an entry per owner, and named arrays:
 
 ====================  ============================================================================
 ``params``            the parameters; ``params@95``: version 95, at which a worker computes
@@ -17,7 +18,9 @@ A capture is taken between two events, when no update is outstanding. It is a ma
 
 Arrays that no update overwrites (versions, gradients, payloads) are held by leases and references,
 and can be written beside training. The others are copied by `Capture.copy`, which must be done
-before the next update begins.
+before the next update begins: the `CaptureJob` does it, on any thread. So a capture takes, beside
+what it copies, the memory of one version, which is held while updates go to another arena. The
+memory of the copies is kept for the next capture.
 
 Some state is not captured, because it does not outlive the process: connections and their buffers,
 caches of pure functions, memory kept for reuse. Nor are the payloads that are queued. The journal
@@ -26,7 +29,7 @@ has them, and the capture has the numbers of their rows (`Received.row`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,10 +45,19 @@ from aiops.engine.table_requests import TableWork
 from aiops.engine.training import Training
 from aiops.engine.update_queue import QueueItem
 from aiops.errors import UsageError
+from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes
 from aiops.state.plain import pack, unpack
+from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease, Version
+from aiops.store.sparse_table import SparseTable
+
+_PIECE = 8 << 20
+"""Bytes that are copied at a time, on several threads."""
+
+Copied = Callable[[], Mapping[str, Array]]
+"""Copies arrays; returns them by name."""
 
 
 @dataclass(slots=True)
@@ -58,40 +70,80 @@ class Capture:
         The number that it was requested with.
     settings
         The settings that must be equal in the engine that it is restored into.
+    versions
+        The number of the model's version, and of each table's.
     owners
         Plain values, by owner. They are copies.
     arrays
         Arrays by name, which do not change while the leases are held.
-    copies
-        Calls that return further arrays, by name; `copy` makes them.
+    overwritten, copies
+        Further arrays, which `copy` copies: those of the host, and calls that return the others.
+    copied
+        Bytes that `copy` copies.
+    leased
+        Bytes of the versions that are current, which updates would have overwritten.
+    room
+        Arrays of earlier captures by name, to be copied to; `release` puts those of this one there.
     leases
         On the versions among the arrays.
     """
 
     number: int
     settings: dict[str, Any]
+    versions: list[int] = field(default_factory=list)
     owners: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
-    copies: dict[str, Callable[[], Array]] = field(default_factory=dict)
+    overwritten: dict[str, Array] = field(default_factory=dict)
+    copies: list[Copied] = field(default_factory=list)
+    copied: int = 0
+    leased: int = 0
+    room: dict[str, Array] = field(default_factory=dict)
+    _copied: list[str] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
 
-    def copy(self) -> None:
-        """Copy the arrays that updates overwrite (on any thread, while no update runs)."""
-        while self.copies:
-            name, copied = self.copies.popitem()
-            self.arrays[name] = copied()
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that it takes, at most."""
+        return self.copied + self.leased
+
+    def copy(self, parallel_map: ParallelMap = serial_map) -> None:
+        """Copy the arrays that updates overwrite (on any thread, while no update runs).
+
+        ``parallel_map``: shares the work among threads.
+        """
+        pieces: list[Callable[[], object]] = []
+        for name, source in self.overwritten.items():
+            self.arrays[name] = target = self._target(name, source)
+            step = max(_PIECE // source.itemsize, 1)
+            pieces += [
+                partial(np.copyto, target[at : at + step], source[at : at + step])
+                for at in range(0, len(source), step)
+            ]
+        parallel_map(pieces)
+        for copied in self.copies:
+            self.arrays.update(copied())
+        self._copied, self.overwritten, self.copies = [*self.overwritten], {}, []
+
+    def _target(self, name: str, source: Array) -> Array:
+        """Return an array for a copy. New memory takes several times as long as the copying."""
+        found = self.room.pop(name, None)
+        fits = found is not None and (found.shape, found.dtype) == (source.shape, source.dtype)
+        return found if found is not None and fits else np.empty_like(source)
 
     def array(self, name: str, into: Array) -> None:
         """Write an array into one of its dtype and as many elements."""
         into.reshape(-1)[:] = self.arrays[name].reshape(-1)
 
     def release(self) -> None:
-        """End the leases (on the engine's thread)."""
+        """End the leases (on the engine's thread); the arrays may change from here on."""
         while self.leases:
             self.leases.pop().release()
+        for name in self._copied:
+            self.room[name] = self.arrays[name]
+        self._copied = []
 
 
-def capture(engine: Engine, number: int = 0) -> Capture:
+def capture(engine: Engine, number: int = 0, leases: Sequence[Lease] = ()) -> Capture:
     """Capture an engine's state between two events.
 
     Parameters
@@ -100,6 +152,8 @@ def capture(engine: Engine, number: int = 0) -> Capture:
         No update is outstanding; other work may be only if it is that of this capture.
     number
         The capture's own.
+    leases
+        Of readers that go on reading their versions: `aiops.engine.restore` gives them new ones.
 
     Returns
     -------
@@ -112,6 +166,17 @@ def capture(engine: Engine, number: int = 0) -> Capture:
         When the policy keeps what cannot be written.
     """
     found = Capture(number, settings_of(engine))
+    try:
+        _add_all(found, engine, leases)
+    except BaseException:
+        found.release()
+        raise
+    return found
+
+
+def _add_all(found: Capture, engine: Engine, leases: Sequence[Lease]) -> None:
+    """Add everything, and leases on the versions that it has."""
+    found.versions = [engine.version, *(table.version for table in engine.tables)]
     budget, training = engine.budget, engine.training
     versions = CapturedVersions(engine)
     found.owners = {
@@ -121,9 +186,10 @@ def capture(engine: Engine, number: int = 0) -> Capture:
         "rendezvous": engine.rendezvous.state(),
         "budget": None if budget is None else budget.state(),
     }
+    if leases:
+        found.owners["leases"] = [versions.number(lease) for lease in leases]
     if training is not None:
-        _add_training(found, engine.membership, training, versions)
-    return found
+        _add_training(found, engine, training, versions)
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:
@@ -142,7 +208,7 @@ def policy_state(policy: Policy) -> dict[str, Any]:
     """
     kind, found = type(policy), dict[str, Any]()
     whose = f"{kind.__module__}:{kind.__qualname__}"
-    remedy = "cannot be kept in --state: give the policy state() and restore()"
+    remedy = "cannot be kept in a state: give the policy state() and restore()"
     slots = [name for cls in kind.__mro__ for name in vars(cls).get("__slots__", ())]
     if slots and kind.state is Policy.state:  # `vars` does not have them
         raise UsageError(f"{whose} keeps .{slots[0]} in a slot, which {remedy}")
@@ -163,17 +229,14 @@ class CapturedVersions:
 
     def __init__(self, engine: Engine) -> None:
         self._store, self._replica = engine.store, engine.replica
-        self._found: list[Version] = []
-        if self._store is not None:
-            self._found.append(self._store.current)
-        if self._replica is not None:
-            self._found.append(self._replica.current)
+        self._found: dict[Version, int] = {}  # thousands of clients may read one each
+        for owner in (self._store, self._replica):
+            if owner is not None:
+                self._found[owner.current] = len(self._found)
 
     def number(self, lease: Lease) -> int:
         """Return the number of the version that a lease is on."""
-        if lease.version not in self._found:
-            self._found.append(lease.version)
-        return self._found.index(lease.version)
+        return self._found.setdefault(lease.version, len(self._found))
 
     def described(self) -> list[list[Any]]:
         """Return of each its array's name, if it is one of the replica's, and its numbers."""
@@ -191,10 +254,9 @@ class CapturedVersions:
         """Add all arrays, and leases on them, to a capture."""
         for row, version in zip(self.described(), self._found, strict=True):
             found.leases.append(self._lease(version))
-            if version.fill is None:
-                found.arrays[row[0]] = version.room.data
-            else:  # its values are on a device
-                found.copies[row[0]] = partial(_values, version)
+            found.arrays[row[0]] = version.arena.data  # which it waits for, if it is on a device
+        newest = [owner.current for owner in (self._store, self._replica) if owner is not None]
+        found.leased = sum(version.room.data.nbytes for version in newest)
 
     def _of_replica(self, version: Version) -> bool:
         return self._replica is not None and self._replica.owns(version)
@@ -222,9 +284,10 @@ class CapturedGradients:
 
 
 def _add_training(
-    found: Capture, membership: Membership, training: Training, versions: CapturedVersions
+    found: Capture, engine: Engine, training: Training, versions: CapturedVersions
 ) -> None:
     """Add everything that depends on the model."""
+    membership, tables = engine.membership, training.table_requests.stores
     store, updates, replies = training.store, training.updates, training.delta_replies
     gradients = CapturedGradients()
     waiting = [item for item in updates.queued if isinstance(item, PendingPush | TableWork)]
@@ -237,7 +300,7 @@ def _add_training(
         "held": updates.held.state(),
         "filled": store.updater.filled.copy(),
         "sums": store.sums.copy(),
-        "tables": [table.state() for table in training.table_requests.stores],
+        "tables": [table.state() for table in tables],
         "replies": None if replies is None else replies.state(),
         "replica": None if replies is None else replies.replica.state(),
         "versions": versions.described(),
@@ -246,15 +309,21 @@ def _add_training(
     versions.add(found)
     for place, gradient in enumerate(gradients.found):
         found.arrays[f"gradient/{place}"] = gradient.data
-    for name, array in store.updater.arrays().items():
-        found.copies[name] = partial(_copied, store.updater.compute.on_host, array)
-    for table in training.table_requests.stores:
-        ids = table.stored_ids()
-        found.arrays[f"table/{table.named.name}/ids"] = ids
-        found.copies[f"table/{table.named.name}/rows"] = partial(table.records, ids)
+    arrays = store.updater.arrays()
+    if engine.machine.device is None:
+        found.overwritten = arrays
+    else:
+        found.copies.append(partial(_on_host, store.updater.compute.on_host, arrays))
+    found.copies += [partial(_rows, table) for table in tables]
+    found.copied = sum(array.nbytes for array in arrays.values())
+    found.copied += sum(table.nbytes + table.made * _ID_BYTES for table in tables)
     if replies is not None:
-        found.copies["replica/payloads"] = partial(_joined, replies.replica.payloads())
-        found.copies["replica/encoders"] = partial(_joined, replies.replica.encoder_arrays())
+        parts = {
+            "replica/payloads": replies.replica.payloads(),
+            "replica/encoders": replies.replica.encoder_arrays(),
+        }
+        found.copies.append(partial(_joined, parts))
+        found.copied += sum(array.nbytes for each in parts.values() for array in each)
 
 
 def _forgotten(
@@ -271,10 +340,18 @@ def _forgotten(
     ]
 
 
+_ID_BYTES = 8
+
+REFERRING = ("push", "rows", "reapply")
+"""Kinds of queued items that begin with the number of a row."""
+
+
 def _item_state(item: QueueItem, gradients: CapturedGradients) -> list[Any]:
     """Return the kind of a queued item, and its plain values."""
     if isinstance(item, Decision):
         return ["decision", *item]
+    if isinstance(item, CaptureJob):  # an earlier server was killed before its turn came
+        return ["snapshot", item.number]
     if isinstance(item, TableWork):
         return ["rows", item.state()]
     assert isinstance(item, PendingPush), "nothing else is queued"
@@ -284,18 +361,32 @@ def _item_state(item: QueueItem, gradients: CapturedGradients) -> list[Any]:
     return ["reapply", item.state(), None if gradient is None else gradients.number(gradient)]
 
 
-def _values(version: Version) -> Array:
-    """Return the values of a version, once they are on the host."""
-    return version.arena.data
+def _on_host(on_host: Callable[[Array], Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return copies of a device's arrays."""
+    return {name: on_host(array) for name, array in arrays.items()}
 
 
-def _copied(on_host: Callable[[Array], Array], array: Array) -> Array:
-    """Return a copy on the host of a backend's array."""
-    found = on_host(array)
-    return found.copy() if found is array else found
+def _rows(table: SparseTable) -> Mapping[str, Array]:
+    """Return a table's rows that are stored, as they are while no update runs."""
+    ids = table.stored_ids()
+    name = f"table/{table.named.name}"
+    return {f"{name}/ids": ids, f"{name}/rows": table.records(ids)}
 
 
-def _joined(arrays: Sequence[Array]) -> Bytes:
-    """Return a copy of the bytes of some arrays, one after the other."""
-    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    return np.concatenate([np.empty(0, np.uint8), *flat])
+def _joined(parts: Mapping[str, Sequence[Array]]) -> dict[str, Bytes]:
+    """Return copies of the bytes of some arrays, one after the other."""
+    found = {}
+    for name, arrays in parts.items():
+        flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        found[name] = np.concatenate([np.empty(0, np.uint8), *flat])
+    return found
+
+
+def queued_rows(owners: Mapping[str, Any]) -> list[int]:
+    """Return by queued push of a capture the row of the journal that has it; 0: none has."""
+    return [values[0][0] for kind, *values in owners.get("queue", ()) if kind in REFERRING]
+
+
+def needed_rows(owners: Mapping[str, Any]) -> list[int]:
+    """Return the rows of the journal that have what a capture's queue refers to, rising."""
+    return sorted({row for row in queued_rows(owners) if row})

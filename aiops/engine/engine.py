@@ -82,6 +82,10 @@ checks every condition before it changes anything: if one fails, the general way
 **Capture** (`aiops.engine.capture`). Each owner returns its state as plain values and named arrays
 (`state`), and continues from them (`restore`). What an owner has beside that is a cache, a buffer,
 or a connection's. A new attribute that decides about later events belongs into both methods.
+A capture is an event, `SnapshotDue`: its `CaptureJob` takes the place of the next `Apply`. The
+state is the one after the event that issued the job, when no update is outstanding. The job copies
+what updates overwrite in place; nothing else waits for it. It has a ticket like any other, so a
+replay issues it too, and there it does nothing.
 
 **The journal** (`aiops.engine.journal`) is the list of events with their payloads, each written
 before it is handled. A fresh engine makes the same decisions from the same events and, because the
@@ -122,6 +126,7 @@ from aiops.engine.events import (
     Reply,
     Resumed,
     Shares,
+    SnapshotDue,
     Stopping,
     Tick,
     Warm,
@@ -135,7 +140,9 @@ from aiops.engine.steady import Shortcut, Steady
 from aiops.engine.training import Training
 from aiops.errors import BadPush, ConflictError, NotReady, Refused
 from aiops.model.layout import Array, Ints
+from aiops.model.parts import LARGEST
 from aiops.model.tables import NamedTable
+from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources
@@ -279,6 +286,8 @@ class Engine:
                 effects = self._stop(event)
             case Resumed():
                 effects = self._resume(event)
+            case SnapshotDue():
+                effects = self._snapshot_due(event)
             case _:
                 raise TypeError(f"an engine has no such event: {event!r}")
         # Here, and not in `Replies`: several owners reply, and each reply counts for its member.
@@ -420,6 +429,7 @@ class Engine:
             return effects
         member.answered = event.time
         training, budgeted = self.training, len(self.membership.present())
+        tables = training.tables.described if training else ()
         welcome = Welcome(
             id=hello.id,
             protocol=messages.PROTOCOL,
@@ -433,7 +443,8 @@ class Engine:
             version=self.version,
             model=training.store.layout.rows if training else (),
             last_seq=member.last_seq,
-            tables=training.tables.described if training else (),
+            tables=tables,
+            intact=(LARGEST,) * (1 + len(tables)),  # a successor is told which of these survived
         )
         effects.append(Reply(peer, welcome))
         return effects + self._workers_changed(event.time)
@@ -475,6 +486,11 @@ class Engine:
         for peer in self.membership.peers():
             effects += self._left(Left(event.time, peer))
         return effects
+
+    def _snapshot_due(self, event: SnapshotDue) -> list[Effect]:
+        """Have a capture take the place of the next update; without a model there are none."""
+        job = CaptureJob(event.number)
+        return [] if self.training is None else self.training.updates.capture(job, event.time)
 
     def _budget_tick(self, event: BudgetTick) -> list[Effect]:
         if self.budget is None:

@@ -17,6 +17,7 @@ from aiops.engine.table_receive import RowsSink
 from aiops.errors import UsageError
 from aiops.model.layout import Bytes, Ints
 from aiops.model.placement import Placement
+from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Lease
@@ -110,6 +111,18 @@ class Resumed:
 
 
 @value
+class SnapshotDue:
+    """A snapshot is to be taken, at a point of the sequence of updates.
+
+    No further update is begun until the outstanding one is done, and a `CaptureJob` of this
+    ``number`` has run in the place of the next. Everything else goes on.
+    """
+
+    time: float
+    number: int
+
+
+@value
 class BudgetTick:
     """The traffic under a bandwidth budget since the last such event, about 0.1 s ago.
 
@@ -144,6 +157,14 @@ class JournalEnded:
 
 
 @value
+class SnapshotWritten:
+    """A snapshot is on the disk: it has all events up to this row."""
+
+    time: float
+    row: int
+
+
+@value
 class Reported:
     """A follower's message has arrived at its lead, its payloads in ``sink``."""
 
@@ -171,9 +192,11 @@ Event: TypeAlias = (
     | Applied
     | Stopping
     | Resumed
+    | SnapshotDue
     | BudgetTick
     | Committed
     | JournalEnded
+    | SnapshotWritten
     | Reported
     | Lost
 )
@@ -200,7 +223,7 @@ class Apply:
     """Run a kernel (`run`, on any thread), then post `Applied` with its result."""
 
     ticket: int
-    job: UpdateJob | TableJob | ReplicaJob
+    job: UpdateJob | TableJob | ReplicaJob | CaptureJob
 
     @property
     def run(self) -> Callable[[], Ints]:

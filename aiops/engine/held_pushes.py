@@ -101,7 +101,7 @@ class HeldPushes:
                 " the others no longer wait for it (--worker-deadline)"
             )
             notes.append(Note(text))
-        if membership.awaited and now - self._since >= membership.deadline:
+        if membership.awaited and now >= self._since + membership.deadline:
             text = (
                 f"{membership.awaited} of {membership.expected} workers have not come within"
                 f" {membership.deadline:g} s: going on without them"

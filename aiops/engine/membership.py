@@ -61,6 +61,7 @@ class Member:
     shard_traffic: Traffic = field(default_factory=Traffic)  # with other shards, when last counted
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version that it computes at, if the rule reads it
+    rolled_back: int = 0  # as `Recorder.rolled_back`, of this member; it is no state
 
     def exchanged(self, now: float, seq: int, acknowledged: Acknowledged) -> None:
         """Note a steady exchange: a new push that was used, and answered at once."""
@@ -105,6 +106,7 @@ class Member:
             "pushes": self.pushes,
             "refused": self.refused,
             "ignored": self.ignored,
+            "rolled_back": self.rolled_back,
             "staleness": self.staleness,
             "bytes_pushed": self.bytes_in(),
             "bytes_fetched": self.bytes_out(),
@@ -334,7 +336,8 @@ class Membership:
 
         ``pushed``: the numbers of the workers that have pushed; they are not overdue.
         """
-        return [m for m in self._computing(pushed) if now - max(m.answered, since) >= self.deadline]
+        # The sum is that of `next_deadline`: by a difference it may be too soon at that time.
+        return [m for m in self._computing(pushed) if now >= max(m.answered, since) + self.deadline]
 
     def next_deadline(self, since: float, pushed: frozenset[int]) -> float | None:
         """Return when the next worker will be overdue, or None if none can be."""

@@ -31,8 +31,8 @@ class PushSink(Sink):
     """The sink of one push or one offered model: a buffer, surveyed as it fills."""
 
     __slots__ = (
-        *("_borrowed", "_done", "_layout", "_offsets", "_pool", "_runs", "_surveys"),
-        *("buffer", "cover", "fault"),
+        *("_borrowed", "_done", "_freed", "_layout", "_offsets", "_pinned", "_pool", "_runs"),
+        *("_surveys", "buffer", "cover", "fault"),
     )
 
     def __init__(
@@ -51,6 +51,7 @@ class PushSink(Sink):
         self._runs: list[tuple[int, Array, Surveyor]] | None = None  # made at the first bytes
         self._done = 0  # bytes surveyed
         self._borrowed = False  # the buffer is the sender's
+        self._pinned = self._freed = False
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the rest of the buffer from there."""
@@ -96,10 +97,23 @@ class PushSink(Sink):
         return self.take()
 
     def free(self) -> None:
-        """Put the buffer back; may be called twice."""
-        if self._pool is not None:
+        """Put the buffer back, once it is not pinned; may be called twice."""
+        if self._pinned:
+            self._freed = True
+        elif self._pool is not None:
             pool, self._pool = self._pool, None
             pool.give(self.buffer)
+
+    def pin(self) -> bool:
+        """Have the buffer's bytes stay until `unpin`, even if it is freed; False: they may not."""
+        self._pinned = self._pool is not None
+        return self._pinned
+
+    def unpin(self) -> None:
+        """Put the buffer back if it was freed meanwhile."""
+        self._pinned = False
+        if self._freed:
+            self.free()
 
     def abandoned(self) -> None:
         """Put the buffer back: the rest will not arrive."""
@@ -148,6 +162,16 @@ class RawIncoming(PushSink):
         return True
 
 
+class CopiedIncoming(RawIncoming):
+    """The same, where a lent payload is copied: its bytes must stay, whatever the sender does."""
+
+    __slots__ = ()
+
+    def adopt(self, lent: LentPayload) -> bool:
+        """Return False: copy it."""
+        return False
+
+
 class CodedIncoming(PushSink):
     """The sink of one push with coded parts."""
 
@@ -164,6 +188,7 @@ class CodedIncoming(PushSink):
     ) -> None:
         self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
         self.fault, self._borrowed = None, False
+        self._pinned = self._freed = False
         self._parts, self._surveys = parts, surveys
         self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
         self._next = 0  # the first part that has not been checked

@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.algorithms.base import Decision
-from aiops.engine.capture import settings_of
+from aiops.engine.capture import REFERRING, settings_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import DistributeModel, Effect, Received
+from aiops.engine.events import Apply, DistributeModel, Effect, Received
 from aiops.engine.gradient_cache import CachedGradient
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
@@ -22,14 +22,15 @@ from aiops.errors import UsageError
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Bytes, Layout
 from aiops.model.tables import Tables
+from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease, Version
 
 ReadArray: TypeAlias = Callable[[str, Array], object]
 """Writes the array of a name into one of its dtype and as many elements."""
 
-Queued: TypeAlias = Callable[[int], Received]
-"""Returns the event of a row of the journal, with its payload in a sink."""
+Queued: TypeAlias = Callable[[int], Received | None]
+"""Returns the event of a row of the journal, with its payload in a sink; None: there is none."""
 
 
 class Captured(Protocol):
@@ -45,7 +46,11 @@ class Captured(Protocol):
 
 
 def restore(
-    engine: Engine, found: Captured, read: ReadArray, queued: Queued | None = None
+    engine: Engine,
+    found: Captured,
+    read: ReadArray,
+    queued: Queued | None = None,
+    leases: list[Lease] | None = None,
 ) -> list[Effect]:
     """Restore a captured state.
 
@@ -60,11 +65,14 @@ def restore(
     queued
         Finds the payloads of queued pushes. None: there is no journal. Pushes that are in none
         count as never received; their clients push again, since they have no answer.
+    leases
+        Receives a lease for each that was given to the capture, in their order.
 
     Returns
     -------
     list of Effect
-        The kernels to compile, if there is a model.
+        The kernels to compile, if there is a model; and the capture's own `Apply`, which does
+        nothing, but no update is begun before its `Applied`.
 
     Raises
     ------
@@ -83,13 +91,20 @@ def restore(
         return []
     training = _begun(engine, owners, read)
     versions = RestoredVersions(training, engine, owners["versions"], read)
+    if leases is not None:
+        leases += map(versions.lease, owners.get("leases", ()))
     _restore_store(training, owners, read)
     engine.membership.restore(owners["membership"], versions.lease)
     layout = training.store.layout
     forgotten = [Member.from_state(row, layout, versions.lease) for row in owners["forgotten"]]
     members = {member.number: member for member in (*forgotten, *engine.membership)}
-    _restore_updates(training, owners, members, read, queued)
-    return [effect for effect in training.begun if not isinstance(effect, DistributeModel)]
+    _restore_updates(training, owners, members, read, queued or _no_journal)
+    effects: list[Effect] = [
+        effect for effect in training.begun if not isinstance(effect, DistributeModel)
+    ]
+    if training.updates.working:
+        effects.append(Apply(training.updates.tickets, CaptureJob(0)))
+    return effects
 
 
 _FREE = ("heartbeat", "shard_bytes")
@@ -112,7 +127,8 @@ def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     for group in ("algorithm", "options"):
         for name in {**kept[group], **mine[group]}:
             before, now = kept[group].get(name), mine[group].get(name)
-            if before != now and name not in _FREE:
+            free = name in _FREE and kept["options"].get("shards", 1) == 1
+            if before != now and not (free or name == "heartbeat"):
                 raise UsageError(
                     f"the state is of a server with {name}={before!r}, and this one has"
                     f" {name}={now!r}: give the same settings"
@@ -121,6 +137,10 @@ def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 
 def _no_lease(number: int) -> Lease:
     raise LookupError(f"version {number} is of no model")
+
+
+def _no_journal(row: int) -> None:
+    return None
 
 
 def _aligned(read: ReadArray, name: str, nbytes: int) -> Bytes:
@@ -202,7 +222,7 @@ def _restore_updates(
     owners: Mapping[str, Any],
     members: Mapping[int, Member],
     read: ReadArray,
-    queued: Queued | None,
+    queued: Queued,
 ) -> None:
     """Restore the queue, and the answers that wait."""
     gradients = [
@@ -213,40 +233,55 @@ def _restore_updates(
     ]
     updates, replies, rows = training.updates, training.delta_replies, owners["queue"]
     updates.held.restore(owners["held"], members)
-    lost = [row[0] != "decision" and (queued is None or not row[1][0]) for row in rows]
-    _forget_pushes([row[1] for row, gone in zip(rows, lost, strict=True) if gone], members)
-    kept = (row for row, gone in zip(rows, lost, strict=True) if not gone)
-    queue = [_item(training, row, members, gradients, queued) for row in kept]
+    queue: list[QueueItem] = []
+    for kind, *values in _received(rows, members, queued):
+        queue.append(_item(training, kind, values, members, gradients))
     updates.restore(owners["updates"], gradients, queue)
     if replies is not None:
         replies.restore(owners["replies"], members)
 
 
-def _forget_pushes(states: Sequence[Sequence[Any]], members: Mapping[int, Member]) -> None:
-    """Have queued pushes count as never received: their numbers are not used up."""
-    for _row, number, seq, *_rest in states:
-        if number is not None:
+def _received(
+    rows: Sequence[Sequence[Any]], members: Mapping[int, Member], queued: Queued
+) -> list[list[Any]]:
+    """Return what is queued, each item with the event that has its payload, or None.
+
+    A push whose event is in no journal counts as never received, and so do those of its worker that
+    follow it: their sequence numbers are not used up.
+    """
+    found, lost = list[list[Any]](), set[int | None]()
+    for kind, *values in rows:
+        if kind not in REFERRING:
+            found.append([kind, *values, None])
+            continue
+        row, number, seq, *_rest = values[0]
+        event = queued(row) if row and number not in lost else None
+        if event is not None:
+            found.append([kind, *values, event])
+        elif number is not None:  # else it is a fetch, which needs no answer any more
+            lost.add(number)
             members[number].last_seq = min(members[number].last_seq, seq - 1)
+    return found
 
 
 def _item(
     training: Training,
-    row: Sequence[Any],
+    kind: str,
+    values: Sequence[Any],
     members: Mapping[int, Member],
     gradients: Sequence[Gradient],
-    queued: Queued | None,
 ) -> QueueItem:
-    """Return a queued item."""
-    kind, *values = row
+    """Return a queued item; the last of ``values`` is the event that has its payload, or None."""
+    *values, event = values
     if kind == "decision":
         return Decision(*values)
+    if kind == "snapshot":
+        return CaptureJob(*values)
     if kind == "reapply":
         state, number = values
         gradient = None if number is None else gradients[number]
         return training.replies.restore(state, CachedGradient(gradient), members)
-    [state] = values
-    assert queued is not None, "pushes are queued only with a journal"
-    sink = queued(state[0]).sink
+    [state], sink = values, event.sink
     if kind == "push":
         assert isinstance(sink, PushSink), "the row is of a push"
         return training.replies.restore(state, sink, members)

@@ -22,7 +22,7 @@ _OF_THE_PROCESS = (
 )
 _OF_CONNECTIONS = (
     *("bytes", "messages", "model", "other", "overhead", "overhead_by_kind", "unfinished"),
-    *("bytes_pushed", "bytes_fetched"),
+    *("bytes_pushed", "bytes_fetched", "rolled_back"),
 )
 
 

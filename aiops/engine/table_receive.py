@@ -90,6 +90,10 @@ class RowsSink(PushSink):
             pool, self._pool = self._pool, None
             pool.give(self._whole)
 
+    def pin(self) -> bool:
+        """Return False: the buffer goes back when the answer in it is sent."""
+        return False
+
     def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
         named = self._named
         if begin == 0:

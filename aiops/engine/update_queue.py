@@ -24,6 +24,7 @@ from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import Refused, StaleGradient
 from aiops.model.layout import Array, Cover, Ints
+from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob
@@ -42,7 +43,7 @@ class QueuedWork(Protocol):
         """Return the job, now that its turn has come, and the function that takes its result."""
 
 
-QueueItem: TypeAlias = PendingPush | Decision | QueuedWork
+QueueItem: TypeAlias = PendingPush | Decision | CaptureJob | QueuedWork
 """What takes its turn: a gradient, a step that the policy decided on alone, or other work."""
 
 
@@ -231,6 +232,11 @@ class UpdateQueue:
         self._queue.append(work)
         return self.advance(now)
 
+    def capture(self, job: CaptureJob, now: float) -> list[Effect]:
+        """Have a capture take the place of the next update."""
+        self._queue.appendleft(job)
+        return self.advance(now)
+
     def workers_changed(self, now: float) -> list[Effect]:
         """Give the policy the set of workers that are waited for, if it has changed."""
         held, effects = self.held, list[Effect]()
@@ -297,7 +303,7 @@ class UpdateQueue:
         return effects
 
     def _work_done(self, event: Applied, ticket: int, on_applied: OnApplied) -> list[Effect]:
-        """Take the result of work on rows or on the delta replica."""
+        """Take the result of work on rows or on the delta replica, or of a capture."""
         assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
         self._working = None
         return on_applied(event.sums, event.time) + self.advance(event.time)
@@ -319,6 +325,10 @@ class UpdateQueue:
                 effects += self._decide(item, now)
             elif isinstance(item, Decision):
                 effects.append(self._issue(None, item))
+            elif isinstance(item, CaptureJob):
+                self.tickets += 1
+                self._working = (self.tickets, _ignored)
+                effects.append(Apply(self.tickets, item))
             else:
                 effects.append(self._issue_work(item))
         return effects
@@ -461,7 +471,7 @@ class UpdateQueue:
     ) -> None:
         """Continue from what `state` returned, with this queue and the gradients by number.
 
-        If work was outstanding, it is the work of taking that state, and its result is awaited.
+        If work was outstanding, it is the `CaptureJob` of that state, and its result is awaited.
         """
         self.tickets = state["tickets"]
         self._working = (self.tickets, _ignored) if state["working"] else None

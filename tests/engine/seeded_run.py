@@ -31,13 +31,15 @@ from aiops.engine.events import (
     Options,
     Received,
     Reply,
+    SnapshotDue,
     Tick,
     Warm,
 )
 from aiops.model.arena import aligned
-from aiops.model.layout import Array, Ints, Layout, Tensor
+from aiops.model.layout import Array, Layout, Tensor
 from aiops.model.parts import Part
 from aiops.model.tables import Table, Tables, fetch_parts, push_parts
+from aiops.store.capture_job import CaptureJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease
@@ -120,20 +122,6 @@ class Step:
     leased: bool = False
 
 
-class Snapshot:
-    """Takes a turn among the updates, as a capture does. Its job changes nothing."""
-
-    cost = 0
-
-    def issue(self) -> Any:
-        """Return itself, and a function that ignores its result."""
-        return self, lambda sums, now: []
-
-    def run(self) -> Ints:
-        """Do nothing."""
-        return np.empty(0, np.int64)
-
-
 class Driver:
     """Gives steps to an engine; returns its effects as plain values."""
 
@@ -145,12 +133,6 @@ class Driver:
 
     def take(self, step: Step, row: int) -> list[Any]:
         """Handle a step's event, the row'th."""
-        if step.kind == "snapshot":
-            training = self.engine.training
-            assert training is not None
-            training.store.freeze(step.leased)
-            training.updates._queue.appendleft(Snapshot())
-            return [self._told(effect) for effect in training.updates.advance(step.time)]
         found: list[Any] = []
         if step.kind == "applied":
             assert self.outstanding is not None
@@ -215,6 +197,8 @@ def event_of(engine: Engine, step: Step, row: int) -> Event:
             return Left(step.time, *step.values)
         case "tick":
             return Tick(step.time)
+        case "snapshot":
+            return SnapshotDue(step.time, *step.values)
         case "budget":
             return BudgetTick(step.time, *step.values)
         case "initialised":
@@ -292,7 +276,7 @@ class Script(Driver):
             case luck if luck < 0.45 and self.outstanding is not None:
                 self._post("applied")
             case luck if luck < 0.5 and not self._snapshot_waits():
-                self._post("snapshot")
+                self._post("snapshot", len(self.steps))
             case luck if luck < 0.53:
                 self.time += self.rng.choice((1.0, 25.0))
                 self._post("tick")
@@ -311,8 +295,8 @@ class Script(Driver):
         if training is None:
             return True
         queue, now = training.updates.queued, self.outstanding
-        return any(isinstance(item, Snapshot) for item in queue) or (
-            now is not None and isinstance(now.job, Snapshot)
+        return any(isinstance(item, CaptureJob) for item in queue) or (
+            now is not None and isinstance(now.job, CaptureJob)
         )
 
     # ------------------------------------------------------------ connections

@@ -25,17 +25,18 @@ from aiops.engine.statistics import decided
 from aiops.errors import ConflictError, UsageError
 from aiops.state.plain import pack, unpack
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader, SnapshotPlan
+from aiops.store.capture_job import CaptureJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.resources import Resources
 from tests.contract.cases import CASES as POLICY_CASES
 from tests.devices import DEVICES, device_named, machine_with
-from tests.engine.seeded_run import Case, Driver, Script, Snapshot, Step, event_of
+from tests.engine.seeded_run import Case, Driver, Script, Step, event_of
 
 
 def taken(driver: Driver) -> Capture | None:
     """A complete capture of an engine, if one may be taken now; later updates do not change it."""
     outstanding = driver.outstanding
-    if outstanding is not None and not isinstance(outstanding.job, Snapshot):
+    if outstanding is not None and not isinstance(outstanding.job, CaptureJob):
         return None
     found = capture(driver.engine, 7)
     found.copy()
@@ -54,10 +55,11 @@ def restored(found: Capture, engine: Engine, driver: Driver, steps: list[Step]) 
         assert isinstance(event, Received)
         return event
 
-    restore(engine, found, found.array, queued)
     again = Driver(engine)
-    if driver.outstanding is not None:
-        again.outstanding = Apply(driver.outstanding.ticket, Snapshot())  # type: ignore[arg-type]
+    for effect in restore(engine, found, found.array, queued):
+        if isinstance(effect, Apply):
+            again.outstanding = effect
+    assert (again.outstanding is None) == (driver.outstanding is None)
     return again
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aiops.engine import membership
 from aiops.engine.membership import Membership
 from aiops.wire.traffic import Traffic
@@ -51,3 +56,14 @@ def test_who_left_first_is_forgotten_first_whenever_they_came() -> None:
     kept = [member.name for member in found]
     assert "w0" in kept
     assert "w1" not in kept
+
+
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e4))
+def test_a_worker_is_overdue_at_the_time_of_its_deadline(since: float, deadline: float) -> None:
+    """Exactly then: a tick that came a rounding error early would ask for the same time again."""
+    crew = Membership(None, deadline)
+    crew.join(1, "client", 1, "w", True, Traffic())
+    due = crew.next_deadline(since, frozenset())
+    assert due is not None
+    assert crew.overdue(due, since, frozenset())
+    assert not crew.overdue(math.nextafter(due, 0.0), since, frozenset())

@@ -362,7 +362,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr(UpdateQueue, "advance", read_first)
 
 
-def live(world: World, steps: int = 220, *, kept: bool = False) -> World:
+def live(world: World, steps: int = 150, *, kept: bool = False) -> World:
     """Have a world go on for some steps, and end."""
     for _ in range(steps):
         world.act()
@@ -448,26 +448,28 @@ def test_threads_and_kernels_give_the_same_bits(
     }
     assert sum(array.nbytes for array in big.values()) > LARGE
     found = []
-    for threads in (1, 2, 3):
-        for backend in ("numpy", "numba"):
-            machine = Resources(parallel_map=pool_of(threads).all)
-            inline = Inline(
-                policy, settings, machine=machine, workers=WORKERS, backend=backend, **options
-            )
-            inline.define(big)
-            inline.engine.defined_store.warm()
-            random = np.random.default_rng(0)
-            for peer in range(1, WORKERS + 1):
-                inline.join(peer)
-            for step in range(4):
-                gradients = {
-                    name: random.standard_normal(array.shape).astype(array.dtype)
-                    for name, array in big.items()
-                }
-                inline.push(step % WORKERS + 1, gradients, 0, fetch=True)
-                inline.receive(1, Fetch(100 + step, max(0, inline.version - 1), (), True))
-                inline.release()
-            replica = inline.engine.replica
-            assert replica is not None
-            found.append((state(inline.engine), replica.current.arena.data.tobytes()))
+    random = np.random.default_rng(0)
+    steps = [
+        {
+            name: random.standard_normal(array.shape).astype(array.dtype)
+            for name, array in big.items()
+        }
+        for _ in range(4)
+    ]
+    for threads, backend in ((1, "numpy"), (1, "numba"), (2, "numpy"), (3, "numba")):
+        machine = Resources(parallel_map=pool_of(threads).all)
+        inline = Inline(
+            policy, settings, machine=machine, workers=WORKERS, backend=backend, **options
+        )
+        inline.define(big)
+        inline.engine.defined_store.warm()
+        for peer in range(1, WORKERS + 1):
+            inline.join(peer)
+        for step, gradients in enumerate(steps):
+            inline.push(step % WORKERS + 1, gradients, 0, fetch=True)
+            inline.receive(1, Fetch(100 + step, max(0, inline.version - 1), (), True))
+            inline.release()
+        replica = inline.engine.replica
+        assert replica is not None
+        found.append((state(inline.engine), replica.current.arena.data.tobytes()))
     assert all(each == found[0] for each in found[1:])
