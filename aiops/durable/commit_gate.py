@@ -1,8 +1,8 @@
 """Hold acknowledgements back until the journal's rows that they depend on are committed.
 
-A row is written before the effects of its event are carried out, so an answer that promises no more
-than that (`Acks.WRITTEN`) does not wait. Where it promises that the row is synced, only the answer
-to the worker waits, for the update is carried out at once. So the guarantee is that of a
+A small row is written before the effects of its event are carried out, so an answer that promises
+no more than that (`Acks.WRITTEN`) does not wait. Where a thread writes the row, or syncs it, only
+the answer to the worker waits, for the update is carried out at once. So the guarantee is that of a
 write-ahead log, and updates and the disk overlap. An answer that acknowledges nothing (a fetch's,
 a pong) does not wait, and may overtake one that does: ids pair answers with requests.
 """
@@ -17,7 +17,7 @@ from aiops.engine.events import Drop, Effect, Order, Reply
 from aiops.errors import UsageError
 from aiops.wire.messages import Ack, Error, Model, TableRows
 from aiops.wire.ring_messages import Round
-from aiops.wire.server_messages import RunUpdate
+from aiops.wire.server_messages import FinishPush, HoldVersion, PushArrived, RunUpdate, UpdateDone
 
 
 class Acks(IntEnum):
@@ -93,15 +93,19 @@ class CommitGate:
         effects
             In order.
         row
-            The event's row; those of earlier calls are not greater.
+            The event's row, which is not committed; those of earlier calls are not greater.
         """
-        if self.level < Acks.DURABLE:
+        if self.level is Acks.APPLIED:
             return effects
         now: list[Effect] = []
         for effect in effects:
             peer = _acknowledged(effect)
             if peer is None and isinstance(effect, Drop) and effect.peer in self._peers:
                 peer = effect.peer  # its answers come first
+            if isinstance(effect, Order) and _NO_PEER in self._peers:
+                peer = _NO_PEER  # orders are carried out in the order in which they were decided
+                if any(held is effect for _row, held in self._held):
+                    continue  # it was given again, to a follower that came back
             if peer is None:
                 now.append(effect)
             else:
@@ -124,6 +128,10 @@ class CommitGate:
         self.level = Acks.APPLIED
         return [self._release() for _ in range(len(self._held))]
 
+    def close(self) -> None:
+        """Hold again what waits for the journal, which goes on."""
+        self.level = self.wanted
+
     def _keep(self, row: int, peer: int, effect: Effect | EncodedReply) -> None:
         self._held.append((row, effect))
         self._peers[peer] = self._peers.get(peer, 0) + 1
@@ -141,15 +149,20 @@ class CommitGate:
 
 _NO_PEER = -1  # of an order to a follower
 
+_FINAL = (RunUpdate, FinishPush, HoldVersion)
+"""Orders that a follower cannot undo: a lead that forgot them would have another history."""
+
 
 def _acknowledged(effect: Effect) -> int | None:
     """Return the peer to which an effect acknowledges something; None if it does no such thing."""
     if isinstance(effect, Reply):
         message = effect.message
-        if isinstance(message, Ack | Round) or (isinstance(message, Model) and message.created):
+        if isinstance(message, Ack | Round | PushArrived | UpdateDone):
+            return effect.peer
+        if isinstance(message, Model) and message.created:
             return effect.peer
         # An error's or rows' request may have been a push: to wait costs nothing but time.
         return effect.peer if isinstance(message, Error | TableRows) else None
-    if isinstance(effect, Order) and isinstance(effect.message, RunUpdate):
-        return _NO_PEER  # a follower cannot undo a step
+    if isinstance(effect, Order) and isinstance(effect.message, _FINAL):
+        return _NO_PEER
     return None

@@ -2,30 +2,141 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
+from aiops.durable.generations import Generations
 from aiops.durable.rows import JournalRow, check_of, passes, row_of
+from aiops.engine.capture import Capture, capture, queued_rows
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, Effect, Event, JournalEnded, Note, Received
-from aiops.model.layout import Ints
-from aiops.state.row_kinds import STEADY_ROW
+from aiops.engine.events import (
+    Applied,
+    Apply,
+    Committed,
+    Effect,
+    Event,
+    Joined,
+    JournalEnded,
+    Note,
+    Received,
+    Reply,
+    SnapshotDue,
+    SnapshotWritten,
+)
+from aiops.engine.receive import PushSink
+from aiops.errors import UsageError
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints
+from aiops.model.parts import LARGEST
+from aiops.state.directory import GenerationFile
+from aiops.state.row_kinds import STEADY_ROW, RowKind
+from aiops.store.capture_job import CaptureJob
+from aiops.wire.messages import Hello, Welcome
 
-_REPEAT = 60.0
-"""Seconds after which it is said again that there is no journal."""
+NO_GENERATIONS = GenerationFile(0)
+"""Those of a run that has none."""
+
+
+AT_ONCE = 4 << 20
+"""Bytes of a payload: a row with more is written by a thread, so that others do not wait for it.
+
+For less a thread costs more than it saves: an update of the same bytes takes less time than to wake
+the thread, and then the loop.
+"""
 
 
 @value
 class AppendRow:
-    """Append a row to the journal, before the effects that follow are carried out."""
+    """Append a row to the journal, before the effects that follow are carried out.
+
+    ``later``: a thread writes it, and `Committed` tells when that is done. ``more``: it may wait to
+    be written with the next row, which will come. ``pinned``: the sink whose buffer the row's
+    payload is, which waits until it is written.
+    """
 
     number: int
     row: JournalRow
+    later: bool = False
+    more: bool = False
+    pinned: PushSink | None = None
+
+    @property
+    def time(self) -> float:
+        """The row's time, in seconds."""
+        return self.row.time
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its payload."""
+        return 0 if self.row.payload is None else len(self.row.payload)
+
+
+@value
+class Supersede:
+    """End at once, and acknowledge nothing more: a server of this generation has the run now."""
+
+    generation: int
+
+
+@value
+class WriteSnapshot:
+    """Write a capture beside training, and release it at last, on the engine's thread.
+
+    ``row``: it has all events up to this one. ``pause``: seconds for which updates waited for it.
+    """
+
+    capture: Capture
+    row: int
+    pause: float
+
+
+WAITS = "pushes that came while there was no journal wait to be applied"
+"""The reason for which a snapshot cannot be taken yet."""
+
+
+@value
+class BeginJournal:
+    """Begin another journal with this row; it is none before a snapshot of a later row."""
+
+    first: int
+
+
+@value
+class SnapshotFailed:
+    """A snapshot that was due has not been captured; ``why`` is a sentence."""
+
+    why: str
+
+
+RecorderEffect: TypeAlias = (
+    Effect | AppendRow | EncodedReply | Supersede | BeginJournal | WriteSnapshot | SnapshotFailed
+)
+"""An effect of an engine with a journal."""
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A capture on its way; ``ticket`` and the rest are known once its turn has come."""
+
+    number: int
+    ticket: int = -1
+    row: int = 0
+    time: float = 0.0
+    capture: Capture | None = None
+    job: CaptureJob | None = None
+    why: str = ""
 
 
 class Recorder:
-    """An engine with a journal.
+    """An engine with a journal, and captures of its state.
+
+    A `SnapshotDue` has the engine issue a `CaptureJob`, perhaps later. At the end of the event that
+    does, the state is captured (`aiops.engine.capture`), and the job is told what to copy. Its
+    `Applied` then gives the effect `WriteSnapshot`, or `SnapshotFailed`.
 
     Parameters
     ----------
@@ -35,18 +146,50 @@ class Recorder:
         Holds the acknowledgements.
     first
         The number of the next row.
+    generations
+        The generations of the run; default: none are kept.
+    recording
+        False: there is no journal, but there are snapshots.
 
     Attributes
     ----------
     recording
         Whether events are journalled at present.
+    resuming
+        Whether there is a journal again (`resume`), which promises nothing yet.
     ended
-        The reason for which they are not; empty while they are.
+        The reason for which they are not any more; empty while they are.
+    pending
+        Whether a thread has rows to write: then it writes all that follow, in order.
+    room
+        Memory for the copies of captures (`Capture.room`).
+    next
+        The number of the next row. Without a journal only a `SnapshotDue` uses one up, so that
+        snapshots have numbers that rise.
+    rolled_back
+        The sequence numbers up to their last acknowledged push that clients of earlier generations
+        have beyond what survived; refused and ignored ones are among them.
     """
 
-    def __init__(self, engine: Engine, gate: CommitGate, first: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        gate: CommitGate,
+        first: int,
+        generations: GenerationFile = NO_GENERATIONS,
+        *,
+        recording: bool = True,
+    ) -> None:
         self.engine, self._gate, self.next = engine, gate, first
-        self.recording, self.ended = True, ""
+        self._generations = Generations(engine.options.run, generations)
+        self.recording, self.ended, self.rolled_back = recording, "", 0
+        self.resuming, self._resumed_from = False, 0
+        self._taking: _Taking | None = None
+        self._always_later = gate.wanted >= Acks.DURABLE
+        self.pending = self._always_later
+        self._later = self._committed = 0  # the last row for a thread, and the last it told of
+        self._pinned: deque[tuple[int, PushSink]] = deque()  # by row, ascending
+        self.room: dict[str, Array] = {}
 
     @property
     def holds(self) -> bool:
@@ -58,21 +201,96 @@ class Recorder:
         """The promise of an acknowledgement, at present."""
         return self._gate.level
 
-    def handle(self, event: Event) -> list[Effect | AppendRow | EncodedReply]:
+    def lacks(self, row: int) -> bool:
+        """Return whether a row is not yet in the journal as acknowledgements promise."""
+        return self.recording and self._committed < min(row, self._later)
+
+    @property
+    def lag(self) -> int:
+        """The number of rows that are not yet as safe as acknowledgements promise."""
+        return max(0, self._later - self._committed) if self.recording else 0
+
+    @property
+    def capturing(self) -> bool:
+        """True while a snapshot is due, or being captured."""
+        return self._taking is not None
+
+    def handle(self, event: Event) -> list[RecorderEffect]:
         """Handle an event; return its effects, in order, the writing of its row first."""
         if isinstance(event, Committed):
+            self._committed = event.row
+            self.pending = self._always_later or self._later > event.row
+            self._unpin(event.row)
             return [*self._gate.committed(event.row)]
         if isinstance(event, JournalEnded):
             return self._journal_ended(event)
+        if isinstance(event, SnapshotWritten):
+            return self._resumed()
+        if isinstance(event, SnapshotDue):
+            self._taking = _Taking(event.number)
+            self.next += not self.recording
+        if isinstance(event, Joined) and isinstance(event.hello, Hello):
+            return self._joined(event, event.hello)
+        return self._handle(event)
+
+    def _joined(self, event: Joined, hello: Hello) -> list[RecorderEffect]:
+        """Welcome a client with what it has to know of this generation, unless that is over."""
+        if self._generations.supersedes(hello):
+            return [Supersede(hello.generation)]
+        return [self._told(effect, hello) for effect in self._handle(event)]
+
+    def _told(self, effect: RecorderEffect, hello: Hello) -> RecorderEffect:
+        if not (isinstance(effect, Reply) and isinstance(effect.message, Welcome)):
+            return effect
+        acks = self.acks.name.lower()
+        welcome = self._generations.told(effect.message, hello, acks)
+        member = self.engine.membership.find(hello.client)
+        if (
+            member is not None and welcome.rolled_back > member.rolled_back
+        ):  # once, if it asks again
+            more = welcome.rolled_back - member.rolled_back
+            self.rolled_back = min(self.rolled_back + more, LARGEST)  # as clients say, any number
+            member.rolled_back = welcome.rolled_back
+        return replace(effect, message=welcome)
+
+    def _handle(self, event: Event) -> list[RecorderEffect]:
         if not self.recording or passes(event):
-            return [*self.engine.handle(event)]
+            found: list[RecorderEffect] = [*self.engine.handle(event)]
+            return self._captured(event, found) if self._taking is not None else found
         leased = self.engine.freeze()
         number, self.next = self.next, self.next + 1
-        append = AppendRow(number, row_of(event, leased))
+        append = self._append(number, row_of(event, leased), event)
         if isinstance(event, Received):
-            event = replace(event, row=number)
+            event = Received(event.time, event.peer, event.message, event.sink, number)
         effects = self.engine.handle(event, leased)
-        return [append, *self._gate.hold(effects, number)]
+        if append.later:
+            effects = self._gate.hold(effects, number)
+        elif self._taking is None and len(effects) == 1 and isinstance(effects[0], Apply):
+            # Nothing is acknowledged yet, and no snapshot needs the row.
+            append = AppendRow(number, append.row, more=True, pinned=append.pinned)
+        found = [append, *effects]
+        return self._captured(event, found) if self._taking is not None else found
+
+    def _append(self, number: int, row: JournalRow, event: Event | None) -> AppendRow:
+        """Return the effect that appends an event's row, and keep the buffer of its payload."""
+        payload, later, pinned = row.payload, self.pending, None
+        if payload is not None:
+            sink = event.sink if isinstance(event, Received) else None
+            if isinstance(sink, PushSink) and sink.pin():
+                pinned = sink
+                later = later or len(payload) > AT_ONCE
+            elif later:  # it may be changed before it is written
+                row = replace(row, payload=payload.copy())
+        if later:
+            self._later, self.pending = number, True
+            if pinned is not None:
+                self._pinned.append((number, pinned))
+        return AppendRow(number, row, later, pinned=pinned)
+
+    def _unpin(self, row: int) -> None:
+        """Give back the buffers of rows up to this one."""
+        while self._pinned and self._pinned[0][0] <= row:
+            self._pinned.popleft()[1].unpin()
 
     def exchanged(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
         """Return the row of a steady exchange, which takes the next number.
@@ -87,16 +305,86 @@ class Recorder:
         self.next += 1
         return STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
 
+    def exchanged_later(self, time: float, flags: int, row: bytes, gradient: Arena) -> AppendRow:
+        """Return the effect that appends that row when there are `pending` ones."""
+        self._later = number = self.next - 1
+        payload = gradient.data.copy()  # the next push overwrites it
+        return AppendRow(number, JournalRow(RowKind.STEADY, time, flags, row, payload), later=True)
+
     def hold(self, peer: int, answer: bytes) -> bool:
         """Keep the answer to the last steady exchange, if it has to wait; return whether it has."""
-        if self._gate.level < Acks.DURABLE:
+        last = self.next - 1
+        if self._later < last or self._gate.level is Acks.APPLIED:
             return False
-        self._gate.hold_reply(peer, answer, self.next - 1)
+        self._gate.hold_reply(peer, answer, last)
         return True
 
-    def _journal_ended(self, event: JournalEnded) -> list[Effect | AppendRow | EncodedReply]:
+    def _captured(self, event: Event, effects: list[RecorderEffect]) -> list[RecorderEffect]:
+        """Take the capture that is due if its turn has come with this event; return all effects."""
+        taking = self._taking
+        assert taking is not None, "a capture is on its way"
+        if isinstance(event, Applied) and event.ticket == taking.ticket:
+            self._taking = None
+            return [self._ended(taking, event.time), *effects]
+        if self.engine.training is None:  # it has issued nothing, and never will
+            self._taking = None
+            return [*effects, SnapshotFailed("there is no model yet")]
+        for effect in effects:
+            if isinstance(effect, Apply) and isinstance(effect.job, CaptureJob):
+                self._begin(taking, effect.ticket, effect.job, event.time)
+        return effects
+
+    def _begin(self, taking: _Taking, ticket: int, job: CaptureJob, now: float) -> None:
+        """Capture the state after the present event, and have its job copy the rest."""
+        if job.number != taking.number:  # of an earlier server, killed before its turn came
+            return
+        taking.ticket, taking.row, taking.time = ticket, self.next - 1, now
+        try:
+            found = capture(self.engine, taking.number)
+        except (MemoryError, UsageError) as error:
+            taking.why = f"the state cannot be captured: {str(error) or 'out of memory'}"
+            return
+        if self.resuming and any(row < self._resumed_from for row in queued_rows(found.owners)):
+            found.release()
+            taking.why = WAITS
+            return
+        taking.capture, taking.job, found.room = found, job, self.room
+        job.begin(partial(found.copy, self.engine.machine.parallel_map), found.copied)
+
+    def _ended(self, taking: _Taking, now: float) -> WriteSnapshot | SnapshotFailed:
+        """Return the effect of a capture whose job is done."""
+        if taking.capture is not None and taking.job is not None and taking.job.error is None:
+            return WriteSnapshot(taking.capture, taking.row, now - taking.time)
+        if taking.capture is not None:
+            taking.capture.release()
+        return SnapshotFailed(taking.why or "there is no memory for a copy of the state")
+
+    def resume(self) -> BeginJournal:
+        """Have a journal again. It promises nothing before a snapshot behind its beginning."""
+        self.next += 1  # a row is missing between the journals, so that none is read as one
+        self.recording = self.resuming = True
+        self._resumed_from = self.next
+        return BeginJournal(self.next)
+
+    def _resumed(self) -> list[RecorderEffect]:
+        """Promise again what is wanted, if the journal that was begun goes on behind a snapshot."""
+        if not self.resuming:
+            return []
+        self.resuming, self.ended = False, ""
+        self._gate.close()
+        wanted = self._gate.wanted.name.lower()
+        return [
+            Note(f"there is a journal again: acknowledgements mean {wanted!r} from row {self.next}")
+        ]
+
+    def _journal_ended(self, event: JournalEnded) -> list[RecorderEffect]:
         """Go on without a journal; return what waited for it, after a line that says so."""
-        self.recording, self.ended = False, event.why
+        self._unpin(self._later)
+        self.pending, self.recording = self._always_later, False
+        if self.resuming:  # it has promised nothing
+            self.resuming, self.ended = False, event.why
+            return []
+        self.ended = event.why
         wanted = self._gate.wanted.name.lower()
         text = f"{event.why}; acknowledgements mean 'applied' from here on, not {wanted!r}"
         return [Note(text), *self._gate.open()]

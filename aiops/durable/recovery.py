@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from aiops.common.frozen import value
 from aiops.durable.rows import LEASED, AppliedMark, JournalRow, check_of, events_of
-from aiops.engine.buffer_pool import BufferPool
-from aiops.engine.capture import settings_of
+from aiops.engine.buffer_pool import BufferPool, unbounded
+from aiops.engine.capture import Capture, capture, settings_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import Applied, Apply, Effect, Event, Reply, Warm
-from aiops.engine.restore import check_settings
+from aiops.engine.events import Applied, Apply, Effect, Event, Received, Reply, Warm
+from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.errors import DamagedState
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
-
-_UNBOUNDED = 1 << 62  # bytes
+from aiops.store.capture_job import CaptureJob
 
 
 @value
@@ -27,6 +27,10 @@ class Recovered:
     ----------
     row
         The last row's number.
+    snapshot
+        The row of the snapshot that it began with, or 0.
+    nbytes
+        The bytes of the rows since.
     time
         The engine's time then, in seconds.
     outstanding
@@ -35,6 +39,8 @@ class Recovered:
     """
 
     row: int
+    snapshot: int
+    nbytes: int
     time: float
     outstanding: tuple[Effect, ...]
 
@@ -46,15 +52,62 @@ class Replayer:
     ----------
     engine
         The engine; its clients' answers are thrown away.
-    row, effects
-        The row of the snapshot that it was restored from, and the effects of that.
+    warm
+        Begins to compile kernels on another thread. None: that is left to `Recovered.outstanding`.
+
+    Attributes
+    ----------
+    lost
+        The number of queued rows that the journal does not have.
+    taken
+        Called with each capture that the rows ask for, and the row that it is of. None: rows are
+        replayed that have their snapshots already.
     """
 
-    def __init__(self, engine: Engine, row: int = 0, effects: Sequence[Effect] = ()) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, warm: Callable[[Warm], object] | None = None) -> None:
+        self._engine, self._warm, self.lost = engine, warm, 0
         self._outstanding: Apply | None = None
-        self._row, self._time, self._effects = row, engine.now, [*effects]
+        self._row = self._snapshot = self._nbytes = 0
+        self._time, self._effects = engine.now, list[Effect]()
         self._bounds: dict[BufferPool, int] = {}
+        self.taken: Callable[[Capture, int], object] | None = None
+        self._captured: tuple[Capture, int] | None = None  # being copied
+
+    def restore(
+        self, row: int, found: Captured, read: ReadArray, queued: Mapping[int, JournalFrame]
+    ) -> None:
+        """Begin after a snapshot.
+
+        Parameters
+        ----------
+        row
+            It has all events up to this one.
+        found, read
+            As of `aiops.engine.restore.restore`.
+        queued
+            The rows that its queue refers to (`aiops.engine.capture.needed_rows`), as far as the
+            journal has them.
+
+        Raises
+        ------
+        UsageError, DamagedState
+            When the snapshot is of a server with other settings; when a row is not what it was.
+        """
+
+        def received(number: int) -> Received | None:
+            self._bounds.update(unbounded(self._engine.pools))
+            frame = queued.get(number)
+            if frame is None:
+                self.lost += 1
+                return None
+            event = events_of(self._engine, frame)[0]
+            if not isinstance(event, Received):
+                raise DamagedState(f"row {number:,} is no push, and was queued", row=number)
+            return event
+
+        self._note(restore(self._engine, found, read, received))
+        self._row = self._snapshot = row
+        self._time = self._engine.now
 
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row, which has no events."""
@@ -68,10 +121,12 @@ class Replayer:
         DamagedState
             When the row is not what a server writes, or its update gives another result.
         """
-        self._unbind()  # on the server there was room; here the history of the buffers is another
+        # On the server there was room; here the history of the buffers is another.
+        self._bounds.update(unbounded(self._engine.pools))
         self._row, self._time = frame.number, frame.time
+        self._nbytes += frame.end - frame.at
         leased = bool(frame.flags & LEASED)
-        for event in events_of(self._engine, frame):
+        for event in self._events(frame):
             if isinstance(event, AppliedMark):
                 # An exchange's update is handled with what it left: a version without readers.
                 kept = leased and frame.kind != RowKind.STEADY
@@ -81,21 +136,21 @@ class Replayer:
 
     def finish(self) -> Recovered:
         """Return where the journal ended; the engine may serve from here on."""
-        self._unbind()  # the last row may have defined the model, which sets the bounds
+        self._bounds.update(unbounded(self._engine.pools))  # the last row may define the model
         for pool, bound in self._bounds.items():
             pool.bound = bound
+        if self._captured is not None:  # its snapshot will not be written
+            self._captured[0].release()
+            self._captured = None
         applied = () if self._outstanding is None else (self._outstanding,)
         # Steady exchanges are no events, but each is noted with its member.
         answered = (member.answered for member in self._engine.membership)
         time = max([self._time, self._engine.now, *answered])
-        return Recovered(self._row, time, (*self._effects, *applied))
+        effects = *self._effects, *applied
+        return Recovered(self._row, self._snapshot, self._nbytes, time, effects)
 
-    def _unbind(self) -> None:
-        """Let the pools have as many buffers as they take, and note the bounds that they had."""
-        for pool in self._engine.pools:
-            if pool.bound != _UNBOUNDED:
-                self._bounds[pool] = pool.bound
-                pool.bound = _UNBOUNDED
+    def _events(self, frame: JournalFrame) -> list[Event | AppliedMark]:
+        return events_of(self._engine, frame)
 
     def _handle(self, event: Event, leased: bool) -> None:
         self._note(self._engine.handle(event, leased))
@@ -104,30 +159,57 @@ class Replayer:
         """Run the outstanding update, and compare its result."""
         apply, self._outstanding = self._outstanding, None
         if apply is None or mark.ticket not in (-1, apply.ticket):
-            raise DamagedState(
-                f"row {self._row:,} is of an update that the rows before it do not lead to",
-                row=self._row,
-            )
+            raise unexpected(self._row)
         sums = apply.run()
         if check_of(apply.ticket, sums) != mark.check:
-            raise DamagedState(
-                f"row {self._row:,} gives other numbers than the recorded ones: this code or this"
-                " machine's mathematics is not what wrote it; go on where it was written",
-                row=self._row,
-            )
+            raise differs(self._row)
+        if self._captured is not None and isinstance(apply.job, CaptureJob):
+            (found, row), self._captured = self._captured, None
+            if apply.job.error is None and self.taken is not None:
+                self.taken(found, row)
+            else:
+                found.release()
         return Applied(mark.time, apply.ticket, sums)
+
+    def _capture(self, job: CaptureJob) -> None:
+        """Capture the state after the present event, and have a job copy the rest."""
+        try:
+            found = capture(self._engine, job.number)
+        except MemoryError:
+            return
+        job.begin(partial(found.copy, self._engine.machine.parallel_map), found.copied)
+        self._captured = found, self._row
 
     def _note(self, effects: list[Effect]) -> None:
         """Keep an update that is to be run; release the leases and rows of answers."""
         for effect in effects:
             if isinstance(effect, Apply):
                 self._outstanding = effect
+                if self.taken is not None and isinstance(effect.job, CaptureJob):
+                    self._capture(effect.job)
+            elif isinstance(effect, Warm) and self._warm is not None:
+                self._warm(effect)
             elif isinstance(effect, Warm):
                 self._effects.append(effect)
             elif isinstance(effect, Reply) and effect.lease is not None:
                 effect.lease.release()
             elif isinstance(effect, Reply) and effect.rows is not None:
                 effect.rows.free()
+
+
+def unexpected(row: int) -> DamagedState:
+    """Return the error of a row of an update that was not issued."""
+    text = f"row {row:,} is of an update that the rows before it do not lead to"
+    return DamagedState(text, row=row)
+
+
+def differs(row: int) -> DamagedState:
+    """Return the error of a replay that departs from the record."""
+    return DamagedState(
+        f"row {row:,} gives other numbers than the recorded ones: this code or this machine's"
+        " mathematics is not what wrote it; go on where it was written",
+        row=row,
+    )
 
 
 def begin_row(time: float, policy: str, engine: Engine, run: str, agent: str) -> JournalRow:

@@ -19,6 +19,7 @@ from aiops.engine.events import (
     Left,
     Received,
     Resumed,
+    SnapshotDue,
     Stopping,
     Tick,
 )
@@ -46,7 +47,7 @@ _PASSING = (Stats, Ping, Pong, Describe)
 class JournalRow:
     """A row that is to be written: all of a `JournalFrame` but for its number."""
 
-    kind: RowKind
+    kind: int
     time: float
     flags: int
     row: bytes
@@ -94,7 +95,7 @@ def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:
             payload = None
             if isinstance(event.sink, PushSink) and event.sink.fault is None:
                 payload = event.sink.buffer
-            fields = [event.peer, encode(event.message), *_problem(event.sink)]
+            fields = [event.peer, encode(event.message), *fault_of(event.sink)]
             return RowKind.RECEIVED, fields, payload
         case Applied():
             return RowKind.APPLIED, [event.ticket, check_of(event.ticket, event.sums)], None
@@ -111,13 +112,15 @@ def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:
             return RowKind.INITIALISED, [event.rows, event.tables], event.data
         case Resumed():
             return RowKind.RESUMED, [event.generation], None
+        case SnapshotDue():
+            return RowKind.SNAPSHOT, [event.number], None
         case Stopping():
             return RowKind.STOPPING, [], None
         case _:
             raise TypeError(f"no row has this event: {event!r:.200}")
 
 
-def _problem(sink: Sink | None) -> tuple[list[Any] | None, bool]:
+def fault_of(sink: Sink | None) -> tuple[list[Any] | None, bool]:
     """Return a sink's fault (code, text, details), and whether it had taken payloads."""
     fault = getattr(sink, "fault", None)
     if fault is None:
@@ -179,6 +182,8 @@ def _events(engine: Engine, frame: JournalFrame, name: str) -> list[Event | Appl
             return [Initialised(time, _nested(found["tensors"]), data, _nested(found["tables"]))]
         case RowKind.RESUMED:
             return [Resumed(time, found["generation"])]
+        case RowKind.SNAPSHOT:
+            return [SnapshotDue(time, found["number"])]
         case RowKind.STOPPING:
             return [Stopping(time, kept=True)]
     return []

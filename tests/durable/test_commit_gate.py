@@ -20,10 +20,9 @@ def pong(peer: int, number: int) -> Reply:
     return Reply(peer, Pong(number))
 
 
-def test_what_is_written_already_waits_for_nothing() -> None:
-    for level in (Acks.APPLIED, Acks.WRITTEN):
-        effects: list[Effect] = [ack(1, 1), Drop(1, "bye")]
-        assert CommitGate(level).hold(effects, 1) == effects
+def test_what_promises_no_journal_waits_for_nothing() -> None:
+    effects: list[Effect] = [ack(1, 1), Drop(1, "bye")]
+    assert CommitGate(Acks.APPLIED).hold(effects, 1) == effects
 
 
 def test_an_acknowledgement_waits_and_a_pong_does_not() -> None:
@@ -50,6 +49,9 @@ def test_without_a_journal_nothing_waits() -> None:
     assert gate.open() == [ack(1, 1), EncodedReply(2, b"encoded")]
     assert gate.level is Acks.APPLIED
     assert gate.hold([ack(1, 2)], 3) == [ack(1, 2)]
+    gate.close()
+    assert gate.level is Acks.DURABLE
+    assert gate.hold([ack(1, 3)], 4) == []
 
 
 @given(

@@ -1,0 +1,248 @@
+"""The journal of a sharded model's follower, and recovery from it.
+
+A follower's state is a function of the orders that it has carried out and of the portions that
+have come. Its reports say that it has them, so they wait for its journal as acknowledgements do:
+then an acknowledgement of the lead's, which needs the reports of all, holds for all shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aiops.common.frozen import value
+from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
+from aiops.durable.recorder import AppendRow
+from aiops.durable.recovery import Recovered, differs, unexpected
+from aiops.durable.rows import JournalRow, check_of
+from aiops.durable.shard_rows import (
+    KEPT_ORDERS,
+    done_row,
+    order_of,
+    order_row,
+    portion_of,
+    portion_row,
+)
+from aiops.engine.buffer_pool import unbounded
+from aiops.engine.events import (
+    Applied,
+    Apply,
+    Committed,
+    Effect,
+    Event,
+    JournalEnded,
+    Note,
+    Received,
+    Warm,
+)
+from aiops.engine.receive import PushSink
+from aiops.errors import DamagedState, UsageError
+from aiops.shards.follower import Follower
+from aiops.state.frames import JournalFrame
+from aiops.state.plain import pack
+from aiops.state.row_kinds import RowKind, row_fields
+from aiops.wire.server_messages import LoadShard, ShardParts
+
+
+@value
+class BeginShard:
+    """Begin the state of a follower that has none: its model has come."""
+
+    run: str
+    shard: int
+    shards: int
+
+
+class FollowerRecorder:
+    """A follower with a journal.
+
+    Parameters
+    ----------
+    follower
+        Handles the events.
+    gate
+        Holds its reports.
+    first
+        The number of the next row; 1: there is no journal yet, and it begins with the model.
+
+    Attributes
+    ----------
+    next
+        The number of the next row.
+    recording, ended
+        As of `aiops.durable.recorder.Recorder`.
+    """
+
+    def __init__(self, follower: Follower, gate: CommitGate, first: int) -> None:
+        self.follower, self._gate, self.next = follower, gate, first
+        self.recording, self.ended = True, ""
+        self._later = gate.wanted >= Acks.DURABLE  # a thread writes rows, and syncs them
+
+    @property
+    def holds(self) -> bool:
+        """True while reports wait for the journal."""
+        return self._gate.waiting > 0
+
+    @property
+    def acks(self) -> Acks:
+        """The promise of a report, at present."""
+        return self._gate.level
+
+    def hold(self, peer: int, answer: bytes) -> bool:
+        """Return False: a follower has no steady exchanges."""
+        return False
+
+    def handle(self, event: Event) -> list[Effect | AppendRow | EncodedReply | BeginShard]:
+        """Handle an event; return its effects, in order, the writing of its row first."""
+        if isinstance(event, Committed):
+            return [*self._gate.committed(event.row)]
+        if isinstance(event, JournalEnded):
+            return self._journal_ended(event)
+        row = self._row(event) if self.recording else None
+        if row is None:
+            return [*self.follower.handle(event)]
+        begin = self._begin(event)
+        number, self.next = self.next, self.next + 1
+        if self._later and row.payload is not None:  # it may be changed before it is written
+            row = replace(row, payload=row.payload.copy())
+        effects = self.follower.handle(event)
+        if self._later or self.holds:
+            effects = self._gate.hold(effects, number)
+        return [*begin, AppendRow(number, row, self._later), *effects]
+
+    def _row(self, event: Event) -> JournalRow | None:
+        """Return the row of an event; None: it changes nothing that outlives a connection."""
+        if isinstance(event, Applied):
+            return done_row(event)
+        if not isinstance(event, Received):
+            return None
+        message = event.message
+        if event.peer == self.follower.lead and isinstance(message, KEPT_ORDERS):
+            return order_row(event)
+        portion = self.follower.portion_of(event)
+        if portion is None or not isinstance(message, ShardParts):
+            return None
+        assert isinstance(portion.sink, PushSink), "it can be used"
+        return portion_row(event.time, portion.number, message, portion.sink)
+
+    def _begin(self, event: Event) -> list[AppendRow | BeginShard]:
+        """Return the beginning of the journal, if this is its first event."""
+        if self.next != 1:
+            return []
+        order = event.message if isinstance(event, Received) else None
+        if not isinstance(order, LoadShard):
+            raise UsageError("a follower's first order brings the model")
+        self.next = 2
+        follower, shards = self.follower, len(order.shards) + 1
+        row = follower_begin_row(event.time, follower)
+        begin = BeginShard(follower.run, order.shard, shards)
+        return [begin, AppendRow(1, row, self._later)]
+
+    def _journal_ended(
+        self, event: JournalEnded
+    ) -> list[Effect | AppendRow | EncodedReply | BeginShard]:
+        self.recording, self.ended = False, event.why
+        wanted = self._gate.wanted.name.lower()
+        text = f"{event.why}; its reports mean 'applied' from here on, not {wanted!r}"
+        return [Note(text), *self._gate.open()]
+
+
+class FollowerReplayer:
+    """Feeds rows to a fresh follower.
+
+    Parameters
+    ----------
+    follower
+        The follower; its reports are thrown away.
+    run
+        The run whose state it is.
+    """
+
+    def __init__(self, follower: Follower, run: str) -> None:
+        self._follower, self._row, self._nbytes, self._time = follower, 0, 0, 0.0
+        self._effects: list[Effect] = []
+        self._checks: dict[int, int] = {}  # by ticket, of the last update
+        self._bounds = unbounded(follower.pools)
+        follower.replaying(run)
+
+    def begin(self, frame: JournalFrame) -> None:
+        """Begin after a state's first row."""
+        self._row, self._time = frame.number, frame.time
+
+    def feed(self, frame: JournalFrame) -> None:
+        """Handle a row.
+
+        Raises
+        ------
+        DamagedState
+            When the row is not what a follower writes, or its update gives another result.
+        """
+        self._row, self._time = frame.number, frame.time
+        self._nbytes += frame.end - frame.at
+        self._bounds.update(unbounded(self._follower.pools))
+        fields = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
+        try:
+            if frame.kind == RowKind.ORDER:
+                self._note(self._follower.handle(order_of(frame, fields)))
+            elif frame.kind == RowKind.PORTION:
+                number, message = portion_of(fields)
+                assert isinstance(message, ShardParts), "a portion comes with its header"
+                self._follower.restore_portion(number, message, frame.payload)
+            elif frame.kind == RowKind.APPLIED:
+                self._check(fields["ticket"], fields["check"])
+        except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
+            what = f"{type(error).__name__}: {error}"
+            text = f"row {self._row:,} is damaged ({what:.300})"
+            raise DamagedState(text, row=self._row) from error
+
+    def finish(self) -> Recovered:
+        """Return where the journal ended; the follower may be led from here on."""
+        self._bounds.update(unbounded(self._follower.pools))
+        for pool, bound in self._bounds.items():
+            pool.bound = bound
+        self._follower.replayed()
+        return Recovered(self._row, 0, self._nbytes, self._time, tuple(self._effects))
+
+    def _note(self, effects: Sequence[Effect]) -> None:
+        """Carry out the updates among some effects: here nothing happens beside them."""
+        for effect in effects:
+            if isinstance(effect, Apply):
+                sums = effect.run()
+                self._checks = {effect.ticket: check_of(effect.ticket, sums)}
+                self._note(self._follower.handle(Applied(self._time, effect.ticket, sums)))
+            elif isinstance(effect, Warm):
+                self._effects.append(effect)
+
+    def _check(self, ticket: int, check: int) -> None:
+        if ticket not in self._checks:
+            raise unexpected(self._row)
+        if self._checks[ticket] != check:
+            raise differs(self._row)
+
+
+def follower_begin_row(time: float, follower: Follower) -> JournalRow:
+    """Return the first row of a follower's state."""
+    name, settings = follower.algorithm.name, follower.algorithm.settings()
+    return JournalRow(RowKind.BEGIN, time, 0, pack([name, settings, {}, follower.run, "", ""]))
+
+
+def check_follower(frame: JournalFrame, follower: Follower, where: str) -> None:
+    """Check that a follower goes on with the algorithm that its state was begun with.
+
+    Raises
+    ------
+    UsageError
+        When it is another.
+    DamagedState
+        When the row is not the first of a follower's state.
+    """
+    if frame.kind != RowKind.BEGIN:
+        raise DamagedState(f"{where} is damaged: its first row is not the beginning of a state")
+    found = row_fields(frame.kind, frame.row, "row 1")
+    before = found["policy"], found["settings"]
+    now = follower.algorithm.name, follower.algorithm.settings()
+    if before != now:
+        raise UsageError(
+            f"the state is of a follower with {before[0]} {before[1]}, and this one has {now[0]}"
+            f" {now[1]}: give the same settings"
+        )

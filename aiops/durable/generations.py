@@ -1,0 +1,71 @@
+"""A run's generations: which of its versions survived, and which server may change it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aiops.model.parts import LARGEST
+from aiops.state.directory import MAX_HISTORY, GenerationFile
+from aiops.wire.messages import Hello, Welcome
+
+
+class Generations:
+    """The generations of one run, up to that of the server that has it now.
+
+    Parameters
+    ----------
+    run
+        The run's name.
+    file
+        Where its latest generations began.
+    """
+
+    def __init__(self, run: str, file: GenerationFile) -> None:
+        self._run, self._file = run, file
+
+    def supersedes(self, hello: Hello) -> bool:
+        """Return whether a client has been welcomed by a later server of this run.
+
+        Such a server counts the same versions on, so this one must change the run no more.
+        """
+        return hello.run == self._run and hello.generation > self._file.generation
+
+    def restarted(self, hello: Hello) -> bool:
+        """Return whether a client knows this run from an earlier generation."""
+        return hello.run == self._run and hello.generation < self._file.generation
+
+    def intact(self, known: int, tables: int) -> tuple[int, ...]:
+        """Return up to which versions a client's are what they were.
+
+        Parameters
+        ----------
+        known
+            The generation by which they came.
+        tables
+            The number of the model's tables.
+
+        Returns
+        -------
+        The versions of the model and of each table: the lowest at which a generation since has
+        begun, `LARGEST` if there is none. Empty: all are lost, or that is not known any more.
+        """
+        starts = self._file.starts
+        since = [start for start in starts if start.generation > known]
+        if not since:
+            return (LARGEST,) * (1 + tables)
+        if len(since) == len(starts) == MAX_HISTORY:  # there may have been earlier ones since
+            return ()
+        # An update that was made twice has a version of its own each time, so the lowest counts.
+        return tuple(map(min, zip(*(start.versions for start in since), strict=False)))
+
+    def told(self, welcome: Welcome, hello: Hello, acks: str) -> Welcome:
+        """Return a welcome that says what the client's versions and pushes have come to."""
+        lost = max(0, hello.acked - welcome.last_seq) if self.restarted(hello) else 0
+        known = hello.generation if hello.run == self._run else self._file.generation
+        return replace(
+            welcome,
+            generation=self._file.generation,
+            intact=self.intact(known, len(welcome.tables)),
+            acks=acks,
+            rolled_back=lost,
+        )

@@ -1,0 +1,145 @@
+"""The journal of a sharded model's lead, and recovery from it.
+
+The journal is that of the engine, below the lead, because the lead changes the times of events and
+holds pushes back. The gate is above it: what waits for rows are the lead's answers and its orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aiops.durable.commit_gate import CommitGate
+from aiops.durable.recorder import NO_GENERATIONS, AppendRow, Recorder, RecorderEffect
+from aiops.durable.recovery import Replayer, differs, unexpected
+from aiops.durable.rows import AppliedMark, check_of, passes
+from aiops.durable.shard_rows import lead_events, lead_row, measured_row, sums_of
+from aiops.engine.events import Applied, Effect, Event, Resumed, Warm
+from aiops.model.layout import Ints
+from aiops.shards.lead import Lead
+from aiops.shards.updating import clip
+from aiops.state.directory import GenerationFile
+from aiops.state.frames import JournalFrame
+from aiops.state.row_kinds import RowKind, row_fields
+from aiops.store.delta_replica import ReplicaJob
+from aiops.store.parameters import UpdateJob
+
+
+class LeadRecorder(Recorder):
+    """A lead with a journal.
+
+    Parameters
+    ----------
+    lead
+        Handles the events.
+    gate, first, generations
+        As of `Recorder`.
+    """
+
+    def __init__(
+        self,
+        lead: Lead,
+        gate: CommitGate,
+        first: int,
+        generations: GenerationFile = NO_GENERATIONS,
+    ) -> None:
+        super().__init__(lead.engine, gate, first, generations)
+        self.lead = lead
+        lead.journalled_by(self._decide, self._measured)
+
+    def _handle(self, event: Event) -> list[RecorderEffect]:
+        return self._gated(self.lead.handle(event))
+
+    def resumed(self, event: Resumed, outstanding: Sequence[Effect]) -> list[RecorderEffect]:
+        """Go on after a replay, with the engine's effects that are to be carried out still."""
+        return self._gated(self.lead.resumed(event, outstanding))
+
+    def _gated(self, effects: Sequence[Effect | AppendRow]) -> list[RecorderEffect]:
+        """Return those of a lead's effects that are to be carried out now, and keep the others."""
+        found = list[RecorderEffect]()
+        held = list[Effect]()
+        for effect in effects:
+            if isinstance(effect, AppendRow):
+                found.append(effect)
+            else:
+                held.append(effect)
+        rows = self.holds or any(append.later for append in found)  # type: ignore[union-attr]
+        return [*found, *(self._gate.hold(held, self.next - 1) if rows else held)]
+
+    def _decide(self, event: Event) -> list[Effect]:
+        """Journal an event, and have the engine handle it."""
+        if not self.recording or passes(event):
+            return self.engine.handle(event)
+        leased = self.engine.freeze()
+        number, self.next = self.next, self.next + 1
+        append = self._append(number, lead_row(event, leased), event)
+        return [append, *self.engine.handle(event, leased)]  # type: ignore[list-item]
+
+    def _measured(self, ticket: int, squares: float) -> list[Effect]:
+        if not self.recording:
+            return []
+        number, self.next = self.next, self.next + 1
+        row = measured_row(self.engine.now, ticket, squares)
+        return [self._append(number, row, None)]  # type: ignore[list-item]
+
+
+class LeadReplayer(Replayer):
+    """Feeds rows to the engine of a lead.
+
+    Parameters
+    ----------
+    lead
+        A fresh lead; followers are not connected, and receive no orders.
+    warm
+        As of `Replayer`.
+    """
+
+    def __init__(self, lead: Lead, warm: Callable[[Warm], object] | None = None) -> None:
+        super().__init__(lead.engine, warm)
+        self._lead = lead
+
+    def feed(self, frame: JournalFrame) -> None:
+        """Handle a row's events, as `Replayer.feed`."""
+        if frame.kind == RowKind.MEASURED:
+            self._row, self._time = frame.number, frame.time
+            found = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
+            self._measure(found["ticket"], found["squares"])
+            return
+        self._sums = sums_of(frame) if frame.kind == RowKind.APPLIED else None
+        super().feed(frame)
+
+    def _events(self, frame: JournalFrame) -> list[Event | AppliedMark]:
+        return lead_events(self._lead, frame)
+
+    def _measure(self, ticket: int, squares: float) -> None:
+        """Run the first round of an update that is clipped."""
+        apply = self._outstanding
+        if apply is None or apply.ticket != ticket or not isinstance(apply.job, UpdateJob):
+            raise unexpected(self._row)
+        apply.job.measure = True
+        apply.run()
+        clip(apply.job, squares)
+
+    def _applied(self, mark: AppliedMark) -> Applied:
+        """Run the lead's part of the outstanding update, and compare it with the result of all."""
+        apply, self._outstanding = self._outstanding, None
+        if apply is None or mark.ticket != apply.ticket or self._sums is None:
+            raise unexpected(self._row)
+        mine, job = apply.run(), apply.job
+        if check_of(apply.ticket, self._sums) != mark.check or not self._agrees(job, mine):
+            raise differs(self._row)
+        if isinstance(job, UpdateJob | ReplicaJob):
+            self._lead.updated()
+        return Applied(mark.time, apply.ticket, self._sums)
+
+    def _agrees(self, job: object, mine: Ints) -> bool:
+        """Return whether sums that were computed here are in the recorded ones.
+
+        Of the last tensor the lead may hold a piece.
+        """
+        assert self._sums is not None
+        whole = len(mine) - isinstance(job, UpdateJob)
+        return bool((mine[:whole] == self._sums[:whole]).all()) if whole > 0 else True
+
+    def _note(self, effects: list[Effect]) -> None:
+        super()._note(effects)
+        self._lead.replayed(effects)
