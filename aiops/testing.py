@@ -19,6 +19,8 @@ every time, on every machine::
   test that does; `network` returns the network that its connections cross;
 - `play`, which schedules faults, and `Network.after`, which places one between two bytes;
 - `until`, which waits until a condition holds;
+- `ServerMachine`, a server that crashes, loses its power, fills its disk, and comes back;
+- `points` at which a process can be ended: `crash_at` does so in a real one (`FaultyDisk`);
 - `Cluster` and `simulate`, which train a whole cluster and return its time, the workers' idle time
   and staleness, and the learning curve (with `StarTopology`, `Cut`, `Silence`, `Kill`, `Join`, the
   models of compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workload
@@ -33,15 +35,18 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from aiops.errors import UsageError
+from aiops.net.faults import FaultyDisk, crash_at, points
 from aiops.sim.cluster.compute_time import Computing, Diurnal, Fixed, LogNormal, Straggler
 from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage
 from aiops.sim.cluster.run import simulate
 from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Silence, StarTopology
 from aiops.sim.cluster.workload import Deadweight, Workload
+from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.links import SimulatedLink
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop
 from aiops.sim.virtual.network import Network
+from aiops.sim.virtual.server_machine import ServerMachine
 from aiops.sim.virtual.world import World
 
 __all__ = [
@@ -53,21 +58,26 @@ __all__ = [
     "Deadlock",
     "Deadweight",
     "Diurnal",
+    "FaultyDisk",
     "Fixed",
     "Host",
     "Join",
     "Kill",
     "LogNormal",
     "Network",
+    "ServerMachine",
     "Silence",
     "SimulatedLink",
     "StarTopology",
     "Straggler",
+    "VirtualDisk",
     "VirtualLoop",
     "WorkerUsage",
     "Workload",
+    "crash_at",
     "network",
     "play",
+    "points",
     "run",
     "simulate",
     "until",

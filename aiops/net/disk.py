@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiops.common import forks
 
@@ -49,8 +51,39 @@ class DiskLock(Protocol):
         """Release it."""
 
 
+class DiskThread(Protocol):
+    """A thread for calls that take long."""
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+
+    def join(self) -> None:
+        """Return when it has ended."""
+
+
+class DiskQueue(Protocol):
+    """Work for such a thread, in order."""
+
+    def put(self, item: Any) -> None:
+        """Add an item."""
+
+    def get(self) -> Any:
+        """Return the first item, as soon as there is one."""
+
+    def get_nowait(self) -> Any:
+        """Return the first item; raise `queue.Empty` if there is none."""
+
+
 class Disk(Protocol):
-    """A file system."""
+    """A file system.
+
+    Attributes
+    ----------
+    segment
+        The bytes for which room is made at a time, in a file that grows.
+    """
+
+    segment: int
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder, and those above it, if they are missing; only this user may look in."""
@@ -64,8 +97,14 @@ class Disk(Protocol):
     def open(self, path: Path) -> DiskFile:
         """Open a file to read and write."""
 
-    def rename(self, path: Path, to: Path) -> None:
-        """Rename a file, replacing another; return when the name would survive a loss of power."""
+    def rename(self, path: Path, to: Path, *, synced: bool = True) -> None:
+        """Rename a file, replacing another.
+
+        ``synced``: return when the name would survive a loss of power.
+        """
+
+    def sync_names(self, folder: Path) -> None:
+        """Return when the names of a folder's files would survive a loss of power."""
 
     def remove(self, path: Path) -> None:
         """Remove a file, if it is there."""
@@ -75,6 +114,12 @@ class Disk(Protocol):
 
     def free(self, folder: Path) -> int:
         """Return the bytes that this user may still write there."""
+
+    def thread(self, run: Callable[[], None], name: str) -> DiskThread:
+        """Begin a thread for calls that take long; it does not keep the process alive."""
+
+    def queue(self) -> DiskQueue:
+        """Return a queue that such a thread may wait for: a simulated one has no other waits."""
 
 
 class _SystemFile:
@@ -145,6 +190,8 @@ class _FileLock:
 class SystemDisk:
     """The `Disk` of the operating system."""
 
+    segment = 64 << 20
+
     def make_folder(self, folder: Path) -> None:
         """Make a folder, and those above it, if they are missing; only this user may look in."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -170,10 +217,19 @@ class SystemDisk:
         """Open a file to read and write."""
         return _SystemFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
-    def rename(self, path: Path, to: Path) -> None:
-        """Rename a file, replacing another; return when the name would survive a loss of power."""
+    def rename(self, path: Path, to: Path, *, synced: bool = True) -> None:
+        """Rename a file, replacing another."""
         os.rename(path, to)
-        self._sync_folder(to.parent)
+        if synced:
+            self.sync_names(to.parent)
+
+    def sync_names(self, folder: Path) -> None:
+        """Return when the names of a folder's files would survive a loss of power."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def remove(self, path: Path) -> None:
         """Remove a file, if it is there."""
@@ -197,9 +253,12 @@ class SystemDisk:
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
 
-    def _sync_folder(self, folder: Path) -> None:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def thread(self, run: Callable[[], None], name: str) -> DiskThread:
+        """Begin a thread for calls that take long; it does not keep the process alive."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def queue(self) -> DiskQueue:
+        """Return a queue that such a thread may wait for."""
+        return queue.SimpleQueue()

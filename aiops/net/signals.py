@@ -1,4 +1,4 @@
-"""Handle SIGINT and SIGTERM as calls in an event loop."""
+"""Handle signals as calls in an event loop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def handled(handler: Callable[[int], None]) -> Iterator[None]:
+def handled(
+    handler: Callable[[int], None], promote: Callable[[int], None] | None = None
+) -> Iterator[None]:
     """Have SIGINT and SIGTERM call a handler, with their number, in the running event loop.
+
+    ``promote`` is called for SIGUSR1; None: that has no meaning.
 
     The handlers are removed at the end: uvloop's loop, when it ends, would leave the process
     without any.
     """
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, handler, number)
+    loop = asyncio.get_running_loop()
+    handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
+    if promote is not None:
+        handlers[signal.SIGUSR1] = promote
+    for number, called in handlers.items():
+        loop.add_signal_handler(number, called, number)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in handlers:
             loop.remove_signal_handler(number)

@@ -83,6 +83,10 @@ class MessageTransport(asyncio.BufferedProtocol):
         self.shortcut: Callable[[int], bytes | None] | None = None
         self._received: deque[tuple[Message, Sink | None]] = deque()  # complete, not passed on yet
 
+    def hand_over(self, owner: TransportOwner, sink_for: SinkFor) -> None:
+        """Report to another owner from here on, which gives the sinks."""
+        self._owner, self._sink_for = owner, sink_for
+
     # ------------------------------------------------------------ asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
