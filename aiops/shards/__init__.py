@@ -77,4 +77,18 @@ outstanding update is never published, and no new snapshot of the whole model ca
 lead and the other followers stay up; statistics and earlier files remain. To recover, start all
 servers again from the last ``--save``. A follower whose lead is lost ends. A failed shard cannot
 join again.
+
+**States.** With ``--state`` every server has a journal (`aiops.durable`), and a lost one comes
+back. The lead's is that of its engine, with the sums that followers have reported and the norms
+that all have measured. A follower's has the orders that change something, and the portions that
+came. Its reports wait until that is committed, so that an acknowledgement holds on all shards, and
+orders that cannot be undone wait for the rows of the lead's that they follow from. So a follower
+has never done what its lead does not remember, and lacks one update at most.
+
+A follower says what it holds (`ShardState`) whenever a lead connects. The lead orders the
+outstanding update again, which a follower that has done it answers from memory, has it drop
+portions and versions that are not known, and keep those that are. Connections are not kept: while a
+follower is lost, the lead ends its clients' connections with `Unavailable`, and they come back when
+all shards are there. A follower that is at neither of the two versions that are possible is
+refused.
 """

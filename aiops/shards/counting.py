@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from aiops.engine.events import Order, Received
 from aiops.errors import RemoteProtocolError
 from aiops.wire.fields import LONGEST
@@ -21,6 +24,8 @@ class TrafficCount:
     ----------
     clients
         The traffic counted, by client.
+    states
+        By shard, what its follower last told of the state that it keeps.
     """
 
     def __init__(self, followers: int) -> None:
@@ -30,6 +35,7 @@ class TrafficCount:
         self._volume = 0
         self._asked: list[Received] = []
         self.clients: dict[str, Traffic] = {}
+        self.states: dict[int, Mapping[str, Any]] = {}
 
     def ask(self, event: Received) -> list[Order]:
         """Have a request wait for the count under way, or else begin one."""
@@ -52,6 +58,7 @@ class TrafficCount:
         if message.id != self._number or shard not in self._missing:
             return False
         self._missing.discard(shard)
+        self.states[shard] = message.state
         for client, counts in message.clients.items():
             traffic = Traffic.from_counts(counts)
             self._volume += traffic.volume

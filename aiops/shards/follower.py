@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.engine.admission import Admission
@@ -30,7 +31,7 @@ from aiops.engine.steady import Steady
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import aligned
 from aiops.shards.orders import LOST, write_fault
-from aiops.shards.receive import ShardBuffers
+from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
 from aiops.shards.shard_clients import ShardClients
 from aiops.store.resources import Resources
@@ -50,10 +51,15 @@ from aiops.wire.server_messages import (
     SendParams,
     ShardHello,
     ShardParts,
+    ShardState,
     ShardWelcome,
     TrafficCounted,
+    UpdateDone,
 )
 from aiops.wire.sinks import Discard, Sink
+
+REPLAYED = 0
+"""The number of the lead's connection while its orders are replayed: no other has it."""
 
 
 class Follower:
@@ -67,11 +73,19 @@ class Follower:
         The settings of the server: kernels, the most versions alive, memory.
     machine
         Memory, threads and the device that the store uses.
+    kept
+        Whether it keeps a state. Then it outlives its lead, and goes on under one that comes back.
 
     Attributes
     ----------
     shard
         Everything that needs a model; None until the lead sends it.
+    lead
+        The connection of its lead; None: it has none.
+    run
+        The run of its lead.
+    state_report
+        Returns what statistics tell of the state that it keeps.
     """
 
     def __init__(
@@ -79,8 +93,10 @@ class Follower:
         algorithm: Algorithm,
         options: Options,
         machine: Resources | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
-        self.algorithm, self.options = algorithm, options
+        self.algorithm, self.options, self.kept = algorithm, options, kept
         self._machine = machine or Resources()
         parallel_map = self._machine.parallel_map
         make = self._machine.memory.buffer
@@ -90,8 +106,11 @@ class Follower:
         self._buffers = ShardBuffers(self.admission)
         self._clients = ShardClients()
         self.shard: Shard | None = None
-        self._lead: int | None = None  # its connection
-        self._run = ""
+        self.lead: int | None = None
+        self.run = ""
+        self.state_report: Callable[[], dict[str, Any]] = dict
+        self._hello: LeadHello | None = None  # of its last lead
+        self._recovered = False  # there was a state of its run
 
     # ------------------------------------------------------------ the shell's calls
 
@@ -101,7 +120,8 @@ class Follower:
             case Received():
                 return self._on_received(event)
             case Applied() if self.shard is not None:
-                return self._report(self.shard.applied(event))
+                report = self.shard.applied(event)
+                return [] if report is None else self._report(report)
             case Joined():
                 return self._on_joined(event)
             case Left():
@@ -117,7 +137,7 @@ class Follower:
     @property
     def led(self) -> bool:
         """True if a lead is connected."""
-        return self._lead is not None
+        return self.lead is not None
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
@@ -145,7 +165,7 @@ class Follower:
 
     def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
-        if peer == self._lead and isinstance(message, LoadShard):
+        if peer == self.lead and isinstance(message, LoadShard):
             lengths = [part.nbytes for part in message.parts]
             if sum(lengths) > self.options.max_model:
                 raise RemoteProtocolError(
@@ -162,35 +182,83 @@ class Follower:
         """Have ``again`` called when there may be room; it returns whether there was."""
         self._buffers.wait(again)
 
+    # ------------------------------------------------------------ its journal
+
+    def replaying(self, run: str) -> None:
+        """Have a lead of this run, without a connection, whose orders are replayed."""
+        self.lead, self.run, self._recovered = REPLAYED, run, True
+
+    def replayed(self) -> None:
+        """Wait for the lead."""
+        self.lead = None
+
+    def portion_of(self, event: Received) -> ExpectedPortion | None:
+        """Return the portion that a message completes, if it can be used and is waited for."""
+        key = self._clients.key(event.peer)
+        if key is None or not isinstance(event.message, ShardParts):
+            return None
+        return self._buffers.awaited(*key, event.message)
+
+    def restore_portion(self, number: int, message: ShardParts, payload: memoryview) -> None:
+        """Have a complete portion again, from a journal; ValueError if it is none."""
+        self._buffers.restore(number, message.parts, payload)
+
     # ------------------------------------------------------------ connections
 
     def _on_joined(self, event: Joined) -> list[Effect]:
         """Welcome the lead or a client, or refuse it."""
         hello, effects = event.hello, list[Effect]()
+        welcome = Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof))
         try:
             if isinstance(hello, LeadHello):
-                self._take_lead(event.peer, hello)
-            elif isinstance(hello, ShardHello):
+                effects = self._take_lead(event, hello)
+                return [*effects, welcome, Reply(event.peer, self.state())]
+            if isinstance(hello, ShardHello):
                 effects = self._take_client(event, hello)
         except ValueError as error:
             return _refusal(event.peer, hello.id, str(error))
-        return [*effects, Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof))]
+        return [*effects, welcome]
 
-    def _take_lead(self, peer: int, hello: LeadHello) -> None:
-        if self._lead is not None:
+    def _take_lead(self, event: Joined, hello: LeadHello) -> list[Effect]:
+        before, effects = self._hello, list[Effect]()
+        if self.lead is not None and not self.kept:
             raise ValueError("this follower has its lead already")
+        if hello.run != self.run and (self.shard is not None or self._recovered):
+            raise ValueError(
+                f"this follower holds a shard of run {self.run}, and its lead is of run"
+                f" {hello.run}: give both the states of one run, or begin both with new ones"
+            )
+        if before is not None and hello.generation < before.generation:
+            raise ValueError(
+                f"a later start of this lead (generation {before.generation}) has taken this"
+                f" follower over; this one is generation {hello.generation}"
+            )
         name, settings = self.algorithm.name, self.algorithm.settings()
         if (name, settings) != (hello.policy, dict(hello.settings)):
             raise ValueError(
                 f"the lead's policy is {hello.policy} {dict(hello.settings)}, this follower's"
                 f" {name} {settings}: start both with the same"
             )
-        self._lead, self._run = peer, hello.run
+        if self.lead is not None:  # its connection is gone, which was not noticed here yet
+            lost = self.lead
+            effects = [*self._lose_lead(), Drop(lost, "its lead has a newer connection")]
+        self.lead, self.run, self._hello = event.peer, hello.run, hello
+        return effects
+
+    def state(self) -> ShardState:
+        """Return what a lead needs to know of the state that is held here."""
+        shard = self.shard
+        if shard is None:
+            return ShardState(0, self.kept, "", 0, 0, 0, 0, False, {})
+        report, measured = shard.done or (UpdateDone(0, b""), False)
+        holds = {"portions": tuple(self._buffers.complete), "versions": tuple(shard.held)}
+        numbers = shard.shard, shard.shards, shard.version, report.id
+        return ShardState(0, self.kept, self.run, *numbers, measured, holds)
 
     def _take_client(self, event: Joined, hello: ShardHello) -> list[Effect]:
         """Add a client's connection; drop its earlier ones."""
-        if self._lead is None or hello.run != self._run:
-            why = "its lead is another one" if self._lead is not None else "it has no lead yet"
+        if self.lead is None or hello.run != self.run:
+            why = "its lead is another one" if self.lead is not None else "it has no lead yet"
             raise ValueError(f"this follower cannot be followed: {why}")
         effects: list[Effect] = []
         for earlier in self._clients.join(event.peer, hello, event.traffic):
@@ -199,10 +267,23 @@ class Follower:
         return effects
 
     def _on_left(self, event: Left) -> list[Effect]:
-        if event.peer == self._lead:
+        if event.peer == self.lead and self.kept:
+            return [Note("its lead is gone: it waits for it"), *self._lose_lead()]
+        if event.peer == self.lead:
             return [End("its lead is gone")]
         key = self._clients.leave(event.peer)
         return [] if key is None else self._lose_portions(*key)
+
+    def _lose_lead(self) -> list[Effect]:
+        """Drop the lead's clients, and what they were sending; what is complete stays."""
+        self.lead, effects = None, list[Effect]()
+        for peer in self._clients.present:
+            self._clients.leave(peer)
+            effects.append(Drop(peer, "its lead is gone"))
+        self._buffers.forget_incomplete()
+        if self.shard is not None:
+            self.shard.lose_lead()
+        return effects
 
     def _lose_portions(self, client: str, epoch: int) -> list[Effect]:
         """Report the pushes whose portions will not come, because their connection was lost."""
@@ -223,7 +304,7 @@ class Follower:
                 return []
             case ShardParts():
                 return self._on_parts(peer, message)
-        if peer == self._lead:
+        if peer == self.lead:
             try:
                 return self._carry_out(event)
             except (ValueError, RemoteProtocolError) as error:
@@ -240,7 +321,7 @@ class Follower:
 
     def _report(self, message: Message) -> list[Effect]:
         """Send a message to the lead, if there is one."""
-        return [] if self._lead is None else [Reply(self._lead, message)]
+        return [] if self.lead is None else [Reply(self.lead, message)]
 
     # ------------------------------------------------------------ orders
 
@@ -256,9 +337,9 @@ class Follower:
                 self._buffers.forget(order.id, keep=order.keep)
                 return []
             case RunUpdate():
-                return [self._loaded.run_update(order)]
+                return self._run_update(order)
             case SendParams():
-                peer = self._clients.peer(order.client, order.epoch) if order.client else self._lead
+                peer = self._clients.peer(order.client, order.epoch) if order.client else self.lead
                 return self._loaded.send_params(order, peer)
             case SendIncrements():
                 peer = self._clients.peer(order.client, order.epoch)
@@ -267,12 +348,20 @@ class Follower:
                 self._loaded.hold(order)
                 return []
             case CountTraffic():
-                return self._report(TrafficCounted(order.id, self._clients.counted()))
+                return self._report(
+                    TrafficCounted(order.id, self._clients.counted(), self.state_report())
+                )
             case Leave():
-                self._lead = None
+                self.lead = None
                 return [End()]
             case _:
                 return [_not_for_followers(event)]
+
+    def _run_update(self, order: RunUpdate) -> list[Effect]:
+        found = self._loaded.run_update(order)
+        if isinstance(found, UpdateDone):
+            return self._report(found)
+        return [] if found is None else [found]
 
     @property
     def _loaded(self) -> Shard:

@@ -26,11 +26,16 @@ class Followers:
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
-        self._addresses = tuple(addresses)
+        self._addresses = list(addresses)
         self.lost: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._addresses)
+
+    @property
+    def all(self) -> range:
+        """Their numbers."""
+        return range(1, len(self) + 1)
 
     def name(self, shard: int) -> str:
         """Return the name of a shard in messages."""
@@ -38,15 +43,25 @@ class Followers:
         where = f"{host}:{port}" if host else f"port {port}"
         return f"shard {shard} of {len(self) + 1} ({where})"
 
+    def move(self, shard: int, host: str, port: int) -> None:
+        """Have clients reach a follower at another address from here on."""
+        self._addresses[shard - 1] = host, port
+
     @property
     def why(self) -> str:
         """The reasons of the losses; empty if there are none."""
         return "; ".join(why for _shard, why in sorted(self.lost.items()))
 
-    def unavailable(self, id: int) -> Error:
-        """Return the answer to a request for parameters: some of them are lost."""
-        text = f"{self.why}; start the servers again, from the last --save"
-        return Error(id, Unavailable.code, text, {"shards": sorted(self.lost)}, False)
+    def unavailable(self, id: int, *, waits: bool = False) -> Error:
+        """Return the answer to a request for parameters: some of them are lost.
+
+        ``waits``: they come back. The answer ends the connection, which is to be made again.
+        """
+        text = (
+            "its state is waited for" if waits else "start the servers again, from the last --save"
+        )
+        details = {"shards": sorted(self.lost)}
+        return Error(id, Unavailable.code, f"{self.why}; {text}", details, waits)
 
     def table(self, placement: Placement | None) -> ShardTable:
         """Return the shard table for clients: host, port and first byte of each."""

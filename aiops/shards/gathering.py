@@ -8,7 +8,7 @@ the order in which they were sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,11 +19,15 @@ from aiops.engine.receive import PushSink
 from aiops.errors import Refused
 from aiops.model.arena import aligned
 from aiops.model.layout import Cover
+from aiops.model.parts import Part
 from aiops.model.placement import Placement, empty_cover, ranges_of
 from aiops.store.gradient import Gradient
 from aiops.wire.messages import Push
 from aiops.wire.server_messages import ExpectPush, FinishPush
 from aiops.wire.sinks import Discard, Sink
+
+_GENERATIONS = 1 << 21
+"""Starts of which the numbers of pushes differ: the wire's integers have 53 bits."""
 
 
 class SpreadPush(PushSink):
@@ -35,8 +39,8 @@ class SpreadPush(PushSink):
         The number by which orders name the push.
     peer
         The connection that it comes on.
-    message
-        Its header, with the parts of followers as if they were raw.
+    header, message
+        Its header as it came, and with the parts of followers as if they were raw.
     own
         The sink of the lead's portion.
     cover
@@ -56,13 +60,15 @@ class SpreadPush(PushSink):
     """
 
     __slots__ = (
-        *("_finish", "_own", "arrived", "message", "missing", "nbytes", "number", "peer", "since"),
+        *("_finish", "_own", "arrived", "header", "message", "missing", "nbytes", "number"),
+        *("peer", "since"),
     )
 
     def __init__(
         self,
         number: int,
         peer: int,
+        header: Push,
         message: Push,
         own: PushSink,
         cover: Cover,
@@ -70,7 +76,8 @@ class SpreadPush(PushSink):
         since: float,
         finish: Callable[[FinishPush], None],
     ) -> None:
-        self.number, self.peer, self.message, self.since = number, peer, message, since
+        self.number, self.peer, self.since = number, peer, since
+        self.header, self.message, self.buffer = header, message, own.buffer
         self.missing, self.nbytes = set(missing), sum(missing.values())
         self.cover, self.fault, self.arrived = cover, None, False
         self._own, self._finish = own, finish
@@ -103,6 +110,14 @@ class SpreadPush(PushSink):
         self._own.free()
         self._finish(FinishPush(self.number, False))
 
+    def pin(self) -> bool:
+        """Have the lead's portion stay until `unpin`; False: it may not."""
+        return self._own.pin()
+
+    def unpin(self) -> None:
+        """Put the lead's buffer back if it was freed meanwhile."""
+        self._own.unpin()
+
     def abandoned(self) -> None:
         """Put the lead's buffer back; the others follow when the connection's end is handled."""
         self._own.free()
@@ -123,11 +138,15 @@ class Gathering:
     finished
         Orders to free portions on the followers. The engine frees a push by a call of its sink,
         which returns no effects; the lead sends these after each event.
+    known
+        The numbers of the pushes whose portions followers are to have; True: only their gradients
+        are kept, and their room is free.
     """
 
     def __init__(self, placement: Placement, admission: Admission) -> None:
         self._placement, self._admission = placement, admission
         self._numbers = count(1)
+        self.known: dict[int, bool] = {}
         self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
         self._queues: dict[int, deque[Received]] = {}  # by connection
         self.finished: list[FinishPush] = []
@@ -138,36 +157,85 @@ class Gathering:
         self, peer: int, client: tuple[str, int], message: Push, now: float
     ) -> tuple[Sink | None, list[Order]]:
         """Return the sink of a push, and the orders that announce it; None: no room now."""
-        placement = self._placement
         try:
-            pieces = placement.announced_pieces(message.parts)
-            cover = placement.cover(pieces)
+            pieces, cover = self._divided(message)
         except Refused as fault:
             return self.refuse(client, message, fault)
-        own: Sink | None
-        if pieces[0]:
-            own = self._admission.sink_for(replace(message, parts=tuple(pieces[0])))
-        else:
-            own = PushSink(aligned(0), [], placement.layouts[0], empty_cover(), None, ())
+        own = self._own_sink(message, pieces[0])
         if isinstance(own, Discard):
             return self.refuse(client, message, own.fault)
         if not isinstance(own, PushSink):
             return None, []
         # Announced only with room on the lead: so all shards grant room in one order, and two
         # pushes cannot wait for each other.
-        number = next(self._numbers)
+        push = self._spread(next(self._numbers), peer, message, own, pieces, cover, now)
+        self._pushes[push.number] = push
+        return push, [
+            Order(shard, ExpectPush(push.number, *client, message.id, ranges_of(pieces[shard])))
+            for shard in push.missing
+        ]
+
+    def again(self, number: int, peer: int, message: Push, now: float) -> SpreadPush:
+        """Return the sink of a push that came before, to be filled from a journal.
+
+        Parameters
+        ----------
+        number, peer
+            Its own, and that of the connection on which it came.
+        message
+            Its header as it came.
+        now
+            When it was passed on.
+        """
+        pieces, cover = self._divided(message)
+        own = self._own_sink(message, pieces[0])
+        assert isinstance(own, PushSink), "the journal has a payload that has no room here"
+        push = self._spread(number, peer, message, own, pieces, cover, now)
+        push.missing.clear()
+        push.arrived = True
+        return push
+
+    def _divided(self, message: Push) -> tuple[list[list[Part]], Cover]:
+        pieces = self._placement.announced_pieces(message.parts)
+        return pieces, self._placement.cover(pieces)
+
+    def _own_sink(self, message: Push, parts: Sequence[Part]) -> Sink | None:
+        """Return the sink of the lead's portion; None: no room now."""
+        if parts:
+            return self._admission.sink_for(replace(message, parts=tuple(parts)))
+        return PushSink(aligned(0), [], self._placement.layouts[0], empty_cover(), None, ())
+
+    def _spread(
+        self,
+        number: int,
+        peer: int,
+        message: Push,
+        own: PushSink,
+        pieces: Sequence[Sequence[Part]],
+        cover: Cover,
+        now: float,
+    ) -> SpreadPush:
         missing = {
             shard: sum(part.nbytes for part in theirs)
             for shard, theirs in enumerate(pieces[1:], 1)
             if theirs
         }
         whole = replace(message, parts=tuple(part for theirs in pieces for part in theirs))
-        push = SpreadPush(number, peer, whole, own, cover, missing, now, self.finished.append)
-        self._pushes[number] = push
-        return push, [
-            Order(shard, ExpectPush(number, *client, message.id, ranges_of(pieces[shard])))
-            for shard in missing
-        ]
+        self.known[number] = False
+        return SpreadPush(
+            number, peer, message, whole, own, cover, missing, now, self._note_finished
+        )
+
+    def _note_finished(self, message: FinishPush) -> None:
+        if message.keep:
+            self.known[message.id] = True
+        elif self.known.pop(message.id, None) is None:
+            return  # a sink may be freed twice
+        self.finished.append(message)
+
+    def begin_numbers(self, generation: int) -> None:
+        """Give pushes other numbers from here on than any earlier start of the server has."""
+        self._numbers = count((generation % _GENERATIONS << 32) + 1)
 
     def refuse(
         self, client: tuple[str, int], message: Push, fault: Exception | None

@@ -33,6 +33,7 @@ from aiops.engine.events import (
     Received,
     Reply,
     Reported,
+    Resumed,
     Warm,
 )
 from aiops.engine.receive import PushSink
@@ -42,6 +43,7 @@ from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import TrafficCount
 from aiops.shards.followers import Followers
+from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.wire.connection import Connection
@@ -57,7 +59,13 @@ from aiops.wire.messages import (
     Stats,
     Welcome,
 )
-from aiops.wire.server_messages import PushArrived, ShardParts, TrafficCounted, UpdateDone
+from aiops.wire.server_messages import (
+    PushArrived,
+    ShardParts,
+    ShardState,
+    TrafficCounted,
+    UpdateDone,
+)
 from aiops.wire.sinks import Discard, Sink
 
 
@@ -70,11 +78,18 @@ class Lead:
         The engine that decides; its options give the number of shards.
     addresses
         The address of each follower for clients: host (empty: this server's own) and port.
+    kept
+        Whether it keeps a state, and each follower one of its own. Then a follower that is lost is
+        waited for.
     """
 
-    def __init__(self, engine: Engine, addresses: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, engine: Engine, addresses: Sequence[tuple[str, int]], *, kept: bool = False
+    ) -> None:
         assert engine.options.shards == len(addresses) + 1
-        self.engine = engine
+        self.engine, self.kept = engine, kept
+        self._handled: Callable[[Event], list[Effect]] = engine.handle
+        self._on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
         self._followers = Followers(addresses)
         self._model: ShardedModel | None = None
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
@@ -104,8 +119,13 @@ class Lead:
 
     @property
     def idle(self) -> bool:
-        """True if no update is outstanding and none queued."""
-        return self.engine.idle
+        """True if no update is outstanding and none queued, or none will ever be done."""
+        return self.engine.idle or bool(self._followers.lost)
+
+    @property
+    def lost(self) -> str:
+        """The reason for which followers are lost, empty if none is."""
+        return self._followers.why
 
     @property
     def pools(self) -> Sequence[BufferPool]:
@@ -164,6 +184,11 @@ class Lead:
     # ------------------------------------------------------------ clients
 
     def _on_joined(self, event: Joined) -> list[Effect]:
+        hello = event.hello
+        waits = self.kept and self._followers.lost
+        if waits and isinstance(hello, Hello) and hello.role == "worker":
+            refusal = self._followers.unavailable(hello.id, waits=True)
+            return [Reply(event.peer, refusal), Drop(event.peer, refusal.text)]
         if isinstance(event.hello, Hello):
             self._clients[event.peer] = event.hello.client, event.hello.epoch
         return self._decide(event)
@@ -205,6 +230,8 @@ class Lead:
     def _handle_report(self, event: Reported) -> list[Effect]:
         message, shard, model = event.message, event.shard, self._model
         match message:
+            case ShardState():
+                return self._on_state(shard, message)
             case Error():
                 why = f"{self._followers.name(shard)} said: {message.text}"
                 return self._on_lost(Lost(event.time, shard, why))
@@ -234,7 +261,10 @@ class Lead:
         """Let the engine handle `Applied`, unless a shard was lost: then it is never published."""
         if not isinstance(found, Applied):
             return found
-        return [] if self._followers.lost else self._decide(found)
+        if not self.kept and self._followers.lost:
+            return []
+        self.updated()
+        return self._decide(found)
 
     def _on_lost(self, event: Lost) -> list[Effect]:
         """Answer all waiting requests: without this follower the model has no further version."""
@@ -242,6 +272,8 @@ class Lead:
         if event.shard in followers.lost:
             return []
         followers.lost[event.shard] = event.why
+        if self.kept:
+            return self._wait_for_followers()
         effects: list[Effect] = [
             Note(f"{followers.why}; this server and the others keep what they have")
         ]
@@ -252,6 +284,96 @@ class Lead:
             effects += self._pass(model.gathering.give_up())
             model.fail_collecting(followers.why)
         return effects + self._report()
+
+    # ------------------------------------------------------------ with a state
+
+    def _wait_for_followers(self) -> list[Effect]:
+        """End the connections of all clients, which come back when all followers are there."""
+        effects: list[Effect] = [Note(f"{self._followers.why}; its state is waited for")]
+        if self._model is not None:
+            self._model.fail_collecting(self._followers.why)
+        refusal = self._followers.unavailable(0, waits=True)
+        for peer in self._clients:
+            effects += [Reply(peer, refusal), Drop(peer, refusal.text)]
+        return effects + self._report()
+
+    def refusal(self, shard: int, state: ShardState) -> str:
+        """Return why a follower with this state cannot be led; empty if it can."""
+        run, shards, name = self.engine.options.run, len(self._followers) + 1, self._name(shard)
+        if state.kept != self.kept:
+            with_state, without = (self._name(0), name) if self.kept else (name, self._name(0))
+            return f"{with_state} keeps a state and {without} does not: give both --state, or none"
+        if not state.run:
+            lacks = self._model is not None and shard not in self._model.loads
+            return f"{name} has no state, and its lead has one of run {run}" if lacks else ""
+        if (state.run, state.shard, state.shards) != (run, shard, shards):
+            return (
+                f"{name} holds shard {state.shard} of {state.shards} of run {state.run}, and is to"
+                f" be shard {shard} of {shards} of run {run}: give each server the state it wrote"
+            )
+        if self._model is None:
+            return f"{name} holds a model, and its lead has none: give both the states of one time"
+        if self._model.resume(shard, state) is None:
+            return (
+                f"{name} is at version {state.version:,}, and its lead at {self.engine.version:,}:"
+                " their states are not of one time (of copies, or after a loss of power without"
+                " --acks durable)"
+            )
+        return ""
+
+    def _name(self, shard: int) -> str:
+        return self._followers.name(shard) if shard else "its lead"
+
+    def _on_state(self, shard: int, state: ShardState) -> list[Effect]:
+        """Go on with a follower that has come, or come back."""
+        lost = self._followers.lost.pop(shard, None)
+        effects: list[Effect] = []
+        if self._model is not None:
+            effects += self._model.resume(shard, state) or []
+        if lost is None or self._followers.lost:
+            return effects
+        effects.append(Note(f"{self._name(shard)} is back, and all of the model with it"))
+        return effects + [Drop(peer, "all shards are there again") for peer in self._clients]
+
+    def move(self, shard: int, host: str, port: int) -> None:
+        """Have clients reach a follower at another address from here on."""
+        self._followers.move(shard, host, port)
+
+    def journalled_by(
+        self,
+        handled: Callable[[Event], list[Effect]],
+        on_measured: Callable[[int, float], list[Effect]],
+    ) -> None:
+        """Have events handled by the engine's recorder, and norms noted in its journal."""
+        self._handled, self._on_measured = handled, on_measured
+        if self._model is not None:
+            self._model.updating.on_measured = on_measured
+
+    def replayed(self, effects: Sequence[Effect]) -> None:
+        """Note the effects of an event that the engine has handled before."""
+        training = self.engine.training
+        for effect in effects:
+            if isinstance(effect, DistributeModel) and training is not None:
+                self._distribute(effect, training)
+        if self._model is not None:
+            self._model.gathering.finished.clear()
+
+    def updated(self) -> None:
+        """Note that all shards have done an update, and so keep what they were given before."""
+        if self._model is not None and self._model.loads:
+            used, loads = self._model.placement.used, self._model.loads
+            self._model.loads = {shard: loads[shard] for shard in loads if shard not in used}
+
+    def again(self, number: int, peer: int, message: Push, now: float) -> SpreadPush:
+        """Return the sink of a push that came before; see `aiops.shards.gathering.Gathering`."""
+        assert self._model is not None, "a model comes before its pushes"
+        return self._model.gathering.again(number, peer, message, now)
+
+    def resumed(self, event: Resumed, outstanding: Sequence[Effect]) -> list[Effect]:
+        """Go on after a replay, with the engine's effects that are to be carried out still."""
+        if self._model is not None:
+            self._model.gathering.begin_numbers(event.generation)
+        return [*self._translated(outstanding), *self._decide(event)]
 
     def _report(self) -> list[Effect]:
         """Answer the requests for statistics, with the traffic that followers have counted."""
@@ -273,7 +395,10 @@ class Lead:
         """Let the engine handle an event, and translate its effects into orders."""
         if event.time < self._now:  # it waited for others
             event = replace(event, time=self._now)
-        effects = self.engine.handle(event)
+        return self._translated(self._handled(event))
+
+    def _translated(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Translate the engine's effects into orders."""
         found, training = self._housekeeping(), self.engine.training
         for effect in effects:
             match effect:
@@ -299,7 +424,11 @@ class Lead:
             "push_codecs": tuple(sorted({codec.name for _pattern, codec in pushed.pairs})),
             "fetch_codec": fetched.announced if fetched else (),
         }
-        return model.load(effect, self._followers.table(model.placement), plan)
+        model.updating.on_measured = self._on_measured
+        orders = model.load(effect, self._followers.table(model.placement), plan)
+        if self.kept:
+            model.loads = {order.shard: order for order in orders}
+        return [*orders]
 
     def _reply(self, effect: Reply) -> list[Effect]:
         """Add the shard table to a reply, or order the followers to send their portions of it."""
@@ -309,6 +438,9 @@ class Lead:
             return [replace(effect, message=replace(message, shards=table))]
         if isinstance(message, Report):
             report = {**message.report, "shards": self.report()}
+            if self.kept:
+                states = [self._count.states.get(shard, {}) for shard in self._followers.all]
+                report["state"] = {**(report.get("state") or {}), "shards": states}
             return [replace(effect, message=replace(message, report=report))]
         if lease is None or model is None or model.alone:
             return [effect]

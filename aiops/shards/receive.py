@@ -17,7 +17,7 @@ from aiops.engine.admission import Admission
 from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Layout
-from aiops.model.parts import Ranges
+from aiops.model.parts import Parts, Ranges
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
 from aiops.wire.messages import Push
@@ -126,6 +126,45 @@ class ShardBuffers:
         if room is None or room.gradient is None:
             raise ValueError(f"push {number} is to be used, but has not arrived")
         return room.gradient
+
+    # ------------------------------------------------------------ a lead that comes back
+
+    @property
+    def complete(self) -> list[int]:
+        """The numbers of the pushes whose portions are here."""
+        return sorted(n for n, room in self._by_number.items() if room.gradient is not None)
+
+    def forget_incomplete(self) -> None:
+        """Forget what is expected: the lead is lost, and with it the connections of its clients."""
+        self._by_key.clear()
+        self._discards.clear()
+        for number in [n for n, room in self._by_number.items() if room.gradient is None]:
+            self.forget(number)
+
+    def awaited(self, client: str, epoch: int, message: ShardParts) -> ExpectedPortion | None:
+        """Return the portion that a message completes, if it can be used and is waited for."""
+        room = self._by_key.get((client, epoch, message.id))
+        if room is None or room.number not in self._by_number:
+            return None
+        return room if isinstance(room.sink, PushSink) and room.sink.fault is None else None
+
+    def restore(self, number: int, parts: Parts, payload: memoryview) -> None:
+        """Have a complete portion again, from a journal.
+
+        Raises
+        ------
+        ValueError
+            When it is no portion of this model.
+        """
+        mine = moved(parts, -self._begin)
+        sink = self._admission.sink_for(Push(number, 0, False, -1, mine))
+        if not isinstance(sink, PushSink):
+            raise ValueError(f"push {number} is of another model")
+        sink.view(0, 0)[:] = payload
+        sink.filled(0, 0, len(payload))
+        room = ExpectedPortion(number, ("", 0, number), ranges_of(parts), granted=True, sink=sink)
+        room.gradient = sink.take()
+        self._by_number[number] = room
 
     # ------------------------------------------------------------ portions
 

@@ -81,6 +81,10 @@ class Shard:
         Parameters, versions, leases, optimiser state.
     replica
         Answers coded fetches; None: they are not enabled.
+    shard, shards
+        Its number, and the number of all.
+    done
+        The report on the last update that was done, and whether that was the measuring of a norm.
 
     Raises
     ------
@@ -129,6 +133,9 @@ class Shard:
                 parallel_map=machine.parallel_map,
             )
         self._buffers = buffers
+        self.shard, self.shards = order.shard, len(placement)
+        self.done: tuple[UpdateDone, bool] | None = None
+        self._awaited = True  # the outstanding update is: it was ordered by the present lead
         self._outstanding: dict[int, UpdateJob | ReplicaJob] = {}  # one or none, by its ticket
         self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
         self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
@@ -141,13 +148,37 @@ class Shard:
 
     # ------------------------------------------------------------ updates
 
-    def run_update(self, order: RunUpdate) -> Apply:
-        """Begin an update, or bring the delta replica up to the model."""
+    @property
+    def version(self) -> int:
+        """The newest version that was computed here."""
+        return self.store.version + (self._computed is not None)
+
+    @property
+    def held(self) -> list[tuple[int, bool]]:
+        """The versions that are kept for the rule; True: those of the delta replica."""
+        return sorted(self._held)
+
+    def lose_lead(self) -> None:
+        """Report the outstanding update only to a lead that orders it again."""
+        self._awaited = False
+
+    def run_update(self, order: RunUpdate) -> Apply | UpdateDone | None:
+        """Begin an update, or bring the delta replica up to the model.
+
+        A lead that was lost orders its last update again. One that was done is answered from
+        memory, and one that is still outstanding when it is done (None).
+        """
+        again = order.id, bool(order.work.get("measure", False))
+        if self.done is not None and again == (self.done[0].id, self.done[1]):
+            return self.done[0]
+        if order.id in self._outstanding:
+            self._awaited = True
+            return None
         self._reach(order.version)
         if self._outstanding:
             raise ValueError("one update at a time")
         job = self._follow(order) if REPLICA in order.work else self._update(order)
-        self._outstanding[order.id] = job
+        self._outstanding[order.id], self._awaited = job, True
         return Apply(order.id, job)
 
     def _update(self, order: RunUpdate) -> UpdateJob:
@@ -179,14 +210,16 @@ class Shard:
         replica.forget(oldest)
         return replica.follow(self.store.current)
 
-    def applied(self, event: Applied) -> UpdateDone:
-        """Take the result of the outstanding update; return the report to the lead."""
+    def applied(self, event: Applied) -> UpdateDone | None:
+        """Take the result of the outstanding update; return the report to the lead, if awaited."""
         job = self._outstanding.pop(event.ticket)
         if isinstance(job, ReplicaJob):
             job.replica.followed(job, event.sums)
         elif job.target is not None:
             self._computed = job.target, job.touched
-        return UpdateDone(event.ticket, event.sums.astype("<i8").tobytes())
+        report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes())
+        self.done = report, isinstance(job, UpdateJob) and job.measure
+        return report if self._awaited else None
 
     # ------------------------------------------------------------ parameters
 

@@ -52,6 +52,11 @@ class ShardClients:
             self._past.popitem(last=False)
         return key
 
+    @property
+    def present(self) -> list[int]:
+        """Their connections."""
+        return list(self._keys)
+
     def key(self, peer: int) -> tuple[str, int] | None:
         """Return the client and epoch of a connection, None if it is no client's."""
         return self._keys.get(peer)

@@ -23,7 +23,13 @@ from aiops.shards.updating import Updating
 from aiops.store.snapshots import Lease
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import Message
-from aiops.wire.server_messages import HoldVersion, LoadShard, ShardParts
+from aiops.wire.server_messages import (
+    FinishPush,
+    HoldVersion,
+    LoadShard,
+    ShardParts,
+    ShardState,
+)
 from aiops.wire.sinks import Discard, Sink
 
 
@@ -47,6 +53,9 @@ class ShardedModel:
         The pushes whose portions are arriving.
     updating
         The outstanding update.
+    loads
+        By shard, the order that it begins with, if the lead keeps a state and no update was done
+        on all shards yet: one that has kept nothing is given it again.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class ShardedModel:
         self.updating = Updating(placement, training.of_replica)
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
+        self.loads: dict[int, Order] = {}
         self._collecting: dict[int, Collecting] = {}
         self._collected = 0
 
@@ -72,9 +82,9 @@ class ShardedModel:
 
     def load(
         self, effect: DistributeModel, table: ShardTable, plan: Mapping[str, Any]
-    ) -> list[Effect]:
+    ) -> list[Order]:
         """Send each follower its part of the model, the shard table, and the codecs in use."""
-        placement, orders = self.placement, list[Effect]()
+        placement, orders = self.placement, list[Order]()
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
@@ -83,6 +93,43 @@ class ShardedModel:
             orders.append(Order(shard, message, views))
         return orders
 
+    def resume(self, shard: int, state: ShardState) -> list[Effect] | None:
+        """Make a follower's state that of the lead; None: it cannot be, as it is of another time.
+
+        A follower has carried out the orders up to one of them. Its lead may have decided more
+        since, of which one update at most.
+        """
+        effects = list[Effect]()
+        if not state.run and shard not in self.loads:
+            return None
+        if not state.run:
+            effects.append(self.loads[shard])
+        if shard not in self.placement.used:
+            return effects
+        again = self.updating.resume(shard, state, self._training.store.version)
+        if again is None:
+            return None
+        known, freed = self.gathering.known, {m.id for m in self.gathering.finished}
+        for number in state.holds.get("portions", ()):
+            if number not in known and number not in freed:
+                effects.append(Order(shard, FinishPush(number, False)))
+            elif known.get(number):
+                effects.append(Order(shard, FinishPush(number, True)))
+        held = {(number, replica) for number, replica in state.holds.get("versions", ())}
+        wanted = self._wanted()
+        for version, replica in sorted(wanted - held):
+            effects.append(Order(shard, HoldVersion(0, version, True, replica)))
+        effects += again  # it may be computed in place
+        for version, replica in sorted(held - wanted):
+            effects.append(Order(shard, HoldVersion(0, version, False, replica)))
+        return effects
+
+    def _wanted(self) -> set[tuple[int, bool]]:
+        """Return the versions that followers are to keep."""
+        if not self._training.store.rule.reads:
+            return set()
+        return self._training.held_versions(self._membership)
+
     def housekeeping(self) -> list[Effect]:
         """Free the portions of finished pushes; keep the versions that the rule will read."""
         gathering, training, orders = self.gathering, self._training, list[Effect]()
@@ -90,7 +137,7 @@ class ShardedModel:
         for message in finished:
             orders += self._all(message)
         if training.store.rule.reads:
-            held = training.held_versions(self._membership)
+            held = self._wanted()
             for version, replica in sorted(held - self._held):
                 orders += self._all(HoldVersion(0, version, True, replica))
             for version, replica in sorted(self._held - held):

@@ -12,12 +12,13 @@ from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
 from aiops.shards.orders import REPLICA, work_of
+from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import TableJob
 from aiops.store.updater import clipping
-from aiops.wire.server_messages import RunUpdate, UpdateDone
+from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class _Update:
     job: UpdateJob | ReplicaJob
     missing: set[int] = field(default_factory=set)  # shards that have not reported their part
     sums: list[Ints] = field(default_factory=list)  # by shard
+    orders: dict[int, Order] = field(default_factory=dict)  # by shard, of the present round
 
 
 class Updating:
@@ -48,6 +50,9 @@ class Updating:
     ----------
     versions
         The version that each follower has computed.
+    on_measured
+        Called with an update's number and its squared norm, before the step that follows from it is
+        ordered; returns effects that come first.
     """
 
     def __init__(self, placement: Placement, of_replica: Callable[[Version], bool]) -> None:
@@ -55,17 +60,46 @@ class Updating:
         self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
         self.versions = [0] * (len(placement) - 1)
+        self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
     def begin(self, effect: Apply) -> list[Effect]:
         """Begin an update; return the orders to the followers, and the lead's own part."""
         job = effect.job
-        if isinstance(job, TableJob):  # tables are the lead's alone
+        if isinstance(job, TableJob | CaptureJob):  # they are the lead's alone
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
         if isinstance(job, ReplicaJob):
             return [*self._have_followed(update, job), effect]
         job.measure = bool(job.clip) and job.target is not None
         return [*self._issue(update, job), effect]
+
+    def resume(self, shard: int, state: ShardState, version: int) -> list[Effect] | None:
+        """Go on with a follower that came back, or has a lead that came back.
+
+        Parameters
+        ----------
+        shard, state
+            The follower, and its state.
+        version
+            The model's.
+
+        Returns
+        -------
+        list of Effect or None
+            The order that it is given again, if it is waited for. None: it is not at the model's
+            version, nor at the one that is being made.
+        """
+        expected, again = {version}, list[Effect]()
+        for update in self._outstanding.values():
+            if shard in update.missing:
+                again.append(update.orders[shard])
+                expected.add(self._computing)
+            elif isinstance(update.job, UpdateJob) and not update.job.measure:
+                expected = {self._computing}
+        if state.version not in expected:
+            return None
+        self.versions[shard - 1] = state.version
+        return again
 
     def concerns(self, event: Applied) -> bool:
         """Return whether the lead's part of the outstanding update was done."""
@@ -115,11 +149,9 @@ class Updating:
     def _step(self, update: _Update, job: UpdateJob) -> list[Effect]:
         """Order the step of a gradient whose norm has been measured, with the factor to clip it."""
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
-        job.factor *= clipping(job.clip, job.factor, squares)
-        job.measure, job.clip = False, 0.0
-        if job.weights is not None:  # the first round has added it to the sum
-            job.gradient = job.weights = None
-        return [*self._issue(update, job), Apply(update.ticket, job)]
+        noted = self.on_measured(update.ticket, squares)
+        clip(job, squares)
+        return [*noted, *self._issue(update, job), Apply(update.ticket, job)]
 
     def _have_followed(self, update: _Update, job: ReplicaJob) -> list[Effect]:
         """Order the followers to bring their parts of the delta replica up to the model."""
@@ -128,7 +160,9 @@ class Updating:
         update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in placement.layouts]
         work = {REPLICA: job.replica.oldest}
         message = RunUpdate(update.ticket, 0, job.model.number, work)
-        return [Order(shard, message) for shard in placement.used[1:]]
+        self._computing = job.model.number
+        update.orders = {shard: Order(shard, message) for shard in placement.used[1:]}
+        return [*update.orders.values()]
 
     def _issue(self, update: _Update, job: UpdateJob) -> list[Effect]:
         """Order the followers to do their parts."""
@@ -143,7 +177,7 @@ class Updating:
         sent = -1 if job.sent is None else job.sent.number
         replica = job.sent is not None and self._of_replica(job.sent)
         number = 0 if job.gradient is None else job.gradient.number
-        sizes, orders = placement.layout.sizes, list[Effect]()
+        sizes = placement.layout.sizes
         for shard in placement.used[1:]:
             work = work_of(job, shard, placement, sent=sent, replica=replica)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
@@ -151,5 +185,13 @@ class Updating:
             if not mine:
                 work.pop("weights", None)
             message = RunUpdate(update.ticket, mine, job.store.version, work)
-            orders.append(Order(shard, message))
-        return orders
+            update.orders[shard] = Order(shard, message)
+        return [*update.orders.values()]
+
+
+def clip(job: UpdateJob, squares: float) -> None:
+    """Have a job whose gradient was measured take its step, clipped to its norm."""
+    job.factor *= clipping(job.clip, job.factor, squares)
+    job.measure, job.clip = False, 0.0
+    if job.weights is not None:  # the first round has added it to the sum
+        job.gradient = job.weights = None

@@ -257,7 +257,7 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
     rule = world.engine.algorithm
     who = 0, messages.PROTOCOL, "stranger", 1, "stranger", run, False, bytes(16), ""
     hello: Any = {
-        "lead": lambda: server_messages.LeadHello(*who, rule.name, rule.settings()),
+        "lead": lambda: server_messages.LeadHello(*who, rule.name, rule.settings(), 0),
         "follow": lambda: server_messages.ShardHello(*who),
         "hello": lambda: messages.Hello(
             0, messages.PROTOCOL, "x", 1, "x", "worker", False, bytes(16), ""

@@ -42,11 +42,16 @@ def model() -> dict[str, Any]:
 
 
 def trained(
-    shards: int, policy: str, settings: dict[str, Any], steps: int = 8, **options: Any
+    shards: int,
+    policy: str,
+    settings: dict[str, Any],
+    steps: int = 8,
+    kind: type[World] = World,
+    **options: Any,
 ) -> tuple[dict[str, Any], list[Any], Any]:
     """Three workers in turn, who push all tensors or some; return what comes of it."""
     policy = policy.partition(" ")[0]
-    world = World(0, shards, policy, settings, workers=WORKERS, **options)
+    world = kind(0, shards, policy, settings, workers=WORKERS, **options)
     random, receipts = np.random.default_rng(2), []
     actors = [Actor(world, f"worker-{n}", lambda actor: None) for n in range(WORKERS)]
     world.actors = actors

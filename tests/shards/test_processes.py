@@ -133,7 +133,7 @@ def test_a_shard_that_falls_silent_is_given_up() -> None:
                 found = re.search(r"shard 1 of 2 is process (\d+)", line)
             pid = int(found[1])
             os.kill(pid, signal.SIGSTOP)
-            client.timeout = 5.0
+            client.timeout = 3.0
             with pytest.raises(Unavailable, match=r"shard 1 of 2 .* has not answered a ping"):
                 client.exchange(params, ones())
         server.signal(signal.SIGTERM)

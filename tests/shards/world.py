@@ -32,12 +32,12 @@ from aiops.engine.events import (
     Reply,
     Reported,
 )
-from aiops.errors import AiopsError, ConnectionLost
+from aiops.errors import AiopsError, ConnectionLost, Unavailable
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import PROTOCOL, Error
-from aiops.wire.server_messages import LeadHello, ShardWelcome
+from aiops.wire.server_messages import LeadHello, ShardState, ShardWelcome
 from tests.driven import Driven
 
 
@@ -146,8 +146,11 @@ class Host:
             return
         self.handling = True
         while self.events:
-            self.perform(self.coordinator.handle(self.events.popleft()))
+            self.perform(self.handled(self.events.popleft()))
         self.handling = False
+
+    def handled(self, event: Event) -> Any:
+        return self.coordinator.handle(event)
 
     def perform(self, effects: Any) -> None:
         for effect in effects:
@@ -184,22 +187,28 @@ class Host:
         self.post(Applied(self.world.now, effect.ticket, effect.run()))
 
 
+def lead_refuses(world: World, shard: int, state: ShardState) -> str:
+    return str(world.lead_brain.refusal(shard, state))
+
+
 class Leash:
     """The lead's link to one follower."""
 
     def __init__(self, world: World, shard: int, host: Host) -> None:
         self.world, self.shard = world, shard
         self.line = host.accept(self)
-        self.attached = False
+        self.attached = self.gone = False
         lead = world.lead_brain
         self.wire = Driven("client", lambda message: lead.sink_for_follower(shard, message))
         rule = world.engine.algorithm
-        said = "lead", 1, "lead", "run", True, bytes(16), "", rule.name, rule.settings()
+        generation = getattr(world.lead, "generation", 0)
+        said = "lead", 1, "lead", "run", True, bytes(16), "", rule.name, rule.settings(), generation
         hello = LeadHello(0, PROTOCOL, *said)
         self.line.up.say(self.wire.send(hello))
 
     def order(self, effect: Order) -> None:
-        self.line.up.say(self.wire.send(effect.message, effect.payloads))
+        if self.attached:
+            self.line.up.say(self.wire.send(effect.message, effect.payloads))
 
     def arrive(self, count: int) -> None:
         buffer, pipe = self.wire.next_buffer(), self.line.down
@@ -208,7 +217,11 @@ class Leash:
         del pipe.bytes[:count]
         for message, sink in self.wire.take(count):
             if isinstance(message, ShardWelcome):
+                continue
+            if isinstance(message, ShardState):
+                assert not lead_refuses(self.world, self.shard, message)
                 self.attached = True
+                self.world.lead.post(Reported(self.world.now, self.shard, message, sink))
             else:
                 assert not isinstance(message, Error), message
                 self.world.lead.post(Reported(self.world.now, self.shard, message, sink))
@@ -263,7 +276,7 @@ class Actor:
         del pipe.bytes[:count]
         try:
             talk.received(count)
-        except ConnectionLost:
+        except (ConnectionLost, Unavailable):
             self.hang_up()
             return
         self.flush()
@@ -298,22 +311,30 @@ class World:
     ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        algorithm = find(policy).make({"lr": 1} if settings is None else settings)
+        self.algorithm = find(policy).make({"lr": 1} if settings is None else settings)
         options.setdefault("shard_bytes", 1)  # the models here are small
-        given = Options(shards=shards, backend="numpy", run="run", **options)
-        self.engine = Engine(algorithm, given)
-        self.lead_brain: Any = self.engine
-        if shards > 1:
-            self.lead_brain = Lead(self.engine, [("", 7000 + n) for n in range(1, shards)])
-        self.lead = Host(self, self.lead_brain)
-        self.followers = [Host(self, Follower(algorithm, given)) for _ in range(1, shards)]
-        self.lead.orders = [Leash(self, n, host) for n, host in enumerate(self.followers, 1)]
+        self.given = Options(shards=shards, backend="numpy", run="run", **options)
+        self.engine, self.lead_brain, followers = self.coordinators(shards)
+        self.lead = self.host(self.lead_brain)
+        self.followers = [self.host(follower) for follower in followers]
         self.actors: list[Actor] = []
+        self.lead.orders = [Leash(self, n, host) for n, host in enumerate(self.followers, 1)]
         self.doomed: list[Line] = []
         self.cuts = 0.0  # how likely a step is to cut a connection
         self.most = 1 << 16  # bytes that arrive at once
         while not all(leash.attached for leash in self.lead.orders):
             self.step()
+
+    def host(self, coordinator: Any) -> Host:
+        return Host(self, coordinator)
+
+    def coordinators(self, shards: int) -> tuple[Engine, Any, list[Follower]]:
+        """Return an engine, what decides about it, and followers that have begun nothing."""
+        engine = Engine(self.algorithm, self.given)
+        if shards == 1:
+            return engine, engine, []
+        lead = Lead(engine, [("", 7000 + n) for n in range(1, shards)])
+        return engine, lead, [Follower(self.algorithm, self.given) for _ in range(1, shards)]
 
     @property
     def hosts(self) -> list[Host]:
@@ -323,8 +344,16 @@ class World:
         """What could happen next."""
         found: list[Callable[[], Any]] = []
         size = self.random.choice((1, 7, 100, self.most))
+        attached = all(leash.attached for leash in self.lead.orders)
         for host in self.hosts:
             found.extend([host.run] if host.kernels else [])
+            if (
+                host is self.lead
+                and not attached
+                and isinstance(self.lead_brain, Lead)
+                and not self.lead_brain.lost
+            ):
+                continue  # it does not listen yet
             found.extend(
                 partial(host.arrive, line, size)
                 for line in host.lines.values()
@@ -343,14 +372,18 @@ class World:
                 found.append(actor.connect)
         return found
 
+    def step_doomed(self) -> None:
+        """Cut a connection that a server has dropped."""
+        line = self.doomed.pop()
+        line.cut()
+        if isinstance(line.far, Actor) and any(line is other for _t, other in line.far.lines):
+            line.far.hang_up()
+
     def step(self) -> bool:
         """Do one thing; return whether there was one."""
         self.now += 0.001
         while self.doomed:
-            line = self.doomed.pop()
-            line.cut()
-            if isinstance(line.far, Actor) and any(line is other for _t, other in line.far.lines):
-                line.far.hang_up()
+            self.step_doomed()
         alive = [actor for actor in self.actors if actor.lines]
         if alive and self.random.random() < self.cuts:
             actor = self.random.choice(alive)

@@ -1,0 +1,253 @@
+"""``--state`` with ``--shards``: real processes that are killed, and go on where they were."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.cli.state_folder import StateFolder
+from aiops.cli.state_replay import engine_at
+from aiops.client import Client
+from aiops.client.params import Params
+from aiops.errors import ConnectionLost, UsageError
+from aiops.net.disk import SystemDisk
+from tests.shards.world import Actor, World
+from tests.support import PATIENCE, Process, ServerThread, assert_same
+
+FLAGS = ("--policy", "fasgd", "--lr", "0.01", "--kernels", "numpy", "--shard-bytes", "1")
+MODEL = {
+    "w": np.linspace(-1, 1, 60).astype(np.float32).reshape(20, 3),
+    "b": np.linspace(0, 1, 7),
+}
+
+
+def gradients(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=a.shape).astype(a.dtype) for name, a in MODEL.items()}
+
+
+def undisturbed(steps: int, policy: str = "fasgd") -> tuple[Any, Any]:
+    """Return the parameters and the statistics of a run in which nothing is killed."""
+    running = ServerThread(policy=policy, lr=0.01, kernels="numpy", shards=3)
+    with running as server, Client(server.url, role="worker", name="w") as client:
+        params = client.define(MODEL)
+        for step in range(steps):
+            client.exchange(params, gradients(step))
+        return params.numpy(), client.stats()
+
+
+class Log:
+    """What a process writes on stderr, as it comes."""
+
+    def __init__(self, process: Process) -> None:
+        self.text, self._process = "", process
+        self._more = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.popen.stderr is not None
+        for line in self._process.popen.stderr:
+            with self._more:
+                self.text += line
+                self._more.notify_all()
+
+    def pid(self, shard: int) -> int:
+        """Return the process of the last start of a shard, when there is one."""
+        pattern = re.compile(rf"shard {shard} of \d is process (\d+)")
+        with self._more:
+            assert self._more.wait_for(lambda: pattern.search(self.text) is not None, PATIENCE)
+            return int(pattern.findall(self.text)[-1])
+
+
+Kill = Callable[[Process, Log], bool]
+
+
+def kill_lead(server: Process, log: Log) -> bool:
+    server.signal(signal.SIGKILL)
+    return True
+
+
+def kill_follower(server: Process, log: Log) -> bool:
+    os.kill(log.pid(2), signal.SIGKILL)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acks", ["written", "durable"])
+@pytest.mark.parametrize("kills", [(kill_lead,), (kill_follower,), (kill_follower, kill_lead)])
+def test_killed_it_goes_on_to_the_last_bit(
+    kills: tuple[Kill, ...], acks: str, tmp_path: Path
+) -> None:
+    """Killing the lead ends all: followers on the same machine end with it."""
+    steps = 4
+    expected, report = undisturbed(steps * (len(kills) + 1))
+    flags = (*FLAGS, "--shards", "3", "--state", str(tmp_path / "state"), "--acks", acks)
+    done, params, server, client = 0, None, None, None
+    try:
+        for kill in (*kills, None):
+            if server is None:
+                server = Process("-m", "aiops.server", "--port", "0", *flags)
+                server.url, log = server.line(), Log(server)
+                client = Client(server.url, role="worker", name="w", timeout=PATIENCE)
+                params = client.define(MODEL)
+                if done:
+                    params = client.fetch()
+            assert client is not None
+            for step in range(done, done + steps):
+                client.exchange(params, gradients(step))
+            done += steps
+            if kill is not None and kill(server, log):
+                client.close()
+                server.popen.wait()
+                server.popen.communicate()
+                server = None
+        assert_same(params.numpy(), expected)
+        stats = client.stats()
+        for name in ("version", "staleness", "refused", "ignored", "vbar"):
+            assert stats.get(name) == report.get(name), name
+        assert [line["version"] for line in stats["shards"]] == [done] * 3
+        client.close()
+    finally:
+        if server is not None:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_followers_elsewhere_keep_their_own_state(tmp_path: Path) -> None:
+    """A follower waits for its lead, and is waited for by it."""
+
+    def follower(number: int, port: str = "0") -> Process:
+        state = "--state", str(tmp_path / f"follower-{number}")
+        process = Process("-m", "aiops.server", "--port", port, "--follower", *FLAGS, *state)
+        process.url = process.line().removeprefix("aiops://")
+        return process
+
+    expected, _report = undisturbed(9)
+    processes = [follower(1), follower(2)]
+    urls = ",".join(process.url for process in processes)
+    flags = (*FLAGS, "--followers", urls, "--state", str(tmp_path / "lead"))
+    lead = Process("-m", "aiops.server", "--port", "0", *flags)
+    try:
+        with Client(lead.line(), role="worker", name="w", timeout=PATIENCE) as client:
+            params = client.define(MODEL)
+            for step in range(3):
+                client.exchange(params, gradients(step))
+            port = processes[0].url.rpartition(":")[2]
+            processes[0].signal(signal.SIGKILL)
+            processes[0].kill()
+            processes[0] = follower(1, port)
+            for step in range(3, 6):
+                client.exchange(params, gradients(step))
+        lead.kill()
+        lead = Process("-m", "aiops.server", "--port", "0", *flags)
+        with Client(lead.line(), role="worker", name="w", timeout=PATIENCE) as client:
+            params = client.fetch()
+            for step in range(6, 9):
+                client.exchange(params, gradients(step))
+        assert_same(params.numpy(), expected)
+        lead.signal(signal.SIGTERM)
+        assert lead.end()[0] == 0
+        assert [process.end()[0] for process in processes] == [0, 0]
+    finally:
+        for process in (lead, *processes):
+            process.kill()
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SystemDisk, "segment", 1 << 16)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_it_ends_and_goes_on_within_a_process(tmp_path: Path) -> None:
+    expected, _report = undisturbed(6)
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "shards": 3}
+    for start in (0, 3):
+        running = ServerThread(**settings, state=tmp_path / "state")
+        with running as server, Client(server.url, role="worker", name="w") as client:
+            params = client.define(MODEL) if not start else client.fetch()
+            for step in range(start, start + 3):
+                client.exchange(params, gradients(step))
+            state = client.stats()["state"]
+            assert [each["acks"] for each in (state, *state["shards"])] == ["written"] * 3
+            assert all(each["row"] > 3 * start for each in (state, *state["shards"]))
+            assert {each["run"] for each in state["shards"]} == {state["run"]}
+    assert_same(params.numpy(), expected)
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        ({"shards": 2}, "holds shard 0 of 3, and this server is to be shard 0 of 2"),
+        ({"shards": 1}, "which no state has"),
+        ({"shards": 3, "shard_bytes": 64}, "shard_bytes=1"),
+        ({"shards": 3, "lr": 0.02}, "give the same settings"),
+    ],
+)
+def test_a_state_goes_on_as_it_was_begun(second: dict[str, Any], text: str, tmp_path: Path) -> None:
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "state": tmp_path / "state"}
+    first = ServerThread(**settings, shards=3)
+    with first as server, Client(server.url, role="worker") as client:
+        client.exchange(client.define(MODEL), gradients(0))
+    with pytest.raises(UsageError, match=text), ServerThread(**{**settings, **second}):
+        pass
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_lead_and_followers_keep_states_or_none_does(tmp_path: Path) -> None:
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy"}
+    alone = ServerThread(**settings, shards=1, follower=True)
+
+    def begin(url: str) -> None:
+        given = {**settings, "shards": 2, "followers": [url.removeprefix("aiops://")]}
+        with ServerThread(**given, state=tmp_path / "state"):
+            pass
+
+    lost = pytest.raises(ConnectionLost, match="its lead is gone")
+    refused = pytest.raises(UsageError, match=r"keeps a state and .* does not")
+    with lost, alone as follower, refused:
+        begin(follower.url)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_the_state_of_one_server_is_not_that_of_a_lead(tmp_path: Path) -> None:
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "state": tmp_path}
+    with ServerThread(**settings, shards=1):
+        pass
+    with pytest.raises(UsageError, match="holds a whole model"), ServerThread(**settings, shards=2):
+        pass
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_one_shard_alone_is_not_replayed(tmp_path: Path) -> None:
+    running = ServerThread(policy="fasgd", lr=0.01, kernels="numpy", shards=2, state=tmp_path)
+    with running as server, Client(server.url, role="worker") as client:
+        client.exchange(client.define(MODEL), gradients(0))
+    with pytest.raises(UsageError, match="holds shard 0 of 2: only all servers together"):
+        engine_at(StateFolder(tmp_path / "shard-0"), 3)
+
+
+def test_a_lead_does_not_wait_for_an_update_that_a_lost_shard_has_not_done() -> None:
+    world = World(0, 2)
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done, world.actors = True, [actor]
+    actor.connect()
+    world.settle()
+    actor.ask(actor.requests.define(MODEL))
+    world.settle()
+    actor.ask(actor.requests.push(gradients(0), Params(actor.session.info.layout), None))
+    while world.lead_brain.idle:
+        world.step()
+    world.lead.orders[0].lost()
+    assert not world.engine.idle
+    assert world.lead_brain.idle

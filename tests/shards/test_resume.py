@@ -1,0 +1,106 @@
+"""Servers of a sharded model are killed, and go on from their journals."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from aiops.durable.commit_gate import Acks
+from tests.shards.kept_world import Actor, KeptWorld
+from tests.shards.test_orders_of_events import MODEL, POLICIES, SINGLE, Checker, final
+from tests.shards.test_policies import trained
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_each_push_counts_once(seed: int, shards: int, acks: Acks) -> None:
+    world = KeptWorld(seed, shards, acks=acks)
+    checkers = [Checker(2.0**n, 6) for n in range(3)]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.kills = 0.003
+    world.run()
+    world.kills = 0
+    params = final(world, MODEL)
+    total = sum(c.sent for c in checkers)
+    assert params.version == 18
+    assert all((a == -total).all() for a in params.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("policy", [*POLICIES, "hardsync clipped", "fasgd clipped", "asgd codec"])
+def test_policies(policy: str, seed: int, acks: Acks) -> None:
+    """Every version that is fetched is of one moment on all shards, and all go on to the end."""
+    policy, _, how = policy.partition(" ")
+    settings: dict[str, Any] = {"lr": 0.01}
+    options: dict[str, Any] = {}
+    if how == "clipped":
+        settings["clip"] = 1.0
+    if how == "codec":
+        options["push_codec"] = ("int8",)
+    world = KeptWorld(seed, 3, policy, settings, acks, workers=3, **options)
+    checkers = [Checker(2.0**n, 5, SINGLE) for n in range(3)]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.kills = 0.002
+    world.run()
+    world.kills = 0
+    Checker.check(final(world, SINGLE))
+    for host in world.hosts:
+        assert host.coordinator.pools[0].out == 0, "every buffer has come back"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("policy", ["asgd", "dcasgd"])
+def test_coded_parameters(policy: str, seed: int, acks: Acks) -> None:
+    """Small whole numbers are what they are in fp16: so whole versions are seen here too."""
+    model = {"w": np.zeros((300, 5), np.float32), "b": np.zeros(7, np.float32)}
+    settings = {"lr": 1, "lam": 0, "adaptive": False} if policy == "dcasgd" else {"lr": 1}
+    world = KeptWorld(seed, 3, policy, settings, acks, fetch_codec=("fp16",), fetch_lag=1)
+    checkers = [Checker(2.0**n, 5, model) for n in range(3)]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.kills = 0.001
+    world.run()
+    world.kills = 0
+    params = final(world, model)
+    total = sum(c.sent for c in checkers)
+    assert params.version == 15
+    assert all((a == -total).all() for a in params.values())
+
+
+class Killed(KeptWorld):
+    """A world in which servers are killed from the beginning."""
+
+    worlds: ClassVar[list[KeptWorld]] = []
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.kills = 0.004
+        self.worlds.append(self)
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [
+        ("asgd", {"lr": 0.1}),
+        ("sasgd", {"lr": 0.1}),
+        ("fasgd", {"lr": 0.01}),
+        ("asgd", {"lr": 0.1, "optimizer": "adam"}),
+        ("asgd", {"lr": 0.1, "optimizer": "momentum", "clip": 1}),
+        ("fedbuff", {}),
+    ],
+)
+def test_the_same_to_the_last_bit(policy: str, settings: dict[str, Any], shards: int) -> None:
+    """As in a run in which nothing is killed."""
+    expected, said, version = trained(shards, policy, settings)
+    Killed.worlds.clear()
+    arrays, receipts, got = trained(shards, policy, settings, kind=Killed)
+    assert Killed.worlds[0].killed >= 3
+    assert version == got > 0
+    assert receipts == said
+    for name, array in expected.items():
+        assert array.tobytes() == arrays[name].tobytes(), name
