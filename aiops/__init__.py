@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from aiops._version import __version__
@@ -45,10 +46,14 @@ _PUBLIC = {
 }
 
 
+_loading = threading.RLock()  # two threads that import two parts of a package wait for each other
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'aiops' has no attribute {name!r}")
-    module = importlib.import_module(_PUBLIC[name])
+    with _loading:
+        module = importlib.import_module(_PUBLIC[name])
     return getattr(module, name, module)
 
 

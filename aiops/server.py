@@ -10,7 +10,8 @@ if __name__ == "__main__":  # before NumPy is imported
 
     leave_blas_alone()
 
-from aiops.serving.server import Server, serve
+from aiops.serving.embedded import serve
+from aiops.serving.server import Server
 
 __all__ = ["Server", "serve"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
@@ -23,12 +23,16 @@ from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
+from aiops.serving.standby_feeds import StandbyFeeds
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Message, Push, Release, Share
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
+from aiops.wire.standby_messages import Fence, Promote, StandbyHello
+
+_CONTROL = (Promote, Fence)
 
 _log = logging.getLogger("aiops.server")
 
@@ -95,6 +99,10 @@ class Acceptor:
         Has the loop poll for the next message before it sleeps.
     most
         Bound on their number.
+    standbys
+        Takes the connections of standbys, if the server has a journal.
+    control
+        Handles what is asked of the server itself, given the connection; None: `post` does.
     """
 
     def __init__(
@@ -114,6 +122,8 @@ class Acceptor:
         self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
+        self.standbys: StandbyFeeds | None = None
+        self.control: Callable[[int, Message], None] | None = None
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
@@ -179,11 +189,13 @@ class Acceptor:
         for peer in self.peers.values():
             peer.link.forked()
 
-    def refuse(self, why: str) -> None:
+    def refuse(
+        self, why: str, code: str = Unavailable.code, details: Mapping[str, Any] | None = None
+    ) -> None:
         """Send all of them a fatal error, and close each when it has been sent."""
         for peer in list(self.peers.values()):
             if peer.link.wire.state != "closed":
-                peer.link.send(peer.link.wire.send(Error(0, Unavailable.code, why, {}, True)))
+                peer.link.send(peer.link.wire.send(Error(0, code, why, details or {}, True)))
             peer.link.close()
 
     @property
@@ -201,7 +213,8 @@ class Acceptor:
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
         nonce = self._env.token_bytes(16)
-        handshake = ServerHandshake(self._config.token, nonce, follower=self._config.follower)
+        given = {"follower": self._config.follower, "journal": self.standbys is not None}
+        handshake = ServerHandshake(self._config.token, nonce, **given)
         self.peers[link.number] = Peer(link, handshake, self._now())
         self.busy_poll.serve(len(self.peers))
         if len(self.peers) > self.most:
@@ -216,6 +229,8 @@ class Acceptor:
             peer.given_back(message.id)
         elif kind is Share:
             pass  # the connection has mapped it
+        elif self.control is not None and kind in _CONTROL:
+            self.control(link.number, message)
         elif peer.handshake.admitted is not None:
             self._post(Received(self._now(), link.number, message, sink))
             if kind is Push:
@@ -244,6 +259,10 @@ class Acceptor:
                 link.close()
             return
         hello = answer.hello
+        if isinstance(hello, StandbyHello):
+            if self.standbys is not None:
+                self.standbys.admit(link, hello, answer.proof)
+            return
         if isinstance(link, PacedTransport):
             link.joined(hello.client)
         _log.info("%s %r joined from %s", hello.role, hello.name, link.peer_name)
@@ -265,6 +284,6 @@ class Acceptor:
         hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"
         _log.info("%s at %s is gone: %s", name, link.peer_name, error)
-        if peer.handshake.admitted is not None:
+        if peer.handshake.admitted is not None and not isinstance(hello, StandbyHello):
             self._post(Left(self._now(), link.number))
         self._gone()

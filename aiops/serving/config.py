@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiops.bandwidth.units import parse_rate
-from aiops.common.urls import PORT, is_loopback, parse
+from aiops.common.urls import PORT, is_loopback, parse, parse_all
 from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
@@ -23,7 +23,7 @@ from aiops.kernels.cupy_device import number_of
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
-    *("save_every", "snapshot_every"),
+    *("save_every", "snapshot_every", "standby_deadline"),
 )
 _COUNTS = (
     "workers",
@@ -77,10 +77,18 @@ class Config:
         None, "Keep all of the server in this folder, and go on from what it holds."
     )
     acks: str | None = _option(
-        None, "With --state: a push is acknowledged once it is 'applied', 'written' or 'durable'."
+        None,
+        "With --state: a push is acknowledged once it is 'applied', 'written', 'durable' or"
+        " 'replicated'.",
     )
     snapshot_every: float = _option(
-        30.0, "Seconds between two snapshots in --state, which shorten its journal."
+        30.0, "Seconds between two snapshots in --state, at most; they shorten its journal."
+    )
+    standby: str | None = _option(
+        None, "Be the standby of the server at this URL: keep all that it keeps, in --state."
+    )
+    standby_deadline: float = _option(
+        10.0, "Seconds that 'replicated' waits for a standby before it means 'durable'."
     )
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     profile: Path | None = _option(None, "Write where the server's time went here, at the end.")
@@ -153,14 +161,19 @@ class Config:
 
     def _check_state(self) -> None:
         level = Acks.named(self.acks) if self.acks is not None else Acks.APPLIED
+        if self.standby is not None:
+            self._check_standby()
         if self.state is None:
             if level > Acks.APPLIED:
                 raise UsageError(f"--acks {self.acks} needs --state DIR to write to")
             return
-        if level is Acks.REPLICATED:
-            raise UsageError("--acks replicated needs a standby, and this release has none yet")
-        if self.sharded or self.follower:
-            raise ConflictError("--state is not for shards yet: keep the model on one server")
+        if (self.sharded or self.follower) and level is Acks.REPLICATED:
+            raise ConflictError("--acks replicated needs a standby: shards have none yet")
+        if (self.sharded or self.follower) and self.acknowledgement is Acks.APPLIED:
+            raise ConflictError(
+                "--acks applied keeps snapshots and no journal, and shards keep journals only: take"
+                " --acks written"
+            )
         if self.consistency == "relaxed":
             raise ConflictError(
                 "relaxed reads cannot be kept in --state: which versions they mix depends on the"
@@ -168,6 +181,24 @@ class Config:
             )
         if self.record is not None:
             raise ConflictError("--state keeps a journal of the run already: drop --record")
+
+    def _check_standby(self) -> None:
+        parse_all(self.standby or "")
+        if self.state is None:
+            raise UsageError("--standby needs --state DIR to keep the primary's state in")
+        if self.sharded or self.follower:
+            raise ConflictError(
+                "a standby is of a server that has all of the model: shards have none yet"
+            )
+        if self.init is not None:
+            raise ConflictError("a standby has its primary's model: drop --init")
+
+    @property
+    def state_folder(self) -> Path | None:
+        """The folder of this server's own state; the lead of shards has one beside the others'."""
+        if self.state is None or not self.sharded:
+            return self.state
+        return self.state / shard_folder(0)
 
     @property
     def acknowledgement(self) -> Acks:
@@ -274,6 +305,11 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
         return settings_of(self.set, self.lr)
+
+
+def shard_folder(shard: int) -> str:
+    """Return the name of a shard's folder in ``--state``."""
+    return f"shard-{shard}"
 
 
 def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:

@@ -237,8 +237,10 @@ class EffectRunner:
     def _wake_at(self, effect: WakeAt) -> None:
         if self._tick is not None:
             self._tick.cancel()
-        delay = max(0.0, effect.time - self._now())
-        self._tick = self._loop.call_later(delay, lambda: self._post(Tick(self._now())))
+        due = effect.time  # the clock may be behind it by a rounding error when the timer is not
+        self._tick = self._loop.call_later(
+            max(0.0, due - self._now()), lambda: self._post(Tick(max(due, self._now())))
+        )
 
     def _share(self, effect: Shares) -> None:
         if self._pacing is not None:

@@ -14,25 +14,57 @@ from typing import Any
 import numpy as np
 
 from aiops._version import __version__
+from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.durable.recorder import AppendRow, Recorder
+from aiops.durable.recorder import (
+    WAITS,
+    AppendRow,
+    Recorder,
+    SnapshotFailed,
+    Supersede,
+    WriteSnapshot,
+)
+from aiops.durable.recovery import Recovered, Replayer
 from aiops.durable.rows import LEASED
-from aiops.engine.capture import Capture, policy_state
-from aiops.engine.capture import capture as captured
+from aiops.durable.snapshot_rule import SnapshotRule, Unsaved
+from aiops.engine.capture import Capture, capture, policy_state
 from aiops.engine.engine import Engine
-from aiops.engine.events import Effect, Event, Resumed, Tick
+from aiops.engine.events import (
+    Effect,
+    Event,
+    JournalEnded,
+    Resumed,
+    SnapshotDue,
+    SnapshotWritten,
+    Tick,
+    Warm,
+)
+from aiops.engine.receive import CopiedIncoming
 from aiops.errors import UsageError
+from aiops.kernels.checksum import warm_crc32
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.serving.snapshot_writer import SnapshotWriter
 from aiops.serving.state_files import Clock, StateFiles
-from aiops.state.row_kinds import RowKind
+from aiops.state.directory import GenerationFile
 from aiops.state.snapshot_file import SnapshotHeader
 
 _log = logging.getLogger("aiops.server")
 
-_SOON = 0.02
-"""Seconds after which it is tried again to find the engine between two updates."""
+_RETRY, _MINUTE = 10.0, 60.0
+"""Seconds after which a journal that has ended is tried again, and it is said again that it has."""
+
+_OFTEN = 0.05
+"""Seconds from one look at whether a snapshot is due to the next."""
+
+
+@value
+class _Mark:
+    """A point of the journal: the last row, the bytes of all so far, and the updates begun."""
+
+    row: int
+    nbytes: int
+    updates: int
 
 
 class KeptState:
@@ -52,13 +84,21 @@ class KeptState:
         The server's clock; it goes on from the state's time.
     post, post_threadsafe
         Post an event; the second from any thread.
+    perform
+        Carries out an effect.
+    promoted
+        The state to which a standby has brought the engine, which now serves; None: it is fresh.
 
     Attributes
     ----------
     recorder
         Handles the server's events from here on.
+    record
+        Where steady exchanges are recorded; None: there is no journal.
     resumes
         Whether there was a state already.
+    appended
+        Called when a row has been appended, unless it is None.
 
     Raises
     ------
@@ -77,64 +117,124 @@ class KeptState:
         clock: Clock,
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
+        perform: Callable[[Effect], None],
+        promoted: Recovered | None = None,
     ) -> None:
-        self._files, self._clock, self._post = files, clock, post
-        self._due: asyncio.TimerHandle | None = None
+        self._files, self._clock, self._post, self._perform = files, clock, post, perform
+        self._acks, self._post_threadsafe = acks, post_threadsafe
+        self.appended: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
         began = time.perf_counter()
-        recovered = files.recover(engine, policy)
+        recovered = promoted
+        if promoted is None:
+            recovered = files.recover(engine, policy, perform, self._replayer())
         if recovered is not None and init is not None:
             raise UsageError(
                 f"--init {init} is for a new state, and {files.folder} is at version"
                 f" {engine.version:,} already: leave it out, or name another --state"
             )
+        self._outstanding: tuple[Effect, ...] = ()
+        self.resumes, row, self._mark = recovered is not None, 1, _Mark(0, 0, 0)
         if recovered is not None:
             clock.go_on(recovered.time)
-        self._outstanding = () if recovered is None else recovered.outstanding
-        self.resumes = recovered is not None
-        self._writer = files.begin(engine, policy, recovered, clock(), acks, post_threadsafe)
-        row = 1 if recovered is None else recovered.row
-        self._snapshots = SnapshotWriter(files.disk, files.folder)
-        self._captured = 0  # the row of the last snapshot
-        self.recorder = Recorder(engine, CommitGate(acks), row + 1)
+            row, self._outstanding = recovered.row, recovered.outstanding
+            self._mark = _Mark(recovered.snapshot, -recovered.nbytes, _updates(engine))
+        self._journal = files.begin(
+            *(engine, policy, recovered, clock(), acks, post_threadsafe),
+            promoted=promoted is not None,
+        )
+        recording = self._journal is not None
+        self.record = self if recording else None
+        if recording:
+            engine.admission.incoming = CopiedIncoming
+        self._snapshots = SnapshotWriter(
+            files.disk, files.folder, files.segments, None if recording else row
+        )
+        given = engine, CommitGate(acks), row + 1, files.generations
+        self.recorder = self._made_recorder(*given, recording=recording)
+        self._writing = self._ended = self._captured = False
+        self._waiting: WriteSnapshot | None = None  # for rows before it
+        self._said = self._tried = 0.0  # when it was said, and tried to change, that it has ended
+        self._capture_bytes = 0
+        self._seconds = 0.0, 0.0  # for which updates waited for the last one, and of its writing
         if recovered is None:
             _log.info("%s: a new state, run %s", files.folder, files.run)
             return
         _log.info(
-            "%s: generation %d of run %s: %d rows, version %d, %d clients known, in %.2f s",
-            *(files.folder, files.generation, files.run, row, engine.version),
-            *(len([*engine.membership]), time.perf_counter() - began),
+            "%s: generation %d of run %s: snapshot at row %d, %d rows since, version %d, %d clients"
+            " known, in %.2f s",
+            *(files.folder, files.generation, files.run, recovered.snapshot),
+            *(row - recovered.snapshot, engine.version, len([*engine.membership])),
+            time.perf_counter() - began,
         )
 
+    def _replayer(self) -> Replayer | None:
+        """Return what replays the rows; None: the usual one."""
+        return None
+
+    def _made_recorder(
+        self,
+        engine: Engine,
+        gate: CommitGate,
+        first: int,
+        generations: GenerationFile,
+        *,
+        recording: bool,
+    ) -> Recorder:
+        return Recorder(engine, gate, first, generations, recording=recording)
+
     def actions(
-        self, reply: Callable[[EncodedReply], None]
+        self, reply: Callable[[EncodedReply], None], supersede: Callable[[Supersede], None]
     ) -> Mapping[type[Any], Callable[[Any], Event | None]]:
         """Return what carries out the effects that only a server with a state has.
 
-        ``reply`` sends an answer that is encoded already.
+        ``reply`` sends an answer that is encoded already; ``supersede`` ends the server at once.
         """
-        return {AppendRow: self._writer.append, EncodedReply: reply}
+        return {
+            AppendRow: _no_journal if self._journal is None else self._append,
+            EncodedReply: reply,
+            Supersede: supersede,
+            WriteSnapshot: self._write,
+            SnapshotFailed: self._failed,
+        }
 
-    def begin(
-        self, loop: asyncio.AbstractEventLoop, every: float, perform: Callable[[Effect], None]
-    ) -> None:
+    def keep_for(self, fed: Callable[[], int]) -> None:
+        """Keep the rows from the one on that ``fed`` returns; a standby still needs them."""
+        self._snapshots.fed = fed
+
+    @property
+    def newest(self) -> int:
+        """The newest row of the journal."""
+        return self.recorder.next - 1
+
+    def _append(self, effect: AppendRow) -> Event | None:
+        ended = self._journal.append(effect) if self._journal is not None else None
+        if self.appended is not None:
+            self.appended()
+        return ended
+
+    def begin(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
         """Go on where the earlier server ended, if there was one, and take snapshots.
 
         Parameters
         ----------
         loop, every
-            The event loop, and the seconds between two snapshots on it.
-        perform
-            Carries out an effect.
+            The event loop, and the seconds between two snapshots on it, at most.
         """
-        self._due = loop.call_later(every, self._snapshot, loop, every)
-        if not self.resumes:
-            return
+        self._loop, self._rule = loop, SnapshotRule(every, self._clock())
+        self._timer = loop.call_later(min(every, _OFTEN), self._look, min(every, _OFTEN))
+        if self.record is not None:
+            self._perform(Warm([partial(warm_crc32, self.recorder.engine.options.backend)]))
+        if self.resumes:
+            self._go_on()
+            self._post(Tick(self._clock()))
+
+    def _go_on(self) -> None:
         self._post(Resumed(self._clock(), self._files.generation))
         for effect in self._outstanding:
-            perform(effect)
+            self._perform(effect)
         self._outstanding = ()
-        self._post(Tick(self._clock()))
 
     def exchanged(
         self,
@@ -150,69 +250,151 @@ class KeptState:
 
         Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged`.
         """
-        recorder = self.recorder
-        if not recorder.recording:
+        recorder, journal = self.recorder, self._journal
+        if journal is None or not recorder.recording:
             return
-        row = recorder.exchanged(peer, numbers, ticket, sums)
-        number, flags = recorder.next - 1, LEASED if leased else 0
-        ended = self._writer.write(number, RowKind.STEADY, time, flags, row, gradient.data.data)
+        row, flags = recorder.exchanged(peer, numbers, ticket, sums), LEASED if leased else 0
+        if recorder.pending:
+            ended = journal.append(recorder.exchanged_later(time, flags, row, gradient))
+        else:
+            ended = journal.write(recorder.next - 1, time, flags, row, gradient.data.data)
+        if self.appended is not None:
+            self.appended()
         if ended is not None:
             self._post(ended)
 
-    def _snapshot(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
-        """Begin to write a snapshot, if anything has happened; when updates run, a bit later."""
-        engine, pause = self.recorder.engine, every
-        if self._snapshots.busy or not self._changed:
-            pass
-        elif engine.training is None or not (engine.idle and not engine.working):
-            pause = min(every, _SOON)
-        else:
+    # ------------------------------------------------------------ snapshots
 
-            def done(capture: Capture) -> None:
-                loop.call_soon_threadsafe(capture.release)
+    def _look(self, pause: float) -> None:
+        """Have a snapshot taken if one is due; look again after ``pause`` seconds."""
+        now, recorder = self._clock(), self.recorder
+        if self._waiting is not None:
+            self._write(self._waiting)
+        if not (self._writing or recorder.capturing or recorder.engine.training is None):
+            if not (recorder.recording or self._captured):
+                self._rule.at_once(now)  # without a journal there is nothing else
+                self._captured = True
+            if self.record is not None and not recorder.recording:
+                self._try_again(now)
+            if self._rule.due(now, self._unsaved()):
+                self._post(SnapshotDue(now, recorder.next))
+        self._timer = self._loop.call_later(pause, self._look, pause)
 
-            try:
-                self._take(partial(self._snapshots.begin, done=done))
-            except MemoryError:
-                _log.error("no memory for a snapshot: it is tried again in %g s", every)
-        self._due = loop.call_later(pause, self._snapshot, loop, every)
-
-    @property
-    def _changed(self) -> bool:
-        """True unless the last snapshot has all; without a journal only a snapshot has anything."""
-        last = self._captured if not self._snapshots.why else 0
-        return self.recorder.next - 1 != last or not self.recorder.recording
-
-    def _take(self, write: Callable[[Capture, SnapshotHeader], object]) -> None:
-        """Capture the engine, between two events, and have it written."""
-        engine, files = self.recorder.engine, self._files
-        row = self.recorder.next - 1
-        capture = captured(engine, row)
-        try:
-            capture.copy()
-        except BaseException:
-            capture.release()
-            raise
-        self._captured = row
-        versions = [engine.version, *(table.version for table in engine.tables)]
-        wrote = {"aiops": __version__, "numpy": np.__version__, "byteorder": sys.byteorder}
-        header = SnapshotHeader(
-            *(row, files.generation, files.run, versions),
-            *(capture.settings, wrote, capture.owners),
-        )
-        write(capture, header)
-
-    def _take_last(self) -> None:
-        """Write a last snapshot, so that the next start need not replay the journal."""
-        engine = self.recorder.engine
-        if not self._changed or engine.training is None or not engine.idle or engine.working:
+    def _try_again(self, now: float) -> None:
+        """Say once a minute that there is no journal; have one again if there is room."""
+        files, recorder = self._files, self.recorder
+        if not self._tried:
+            self._said = self._tried = now
+        if now >= self._said + _MINUTE:
+            self._said = now
+            _log.warning("%s; acknowledgements still mean 'applied'", recorder.ended)
+        if now < self._tried + _RETRY:
             return
+        self._tried = now
+        room = 2 * self._capture_bytes + files.disk.segment
+        try:
+            if files.disk.free(files.folder) >= room:
+                self._resume(recorder.resume().first)
+        except OSError as error:
+            self._post(JournalEnded(now, f"{files.folder}: {error.strerror or error}"))
 
-        def write(capture: Capture, header: SnapshotHeader) -> None:
-            self._snapshots.write(capture, header)
-            capture.release()
+    def _resume(self, first: int) -> None:
+        """Begin another journal, and take the snapshot that it needs."""
+        if self._journal is not None:
+            self._journal.end()
+        self._journal = self._files.begin_again(first, self._acks, self._post_threadsafe)
+        self._mark = _Mark(self._mark.row, 0, self._mark.updates)
+        self._rule.at_once(self._clock())
 
-        self._take(write)
+    def _unsaved(self) -> Unsaved:
+        """Return what the last snapshot does not have."""
+        engine, last, now = self.recorder.engine, self._mark, self._present()
+        if not self.recorder.recording:  # there will be no replay
+            return Unsaved(int(now.updates != last.updates or not last.row), 0, 0)
+        cost = 0 if engine.store is None else engine.store.cost
+        touched = (now.updates - last.updates) * cost
+        return Unsaved(now.row - last.row, now.nbytes - last.nbytes, touched)
+
+    def _present(self) -> _Mark:
+        nbytes = 0 if self._journal is None else self._journal.nbytes
+        return _Mark(self.recorder.next - 1, nbytes, _updates(self.recorder.engine))
+
+    def _write(self, effect: WriteSnapshot) -> None:
+        """Begin to write a capture, once the journal has all its rows.
+
+        Else, after a crash, the snapshot before it would lead to an earlier state.
+        """
+        self._writing = True
+        if self.recorder.lacks(effect.row):
+            self._waiting = effect
+            return
+        self._waiting, began, mark = None, self._clock(), self._present()
+        mark, resuming = _Mark(effect.row, mark.nbytes, mark.updates), self.recorder.resuming
+
+        def done(nbytes: int) -> None:
+            if resuming and not self._snapshots.why:
+                try:
+                    self._files.segments.reveal()
+                except OSError as error:
+                    self._snapshots.why = f"the journal cannot go on: {error.strerror or error}"
+            self._loop.call_soon_threadsafe(self._written, effect, mark, began, nbytes)
+
+        self._snapshots.begin(
+            effect.capture, header_of(self._files, effect.capture, effect.row), done
+        )
+
+    def _written(self, effect: WriteSnapshot, mark: _Mark, began: float, nbytes: int) -> None:
+        """Take note that a snapshot was written, or was not."""
+        effect.capture.release()
+        self._writing, now = False, self._clock()
+        if self._ended:
+            return
+        if self._snapshots.why:
+            self._not_written(now, self._snapshots.why)
+            return
+        self._rule.written(now, effect.pause, now - began)
+        first, self._capture_bytes = not self._capture_bytes, effect.capture.nbytes
+        self._seconds = effect.pause, now - began
+        self._mark = mark
+        if first:
+            _log.info(
+                "%s: the first snapshot, of row %d: %.1f MiB written in %.2f s; to capture it took"
+                " %.1f MiB of memory, and updates waited for %.3f s",
+                *(self._files.folder, effect.row, nbytes / _MIB, now - began),
+                *(self._capture_bytes / _MIB, effect.pause),
+            )
+        self._post(SnapshotWritten(now, effect.row))
+
+    def _failed(self, effect: SnapshotFailed) -> None:
+        """Take note that a snapshot was not captured."""
+        if effect.why == WAITS:
+            self._rule.at_once(self._clock())
+            return
+        _log.error("no snapshot was taken: %s; it is tried again", effect.why)
+        self._not_written(self._clock(), effect.why)
+
+    def _not_written(self, now: float, why: str) -> None:
+        self._rule.failed(now)
+        if self.recorder.resuming:  # the journal would follow nothing
+            self._post(JournalEnded(now, why))
+
+    def _write_last(self) -> None:
+        """Write a last snapshot, so that the next start need not replay the journal."""
+        recorder, engine = self.recorder, self.recorder.engine
+        if engine.training is None or not engine.idle:
+            return
+        if recorder.recording and recorder.next - 1 == self._mark.row:
+            return
+        recorder.next += not recorder.recording
+        row, found = recorder.next - 1, capture(engine)
+        found.room = recorder.room
+        try:
+            found.copy(engine.machine.parallel_map)
+            self._snapshots.write(found, header_of(self._files, found, row))
+        finally:
+            found.release()
+
+    # ------------------------------------------------------------ its end
 
     def report(self) -> dict[str, Any]:
         """Return its part of the statistics."""
@@ -223,9 +405,17 @@ class KeptState:
             "generation": files.generation,
             "row": recorder.next - 1,
             "acks": recorder.acks.name.lower(),
+            "wanted": self._acks.name.lower(),
+            "journal_bytes": 0 if self._journal is None else self._journal.nbytes,
+            "lag_rows": recorder.lag,
+            "lag_bytes": 0 if self._journal is None else self._journal.lag,
             "ended": recorder.ended,
-            "snapshot": self._captured,
+            "rolled_back": recorder.rolled_back,
+            "snapshot": self._mark.row,
             "snapshot_error": self._snapshots.why,
+            "capture_bytes": self._capture_bytes,
+            "capture_seconds": self._seconds[0],
+            "snapshot_seconds": self._seconds[1],
         }
 
     def end(self, *, trusted: bool = True) -> None:
@@ -234,18 +424,42 @@ class KeptState:
         ``trusted``: False after an internal error, when only the journal is sure to be right.
         """
         self.stop()
+        self._ended = True
+        if self._waiting is not None:
+            self._waiting.capture.release()
+            self._waiting = None
         self._snapshots.wait()
         try:
             if trusted:
-                self._take_last()
+                self._write_last()
+        except MemoryError:
+            _log.error("%s: there is no memory for a last snapshot", self._files.folder)
         finally:
-            self._close()
+            self._snapshots.end()
+            if self._journal is not None:
+                self._journal.end()
+            self._files.close()
 
     def stop(self) -> None:
         """Begin no further snapshot."""
-        if self._due is not None:
-            self._due.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _close(self) -> None:
-        self._writer.end()
-        self._files.close()
+
+_MIB = 1 << 20
+
+
+def header_of(files: StateFiles, found: Capture, row: int) -> SnapshotHeader:
+    """Return the header of a snapshot of the state after a row."""
+    wrote = {"aiops": __version__, "numpy": np.__version__, "byteorder": sys.byteorder}
+    numbers = row, files.generation, files.run, found.versions
+    return SnapshotHeader(*numbers, found.settings, wrote, found.owners)
+
+
+def _no_journal(effect: AppendRow) -> JournalEnded | None:
+    raise AssertionError("there is no journal")
+
+
+def _updates(engine: Engine) -> int:
+    """Return the number of updates that an engine has begun."""
+    return 0 if engine.training is None else engine.training.updates.tickets

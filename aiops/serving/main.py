@@ -7,10 +7,11 @@ import logging
 import signal
 from collections.abc import Callable
 
-from aiops.net import signals
+from aiops.net import faults, signals
 from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.shard_processes import ShardProcesses
+from aiops.serving.standby import StandbyServer
 
 _log = logging.getLogger("aiops.server")
 
@@ -23,23 +24,44 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
 
     With ``shards`` the followers are child processes, which end with this one.
     """
+    faults.use_environment_variable()
     config = _with_room(config)
     server: Server | None = None
+    standby: StandbyServer | None = None
     ending = False
 
     def end(number: int) -> None:
         nonlocal ending
         again, ending = ending, True
         if server is None:
+            if standby is not None:
+                standby.stop()
             return
         if again or number == signal.SIGINT:  # a person waits at the terminal
             server.stop()
         else:
             server.stop_with_lead()
 
-    with signals.handled(end):
+    def promote(_number: int) -> None:
+        if standby is not None and server is None:
+            standby.promote()
+
+    with signals.handled(end, promote if config.standby is not None else None):
+        if config.standby is not None:
+            standby = StandbyServer(config)
+            announce(await standby.start())
+            try:
+                server = await standby.stand_by()
+                if server is not None:
+                    if ending:
+                        server.stop()
+                    await server.serve()
+            finally:
+                standby.end()
+            return
         async with ShardProcesses(config) as children:
             server = Server(children.config)
+            children.on_start = server.follower_moved
             url = await server.start()
             if ending:
                 server.stop()

@@ -22,7 +22,7 @@ _CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
 """Bytes per second, over seconds, required of a peer while others wait for its buffer."""
 
 
-_PINGED = ("open", "shard open", "lead open")
+_PINGED = ("open", "shard open", "lead open", "standby open")
 """The states in which a peer may be pinged."""
 
 

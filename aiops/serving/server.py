@@ -14,17 +14,19 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from aiops.algorithms import find
 from aiops.common import forks, urls
-from aiops.durable.commit_gate import EncodedReply
+from aiops.durable.commit_gate import Acks, EncodedReply
+from aiops.durable.recorder import Supersede
+from aiops.durable.recovery import Recovered
 from aiops.engine.engine import Engine
-from aiops.engine.events import End, Event, Stopping
-from aiops.engine.steady import Steady
-from aiops.errors import ConnectionLost, UsageError, nearest
+from aiops.engine.events import Committed, End, Event, Stopping
+from aiops.engine.steady import ExchangeRecord, Steady
+from aiops.errors import ConnectionLost, Refused, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import narrow, unpace
@@ -36,6 +38,8 @@ from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
 from aiops.serving.profiling import Profile
 from aiops.serving.shard_links import ShardLinks
+from aiops.serving.shard_states import FollowerState, LeadState
+from aiops.serving.standby_feeds import StandbyFeeds
 from aiops.serving.state_files import Clock, StateFiles
 from aiops.serving.unix_listener import UnixListener
 from aiops.shards.collecting import Collecting
@@ -43,8 +47,9 @@ from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SinkFor
-from aiops.wire.messages import Message
+from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
+from aiops.wire.standby_messages import Fence
 
 _log = logging.getLogger("aiops.server")
 
@@ -102,17 +107,21 @@ class Server:
         self._machine = machine = Resources(memory, parallel_map, measure, device, later=True)
         run = env.token_bytes(8).hex()
         self._state_files: StateFiles | None = None
-        self._state: KeptState | None = None  # once it has been recovered
-        if config.state is not None:
+        self._state: KeptState | FollowerState | None = None  # once it has been recovered
+        self._feeds: StandbyFeeds | None = None  # once there is a journal
+        options = config.options()
+        kept, shard = config.state_folder, None if config.follower else (0, options.shards)
+        if kept is not None:
             holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
-            self._state_files = StateFiles(config.state, env.disk, holder, run, salt)
+            self._state_files = StateFiles(kept, env.disk, holder, run, salt, shard)
             run = self._state_files.run
-        options = dataclasses.replace(config.options(), run=run)
+        options = dataclasses.replace(options, run=run)
         links: ShardLinks | None = None
         lead: Lead | None = None
         self._coordinator: Coordinator
         if config.follower:
-            self._coordinator = follower = Follower(algorithm, options, machine)
+            follower = Follower(algorithm, options, machine, kept=kept is not None)
+            self._coordinator = follower
             sinks_of = follower.sinks_of
         else:
             try:
@@ -123,7 +132,8 @@ class Server:
             self._coordinator = self._engine = engine
             sinks_of = self._engine.sinks_of
             if config.sharded:
-                self._coordinator = lead = Lead(self._engine, config.reach())
+                lead = Lead(self._engine, config.reach(), kept=kept is not None)
+                self._coordinator = lead
                 sinks_of = partial(self._sinks_of, lead)
                 links = self._links_of(lead, options.run)
         self._links = links
@@ -132,6 +142,7 @@ class Server:
             *(config, self._coordinator, env, self._pacing, self.post, self._note_change),
             *(self._exchange, sinks_of, machine.measure),
         )
+        self.connections.control = self._control
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
@@ -160,21 +171,52 @@ class Server:
             [(host or _nearest(config.host), port) for host, port in config.reach()],
             *(config.token, run, algorithm.name, algorithm.settings()),
             *(config.heartbeat, self._env),
-            *(lead.sink_for_follower, self.post),
+            lead.sink_for_follower,
+            self.post,
+            lead.refusal,
+            lambda: None if self._state is None else self.generation,
         )
+
+    def follower_moved(self, shard: int, port: int) -> None:
+        """Reach a follower on this machine at another port from here on: it was started again."""
+        if self._links is not None and isinstance(self._coordinator, Lead):
+            self._coordinator.move(shard, "", port)
+            self._links.move(shard, _nearest(self.config.host), port)
 
     def _statistics(self) -> Mapping[str, Any]:
         """Return the shell's part of the statistics."""
         return {
             "profile": self._profile.report() if self._profile is not None else None,
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
-            "state": self._state.report() if self._state is not None else None,
+            "state": self._state_report(),
         }
+
+    def _state_report(self) -> dict[str, Any] | None:
+        state, feeds = self._state, self._feeds
+        if state is None:
+            return None
+        found = state.report()
+        return found if feeds is None else {**found, **feeds.report(state.recorder.acks)}
 
     @property
     def engine(self) -> Engine:
         """The engine that decides, unless this server is a follower."""
         return self._engine
+
+    @property
+    def state_files(self) -> StateFiles | None:
+        """The folder of the state that it keeps, if it keeps one."""
+        return self._state_files
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        return self._engine.options.run
+
+    @property
+    def generation(self) -> int:
+        """The generation of the run; 0 without a state."""
+        return 0 if self._state_files is None else self._state_files.generation
 
     @property
     def warm(self) -> bool:
@@ -183,15 +225,22 @@ class Server:
 
     # ------------------------------------------------------------ life
 
-    async def start(self) -> str:
-        """Open everything and listen; return the URL that workers connect to."""
+    async def start(self, promoted: Recovered | None = None) -> str:
+        """Open everything and listen; return the URL that workers connect to.
+
+        ``promoted``: the state to which a standby has brought the engine, if it was one.
+        """
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
+        prepared = False
         try:
+            if self._state_files is not None:
+                if self._state_files.generation:  # then there are updates to be repeated, at once
+                    self._runner.perform(preparation)
+                    prepared = True
+                self._state = self._recovered(self._state_files, loop, promoted)
             if self._links is not None:
                 await self._links.connect(self.config.hello_deadline)
-            if self._state_files is not None:
-                self._state = self._recovered(self._state_files, loop)
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
@@ -213,24 +262,111 @@ class Server:
             self._unix_listener.begin(sock.getsockname()[:2] for sock in listener.sockets)
         if self._pacing is not None:
             self._pacing.begin(loop)
-        self._runner.perform(preparation)
+        if not prepared:
+            self._runner.perform(preparation)
         if self._state is not None:
-            self._state.begin(loop, self.config.snapshot_every, self._runner.perform)
+            self._state.begin(loop, self.config.snapshot_every)
+        if self._feeds is not None:
+            self._feeds.begin(loop)
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port)
         return self.url
 
-    def _recovered(self, files: StateFiles, loop: asyncio.AbstractEventLoop) -> KeptState:
+    def _recovered(
+        self, files: StateFiles, loop: asyncio.AbstractEventLoop, promoted: Recovered | None
+    ) -> KeptState | FollowerState:
         """Bring the engine to the state that is kept, and have its events journalled."""
-        config = self.config
-        state = KeptState(
-            *(files, self._engine, config.policy, config.acknowledgement, config.init),
-            *(self._clock, self.post),
-            lambda event: loop.call_soon_threadsafe(self.post, event),
-        )
+        state = self._kept_state(files, loop, promoted)
         self._handle = self._machine.measure("policy", state.recorder.handle)
-        self._runner.actions.update(state.actions(self._send_encoded))
+        self._runner.actions.update(state.actions(self._send_encoded, self._superseded))
+        if isinstance(state, LeadState):
+            state.resume()
         return state
+
+    def _kept_state(
+        self, files: StateFiles, loop: asyncio.AbstractEventLoop, promoted: Recovered | None
+    ) -> KeptState | FollowerState:
+        config, coordinator, perform = self.config, self._coordinator, self._runner.perform
+        given = config.policy, config.acknowledgement, config.init, self._clock, self.post
+
+        def post_threadsafe(event: Event) -> object:
+            return loop.call_soon_threadsafe(self._journalled, event)
+
+        if isinstance(coordinator, Follower):
+            mine = files, coordinator, config.acknowledgement, self._clock
+            return FollowerState(*mine, post_threadsafe, perform)
+        if isinstance(coordinator, Lead):
+            return LeadState(coordinator, files, *given, post_threadsafe, perform)
+        state = KeptState(files, self._engine, *given, post_threadsafe, perform, promoted)
+        if state.record is not None:
+            self._feeds = self.connections.standbys = StandbyFeeds(
+                *(files, state, config.acknowledgement, config.standby_deadline, self._env),
+                *(self._committed, self.connections.link_lost, self.supersede),
+                alone=promoted is not None,
+            )
+            state.keep_for(self._feeds.first_needed)
+        return state
+
+    def _journalled(self, event: Event) -> None:
+        """Handle an event of the journal's thread."""
+        synced = isinstance(event, Committed) and self.config.acknowledgement >= Acks.DURABLE
+        if synced and self._feeds is not None:
+            self._committed(self._feeds.synced_here(event.row))  # type: ignore[union-attr]
+        else:
+            self.post(event)
+
+    def _committed(self, row: int) -> None:
+        if self.config.acknowledgement >= Acks.DURABLE:
+            self.post(Committed(self._now(), row))
+
+    def _control(self, number: int, message: Message) -> None:
+        """Handle what is asked of this server itself."""
+        fenced = isinstance(message, Fence) and message.run == self.run
+        if fenced and message.generation > self.generation:  # type: ignore[attr-defined]
+            self.supersede(message.generation, message.primary)  # type: ignore[attr-defined]
+            return
+        peer = self.connections.peers[number]
+        text = "this server is no standby, and no other has its run"
+        answer = Error(message.id, Refused.code, text, {}, False)
+        peer.link.send(peer.link.wire.send(answer))
+
+    def _superseded(self, effect: Supersede) -> None:
+        self.supersede(effect.generation)
+
+    def supersede(self, generation: int, primary: str = "") -> None:
+        """End at once, and acknowledge nothing more: another server has this run now.
+
+        Parameters
+        ----------
+        generation
+            That server's.
+        primary
+            Its URL, if that is known.
+        """
+        if self._broken or self._state is None:
+            return
+        self._broken = True
+        self._state.stop()
+        error = Superseded(
+            f"this server was superseded by {primary or 'another one'} of its run (generation"
+            f" {generation:,}): to be of use it may start with --standby"
+            f" {primary or 'and the URL of that'}",
+            generation=generation,
+            primary=primary,
+        )
+        self.connections.refuse(str(error), Superseded.code, error.details)
+        self._stop_with(error)
+
+    def recover(self) -> Recovered | None:
+        """Bring the engine to the state that is kept, instead of `start`; see `StateFiles`."""
+        if self._state_files is None:
+            return None
+        return self._state_files.recover(self._engine, self.config.policy, self._runner.perform)
+
+    def discard(self) -> None:
+        """Let go of everything, instead of `start`."""
+        self._runner.close()
+        self._end_state()
 
     def _send_encoded(self, effect: EncodedReply) -> None:
         peer = self.connections.peers.get(effect.peer)
@@ -330,10 +466,14 @@ class Server:
             self._unix_listener.end()
         if self._persistence is not None:
             self._persistence.stop()
+        if self._state is not None:
+            self._state.stop()
         if not self._broken:
             self.post(Stopping(self._now(), kept=self._state is not None))
             await self._drain()
         self._runner.stop()
+        if self._feeds is not None:
+            self._feeds.end()
         if self._pacing is not None:
             self._pacing.stop()
         if self._broken:  # peers have been sent an error, and close when they have read it
@@ -365,6 +505,7 @@ class Server:
             not self._coordinator.idle
             or connections.unsent
             or (state is not None and state.recorder.holds)
+            or (self._feeds is not None and self._feeds.behind)
         ):
             now, before = loop.time(), sent
             sent = connections.sent
@@ -435,7 +576,10 @@ class Server:
         runner, files, state = self._runner, self._persistence, self._state
         if self._handling or self._broken or steady.cost > runner.at_once:
             return None
-        record = state if state is not None else files.exchanges if files is not None else None
+        if state is not None:
+            record: ExchangeRecord | None = state.record
+        else:
+            record = files.exchanges if files is not None else None
         try:
             answer = steady.exchange(nbytes, self._now(), record)
         except Exception as error:
@@ -476,82 +620,3 @@ def _brief(error: BaseException) -> str:
 def _nearest(host: str) -> str:
     """Return the address by which a listener on all addresses is reached on the same host."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-@contextlib.asynccontextmanager
-async def serve(**settings: Any) -> AsyncIterator[Server]:
-    """Run a server inside this event loop, for as long as the ``async with`` block lasts.
-
-    ::
-
-        async with aiops.serve(policy="fasgd", port=0) as server:
-            print(server.url)
-
-    A fork of this process has no part in it: neither its port nor its connections nor its files.
-
-    Parameters
-    ----------
-    settings
-        The fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's settings,
-        a codec may be given alone.
-
-    Raises
-    ------
-    UsageError, ConflictError
-        When the settings cannot work.
-    """
-    chosen = settings.get("set")
-    if isinstance(chosen, dict):
-        settings["set"] = [f"{key}={value}" for key, value in chosen.items()]
-    for name in ("push_codec", "fetch_codec"):
-        if isinstance(settings.get(name), str):
-            settings[name] = [settings[name]]
-    try:
-        config = Config(**settings)
-    except TypeError:
-        known = Config.__dataclass_fields__
-        unknown = next(key for key in settings if key not in known)
-        raise UsageError(
-            f"a server has no setting {unknown!r}; {nearest(unknown, known)}"
-        ) from None
-    async with contextlib.AsyncExitStack() as stack:
-        config = await _with_followers(config, stack)
-        yield await stack.enter_async_context(_running(config))
-
-
-@contextlib.asynccontextmanager
-async def _running(config: Config) -> AsyncIterator[Server]:
-    server = Server(config)
-    await server.start()
-    running = asyncio.ensure_future(server.serve())
-    try:
-        yield server
-    finally:
-        server.stop()
-        await running
-
-
-async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> Config:
-    """Run the followers of ``shards`` inside this event loop too, and name them in the config."""
-    if config.shards == 1 or config.followers:
-        return config
-    ports = []
-    for _shard in range(1, config.shards):
-        follower = await stack.enter_async_context(_running(following(config)))
-        ports.append(f":{follower.port}")
-    return dataclasses.replace(config, followers=ports)
-
-
-def following(config: Config) -> Config:
-    """Return the settings of a server's follower."""
-    return dataclasses.replace(
-        config,
-        shards=1,
-        follower=True,
-        port=0,
-        init=None,
-        save=None,
-        save_every=None,
-        ledger=None,
-        profile=None,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,12 +24,14 @@ from aiops.net.transport import MessageTransport
 from aiops.wire import handshake
 from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Leave, Message, Ping, Pong
-from aiops.wire.server_messages import LeadHello, ShardWelcome
+from aiops.wire.server_messages import LeadHello, ShardState, ShardWelcome
 from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")
 
 _LIMITS = Limits(header=64 << 20)
+
+_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect to a lost follower
 
 
 class FollowerLink:
@@ -37,7 +40,8 @@ class FollowerLink:
     def __init__(self, name: str, link: MessageTransport, hello: LeadHello, now: float) -> None:
         self.name, self.link, self.hello = name, link, hello
         self.challenge: Challenge | None = None
-        self.attached = False
+        self.linked = False  # it was reached
+        self.attached = False  # it has said what state it holds
         self.lost: AiopsError | None = None  # why it is gone
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
@@ -62,6 +66,11 @@ class ShardLinks:
         Returns the sink of payloads, given the shard's number and the message.
     post
         Handles an event: a follower's message, or that it is gone.
+    refusal
+        Returns why a follower with some state cannot be led; empty if it can.
+    generation
+        Returns the number of this start of a lead with a state, and None for one without. With a
+        state, a follower that is lost is connected to again.
     """
 
     def __init__(
@@ -75,13 +84,20 @@ class ShardLinks:
         env: Environment,
         sink_for: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
+        refusal: Callable[[int, ShardState], str],
+        generation: Callable[[], int | None],
     ) -> None:
-        self._addresses, self._token, self._run = addresses, token, run
+        self._addresses, self._token, self._run = list(addresses), token, run
         self._policy, self._settings = policy, settings
         self._heartbeat, self._env, self._sink_for, self._post = heartbeat, env, sink_for, post
         self._followers: dict[int, FollowerLink] = {}  # by shard, the number of their connections
         self._changed = asyncio.Event()  # a follower is attached, or lost
         self._sweeper: asyncio.TimerHandle | None = None
+        self._refusal, self._generation = refusal, generation
+        self._patience = 0.0
+        self._moved = asyncio.Event()  # a follower has another address
+        self._epochs = 0
+        self._attempts: dict[int, asyncio.Task[None]] = {}  # to connect again, by shard
         self._ending = False
 
     async def connect(self, patience: float) -> None:
@@ -92,34 +108,70 @@ class ShardLinks:
         UsageError
             When one cannot be reached, or refuses this lead; the error names it.
         """
-        loop = asyncio.get_running_loop()
-        for shard, (host, port) in enumerate(self._addresses, 1):
-            follower = self._followers[shard] = self._follower(shard, host, port)
+        self._patience = patience
+        for shard in range(1, len(self._addresses) + 1):
             try:
-                async with asyncio.timeout(patience):
-                    await self._reach(follower.link, host, port, loop.time() + patience)
-                    while not follower.attached:
-                        if follower.lost is not None:
-                            raise follower.lost
-                        self._changed.clear()
-                        await self._changed.wait()
+                await self._attach(shard)
+            except UsageError:
+                raise
             except (OSError, AiopsError) as error:
                 why = str(error) or f"no answer in {patience:g} s"
                 raise UsageError(
-                    f"{follower.name} cannot be had ({why}): start it with --follower, and with"
-                    " this server's policy and token"
+                    f"{self._followers[shard].name} cannot be had ({why}): start it with"
+                    " --follower, and with this server's policy and token"
                 ) from None
-        self._sweep(loop)
+        self._sweep(asyncio.get_running_loop())
+
+    async def _attach(self, shard: int) -> None:
+        """Connect to a follower, and wait until it has said what state it holds."""
+        host, port = self._addresses[shard - 1]
+        follower = self._followers[shard] = self._follower(shard, host, port)
+        until = asyncio.get_running_loop().time() + self._patience
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._reach(follower.link, host, port, until)
+                while not follower.attached:
+                    if follower.lost is not None:
+                        raise follower.lost
+                    self._changed.clear()
+                    await self._changed.wait()
+        except BaseException:
+            if not follower.attached and follower.lost is None and follower.linked:
+                follower.link.fault(ConnectionLost("it has not answered in time"))
+            raise
+
+    def move(self, shard: int, host: str, port: int) -> None:
+        """Reach a follower at another address from here on: it was started again."""
+        self._addresses[shard - 1] = host, port
+        self._moved.set()
+
+    async def _attach_again(self, shard: int) -> None:
+        """Try to connect until a follower is back, with pauses between."""
+        pause, said = _PAUSE, ""
+        while not self._ending:
+            try:
+                await self._attach(shard)
+                return
+            except (OSError, AiopsError) as error:
+                why = str(error) or f"no answer in {self._patience:g} s"
+                if why != said:
+                    _log.warning("%s: %s", self._followers[shard].name, why)
+                said = why
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _follower(self, shard: int, host: str, port: int) -> FollowerLink:
         name = f"shard {shard} of {len(self._addresses) + 1} at {host}:{port}"
+        self._epochs += 1
         sink_for = partial(self._sink_for, shard)
         link = MessageTransport(Connection("client", _LIMITS), self, shard, sink_for)
         hello = LeadHello(
             id=0,
             protocol=PROTOCOL,
             client=self._run,
-            epoch=1,
+            epoch=self._epochs,
             name=name,
             run=self._run,
             pongs=True,
@@ -127,6 +179,7 @@ class ShardLinks:
             agent=f"aiops-python/{__version__}",
             policy=self._policy,
             settings=self._settings,
+            generation=self._generation() or 0,
         )
         return FollowerLink(name, link, hello, self._env.now())
 
@@ -146,7 +199,10 @@ class ShardLinks:
 
     def send(self, order: Order) -> None:
         """Send an order; one to a follower that is gone is dropped."""
-        link = self._followers[order.shard].link
+        follower = self._followers.get(order.shard)
+        if follower is None or not follower.attached:
+            return  # it has not said yet what state it holds
+        link = follower.link
         if link.wire.state == "lead open":
             link.send(link.wire.send(order.message, order.payloads))
 
@@ -155,6 +211,8 @@ class ShardLinks:
         self._ending = True
         if self._sweeper is not None:
             self._sweeper.cancel()
+        for attempt in self._attempts.values():
+            attempt.cancel()
         for follower in self._followers.values():
             link = follower.link
             if follower.lost is not None:
@@ -174,12 +232,16 @@ class ShardLinks:
 
     def link_made(self, link: MessageTransport) -> None:
         """Send the lead's hello."""
+        self._followers[link.number].linked = True
         link.send(link.wire.send(self._followers[link.number].hello))
 
     def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
         """Handle a follower's message."""
+        follower = self._followers[link.number]
+        if follower.link is not link:
+            return  # of an earlier connection
         try:
-            self._handle(self._followers[link.number], link, message, sink)
+            self._handle(follower, link, message, sink)
         except AiopsError as error:
             link.fault(error)
 
@@ -193,8 +255,13 @@ class ShardLinks:
         elif isinstance(message, ShardWelcome):
             given = follower.challenge, self._token, follower.name
             handshake.check_welcome(message, follower.hello, *given)
+        elif isinstance(message, ShardState):
+            why = self._refusal(link.number, message)
+            if why:
+                raise UsageError(why)
             follower.attached = True
             self._changed.set()
+            self._post(Reported(self._env.now(), link.number, message, sink))
         elif isinstance(message, Ping):
             if link.wire.state == "lead open":
                 link.send(link.wire.send(Pong(message.id)))
@@ -212,12 +279,17 @@ class ShardLinks:
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report that a follower is gone, and why."""
-        follower = self._followers[link.number]
+        shard = link.number
+        follower = self._followers[shard]
+        if follower.link is not link:
+            return  # an earlier connection, which was not noticed to be gone
         follower.lost = error
         self._changed.set()
         if follower.attached and not self._ending:
             why = f"{follower.name} is gone ({error})"
-            self._post(Lost(self._env.now(), link.number, why))
+            self._post(Lost(self._env.now(), shard, why))
+            if self._generation() is not None:
+                self._attempts[shard] = asyncio.ensure_future(self._attach_again(shard))
 
     # ------------------------------------------------------------ heartbeat
 

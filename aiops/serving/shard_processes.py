@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Self
 
 from aiops.common import urls
@@ -20,11 +21,13 @@ from aiops.common.closing import AsyncClosing
 from aiops.errors import UsageError
 from aiops.net.cpu_count import share
 from aiops.net.thread_pool import MOST
-from aiops.serving.config import Config
+from aiops.serving.config import Config, shard_folder
 
 _log = logging.getLogger("aiops.server")
 
 _START = 60.0  # seconds that a follower may take to begin to listen
+_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before a follower is started again
+_SOON = 0.5  # seconds that the end of a process takes to be logged
 _GRACE = 5.0  # seconds between asking a follower to end and ending it
 
 FOLLOWERS_SETTINGS = (
@@ -42,7 +45,7 @@ FOLLOWERS_SETTINGS = (
         "max_model",
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
-    *("drain_deadline", "log_format", "log_level"),
+    *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every"),
 )
 """The lead's settings that followers get as flags; they get the token by the environment."""
 
@@ -61,6 +64,8 @@ class ShardProcesses(AsyncClosing):
     config
         The same, with the addresses of the started followers, and with the threads of each process
         if ``threads`` was not set.
+    on_start
+        Called with the shard and the port of a follower that has been started again.
 
     Raises
     ------
@@ -76,6 +81,7 @@ class ShardProcesses(AsyncClosing):
         self._processes: list[asyncio.subprocess.Process] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._ending = False
+        self.on_start: Callable[[int, int], None] = lambda shard, port: None
 
     async def connect(self) -> Self:
         """Start all of them at the same time."""
@@ -108,7 +114,9 @@ class ShardProcesses(AsyncClosing):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         for watcher in self._watchers:
-            await asyncio.wait([watcher])
+            _done, waiting = await asyncio.wait([watcher], timeout=_SOON)
+            for each in waiting:  # it was about to start one again
+                each.cancel()
 
     async def _start(self, shard: int) -> int:
         """Start one; return its port."""
@@ -124,6 +132,7 @@ class ShardProcesses(AsyncClosing):
                 "0",
             ),
             *self.config.flags(FOLLOWERS_SETTINGS),
+            *self._state_flags(shard),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(self.config),
@@ -135,21 +144,42 @@ class ShardProcesses(AsyncClosing):
             async with asyncio.timeout(_START):
                 line = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
+            process.kill()
             raise UsageError(f"{name} did not begin to listen in {_START:g} s") from None
         if not line:
             status = await process.wait()
             raise UsageError(f"{name} did not start (exit status {status}): see its log above")
         _log.info("%s is process %d at %s", name, process.pid, line)
-        self._watchers.append(asyncio.create_task(self._watch(name, process)))
+        self._watchers.append(asyncio.create_task(self._watch(shard, process)))
         _host, port = urls.parse(line)
         return port
 
-    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
-        """Log that a follower ended, if it was not to end."""
+    def _state_flags(self, shard: int) -> list[str]:
+        state = self.config.state
+        return [] if state is None else [f"--state={state / shard_folder(shard)}"]
+
+    async def _watch(self, shard: int, process: asyncio.subprocess.Process) -> None:
+        """Log that a follower ended, if it was not to end; start one with a state again."""
+        name = f"shard {shard} of {self.config.shards}"
         status = await process.wait()
-        if status and not self._ending:
-            how = f"by signal {-status}" if status < 0 else f"with status {status}"
-            _log.error("%s (process %d) ended %s", name, process.pid, how)
+        if not status or self._ending:
+            return
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        _log.error("%s (process %d) ended %s", name, process.pid, how)
+        if self.config.state is not None:
+            await self._start_again(shard)
+
+    async def _start_again(self, shard: int) -> None:
+        """Start a follower until it listens, with pauses between."""
+        pause = _PAUSE
+        while not self._ending:
+            try:
+                self.on_start(shard, await self._start(shard))
+                return
+            except UsageError as error:
+                _log.error("%s; it is tried again in %g s", error, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _environment(config: Config) -> dict[str, str]:

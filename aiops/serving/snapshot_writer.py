@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from aiops.engine.capture import Capture
-from aiops.net.disk import Disk
+from aiops.engine.capture import Capture, needed_rows
+from aiops.errors import DamagedState, UsageError
+from aiops.model.parts import LARGEST
+from aiops.net.disk import Disk, DiskFile, DiskThread
+from aiops.serving.segment_files import NO_ROOM, SegmentFiles
 from aiops.state.directory import PART, StateListing, journal_name, snapshot_name
-from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
+from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader, SnapshotPlan
 
 _log = logging.getLogger("aiops.server")
+
+_SPARE = f"snapshot{PART}"
 
 KEPT = 2
 """Snapshots that stay: if the newest is damaged, the one before it and the journal are as good."""
@@ -26,17 +31,32 @@ class SnapshotWriter:
     ----------
     disk, folder
         Where they go.
+    segments
+        The files of the journal.
+    last
+        The last row of the journal, if it is written no more. None: it goes on.
 
     Attributes
     ----------
     why
         The reason for which the last one was not written; empty if it was.
+    fed
+        Returns the first row that is still needed for a standby. Called on the thread.
     """
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
-        self._disk, self._folder = disk, folder
-        self._thread: threading.Thread | None = None
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        segments: SegmentFiles,
+        last: int | None = None,
+    ) -> None:
+        self._disk, self._folder, self._segments, self._last = disk, folder, segments, last
+        self._thread: DiskThread | None = None
+        self._has_spare = False  # a snapshot that is not needed any more, to be overwritten
+        self._needed: dict[int, int] = {}  # by snapshot, the first row that it refers to
         self.why = ""
+        self.fed: Callable[[], int] = lambda: LARGEST
 
     @property
     def busy(self) -> bool:
@@ -44,27 +64,39 @@ class SnapshotWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(
-        self, capture: Capture, header: SnapshotHeader, done: Callable[[Capture], object]
+        self, capture: Capture, header: SnapshotHeader, done: Callable[[int], object]
     ) -> None:
-        """Begin to write a capture that is complete; ``done`` is called on the thread, at last."""
-        self._thread = threading.Thread(
-            target=self._run, args=(capture, header, done), name="aiops-snapshot", daemon=True
-        )
-        self._thread.start()
+        """Begin to write a capture that is complete.
+
+        ``done`` is called on the thread, at last, with the number of bytes written.
+        """
+        run = partial(self._run, capture, header, done)
+        self._thread = self._disk.thread(run, "aiops-snapshot")
 
     def wait(self) -> None:
         """Return when nothing is being written."""
         if self._thread is not None:
             self._thread.join()
 
-    def write(self, capture: Capture, header: SnapshotHeader) -> None:
-        """Write a snapshot, and remove what it covers; errors are logged, and are in `why`."""
-        name = snapshot_name(header.row)
+    def end(self) -> None:
+        """Remove the file that the next one would have been written over."""
+        if self._has_spare:
+            self._has_spare = False
+            with contextlib.suppress(OSError):
+                self._disk.remove(self._folder / _SPARE)
+
+    def write(self, capture: Capture, header: SnapshotHeader) -> int:
+        """Write a snapshot, and remove what it covers; return its bytes.
+
+        Errors are logged, and are in `why`.
+        """
+        name, nbytes = snapshot_name(header.row), 0
         part = self._folder / f"{name}{PART}"
         try:
             plan = SnapshotPlan(header, capture.arrays)
+            nbytes = plan.length
             self._disk.remove(part)
-            file = self._disk.create(part, plan.length)
+            file = self._again(part, nbytes) or self._create(part, nbytes)
             try:
                 for at, buffers in plan.pieces():
                     file.write(buffers, at)
@@ -72,22 +104,89 @@ class SnapshotWriter:
             finally:
                 file.close()
             self._disk.rename(part, self._folder / name)
-            removal = StateListing(self._disk.names(self._folder)).removable(KEPT)
-            for row in removal.snapshots:
-                self._disk.remove(self._folder / snapshot_name(row))
-            for first in removal.segments:
-                self._disk.remove(self._folder / journal_name(first))
+            self._needed[header.row] = _first_needed(header)
+            self._clean()
             self.why = ""
-        except OSError as error:
-            self.why = f"{self._folder / name} was not written: {error.strerror or error}"
-            _log.error("%s; the journal goes on, and the next one is tried as usual", self.why)
+        except (OSError, MemoryError, UsageError) as error:
+            why = getattr(error, "strerror", None) or str(error) or "there is no memory for it"
+            self.why = f"{self._folder / name} was not written: {why}"
+            _log.error("%s; training goes on, and the next one is tried as usual", self.why)
             with contextlib.suppress(OSError):
                 self._disk.remove(part)
+        return nbytes
 
-    def _run(
-        self, capture: Capture, header: SnapshotHeader, done: Callable[[Capture], object]
-    ) -> None:
+    def _again(self, part: Path, nbytes: int) -> DiskFile | None:
+        """Return the last snapshot that was not needed, to be overwritten, if it is as long.
+
+        To write over the pages of a file takes a fraction of the time that a new one takes.
+        """
+        spare = self._folder / _SPARE
+        if not self._has_spare:
+            return None
+        self._has_spare = False
+        file = self._disk.open(spare)
+        if file.size() == nbytes:
+            self._disk.rename(spare, part)
+            return file
+        file.close()
+        self._disk.remove(spare)
+        return None
+
+    def _create(self, part: Path, nbytes: int) -> DiskFile:
+        """Make a file, in place of spare segments if there is no other room."""
         try:
-            self.write(capture, header)
+            return self._disk.create(part, nbytes)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._segments.remove_spares():
+                raise
+        return self._disk.create(part, nbytes)
+
+    def _run(self, capture: Capture, header: SnapshotHeader, done: Callable[[int], object]) -> None:
+        nbytes = 0
+        try:
+            nbytes = self.write(capture, header)
         finally:
-            done(capture)
+            done(nbytes)
+
+    def _clean(self) -> None:
+        """Remove what the last snapshots do not need."""
+        listing = StateListing(self._disk.names(self._folder))
+        kept = listing.snapshots[:KEPT]
+        needed = min([self.fed(), *map(self._first_needed, kept)])
+        removal = listing.removable(KEPT, needed)
+        segments = removal.segments
+        if self._last is not None and len(kept) == KEPT and needed > self._last:
+            segments = listing.segments
+        for row in removal.snapshots:
+            path = self._folder / snapshot_name(row)
+            if self._has_spare:
+                self._disk.remove(path)
+            else:
+                self._disk.rename(path, self._folder / _SPARE)
+                self._has_spare = True
+            self._needed.pop(row, None)
+        if self._last is None:
+            self._segments.retire(segments)
+            return
+        for first in segments:
+            self._disk.remove(self._folder / journal_name(first))
+
+    def _first_needed(self, row: int) -> int:
+        """Return the first row that a snapshot refers to, which an earlier server has written."""
+        if row not in self._needed:
+            name = snapshot_name(row)
+            file = self._disk.open(self._folder / name)
+            try:
+                header = SnapshotFile(
+                    lambda at, into: file.read(into, at), file.size(), name
+                ).header
+                self._needed[row] = _first_needed(header)
+            except DamagedState:
+                self._needed[row] = 0  # all that there is may be needed
+            finally:
+                file.close()
+        return self._needed[row]
+
+
+def _first_needed(header: SnapshotHeader) -> int:
+    return min([*needed_rows(header.owners), header.row + 1])

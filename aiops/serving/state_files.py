@@ -1,37 +1,36 @@
-"""The files of ``--state DIR``: open them, recover from them, and append to the journal."""
+"""The files of ``--state DIR``: open them, and recover from them."""
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from aiops._version import __version__
 from aiops.durable.commit_gate import Acks
+from aiops.durable.follower_recorder import FollowerReplayer, check_follower
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Recovered, Replayer, begin_row, check_begin
+from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, Effect, Event, JournalEnded
-from aiops.engine.restore import restore
+from aiops.engine.events import Event, Warm
 from aiops.errors import DamagedState, UsageError
+from aiops.kernels.parallel import ParallelMap
 from aiops.net.disk import Disk, DiskFile, DiskLock
+from aiops.serving.journal_writer import JournalWriter
+from aiops.serving.segment_files import SegmentFiles
+from aiops.shards.follower import Follower
 from aiops.state import directory
 from aiops.state.directory import GenerationFile, StateIdentity, StateListing
-from aiops.state.frames import END, HEAD, SegmentHead, SegmentScan, frame, frame_bytes
+from aiops.state.file_bytes import FileBytes
+from aiops.state.frames import JournalFrame
+from aiops.state.journal_scan import JournalScan
 from aiops.state.snapshot_file import SnapshotFile
 
 _log = logging.getLogger("aiops.server")
-
-SEGMENT = 64 << 20
-"""Bytes of a segment, if its rows are small."""
-
-_ROWS = 4
-"""Rows as long as the first that a segment has room for, at least."""
 
 
 class StateFiles:
@@ -49,15 +48,24 @@ class StateFiles:
         The name of the run, if there is no state yet.
     salt
         Draws a segment's salt.
+    shard
+        The number of the shard whose state it is to be, and of all shards. None: a follower's,
+        which learns both from its lead (`identify`).
 
     Attributes
     ----------
     folder, disk
         The directory, and the file system.
+    segments
+        The files of the journal.
     run
-        The name of the run whose state it holds.
+        The name of the run whose state it holds; empty if a follower has none yet.
+    generations
+        Where the run's generations began.
     generation
         That of the last start; 0 for a new state.
+    replayer
+        What brought the engine to the state, in `recover`; it can go on with further rows.
 
     Raises
     ------
@@ -72,9 +80,13 @@ class StateFiles:
         holder: str,
         new_run: str,
         salt: Callable[[], int],
+        shard: tuple[int, int] | None = (0, 1),
     ) -> None:
-        self.folder = folder
+        self.folder, self._shard = folder, shard
         self.disk, self._salt = disk, salt
+        self.segments = SegmentFiles(disk, folder)
+        self._base, self._void = 0, tuple[int, ...]()  # of the journal that was read
+        self._earlier = list[tuple[int, int]]()  # its segments, by their first and last rows
         try:
             self.disk.make_folder(folder)
             lock = disk.lock(folder / directory.LOCK, holder)
@@ -85,6 +97,9 @@ class StateFiles:
                 f"{folder} is in use by {lock}: end that server first, or name another --state"
             )
         self._lock: DiskLock = lock
+        self._damaged: list[str] = []  # snapshots that are not whole
+        self._reading: list[DiskFile] = []  # segments
+        self.replayer: Replayer | None = None
         try:
             self._open(new_run)
         except OSError as error:
@@ -104,24 +119,58 @@ class StateFiles:
         for part in listing.parts:
             self.disk.remove(self.folder / part)
         names = self.disk.names(self.folder)
+        if self._shard is not None and self._shard[1] > 1:
+            above = self.folder.parent
+            if directory.IDENTITY_FILE in self.disk.names(above):
+                raise UsageError(
+                    f"{above} holds a whole model, and this server is to have shards of one: start"
+                    " it without --shards, or name another --state"
+                )
         if directory.IDENTITY_FILE in names:
             identity = StateIdentity.unpack(self._read(directory.IDENTITY_FILE))
-            if identity.shards != 1:
-                raise UsageError(f"{self.folder} holds shard {identity.shard} of {identity.shards}")
-            self.run = identity.run
+            found, self.run = (identity.shard, identity.shards), identity.run
+            if self._shard not in (found, None) or (self._shard is None and not found[0]):
+                raise UsageError(
+                    f"{self.folder} holds {_named(*found)}, and this server is to be"
+                    f" {_named(*self._shard) if self._shard else 'a follower'}: start it as it was,"
+                    " or name another --state"
+                )
+            self._shard = found
         elif listing.segments or listing.snapshots:
             raise DamagedState(f"{self.folder} is damaged: it has a journal and no identity")
         else:
-            self.run = new_run
-            identity = StateIdentity(self.run, 0, 1, time.time())
-            self._replace(directory.IDENTITY_FILE, identity.pack())
-        self._generations = GenerationFile(0)
+            self.run = ""
+            if self._shard is not None:
+                self.identify(new_run, *self._shard)
+        self.generations = GenerationFile(0)
         if directory.GENERATION_FILE in names:
-            self._generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE))
-        self.generation = self._generations.generation
+            self.generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE))
+        self.generation = self.generations.generation
 
-    def recover(self, engine: Engine, policy: str) -> Recovered | None:
+    def identify(self, run: str, shard: int, shards: int) -> None:
+        """Write that the directory holds the state of this shard of this run."""
+        self.run, self._shard = run, (shard, shards)
+        identity = StateIdentity(run, shard, shards, time.time())
+        self._replace(directory.IDENTITY_FILE, identity.pack())
+
+    def recover(
+        self,
+        engine: Engine,
+        policy: str,
+        warm: Callable[[Warm], object] | None = None,
+        replayer: Replayer | None = None,
+    ) -> Recovered | None:
         """Bring a fresh engine to the state of the directory.
+
+        Parameters
+        ----------
+        engine, policy
+            The engine, and the policy's name.
+        warm
+            Begins to compile kernels on another thread, so that they are ready for the rest of the
+            rows, or soon after. None: the effect is among those that are returned.
+        replayer
+            Replays the rows; default: to the engine.
 
         Returns
         -------
@@ -135,27 +184,103 @@ class StateFiles:
         UsageError
             When the server was started with other settings.
         """
-        listing = StateListing(self.disk.names(self.folder))
-        base, effects = self._restored(listing, engine)
-        replayer, last = Replayer(engine, base, effects), None
-        for first in listing.segments_after(base):
-            name, until = directory.journal_name(first), listing.until(first)
-            scan = SegmentScan(self._read(name), name, first=first, until=until)
-            if scan.head.run != self.run:
-                raise DamagedState(f"{name} is of another run ({scan.head.run})", file=name)
-            for found in scan:
-                last = found
-                if found.number == 1:
-                    check_begin(found, policy, engine, str(self.folder))
-                    if not base:
-                        replayer.begin(found)
-                elif found.number > base:
-                    replayer.feed(found)
-            if scan.torn:
-                _log.warning("%s: %d bytes at its end are not a whole row", name, scan.torn)
-        return None if last is None and not base else replayer.finish()
+        try:
+            self.replayer = replayer or Replayer(engine, warm)
+            return self._recover(engine, policy, self.replayer)
+        finally:
+            while self._reading:
+                self._reading.pop().close()
 
-    def _restored(self, listing: StateListing, engine: Engine) -> tuple[int, list[Effect]]:
+    def recover_follower(self, follower: Follower) -> Recovered | None:
+        """Bring a fresh follower to the state of the directory, as `recover`."""
+        if not self.run:
+            return None
+        listing = StateListing(self.disk.names(self.folder))
+        replayer = FollowerReplayer(follower, self.run)
+        check = partial(check_follower, follower=follower, where=str(self.folder))
+        segments = listing.segments_after(0)
+        try:
+            scan = JournalScan(self._segment, listing, 0, segments, self.run, passed=0)
+            last = self._replay(scan, 0, replayer, check)
+            self._read_to(listing, 0, scan, last)
+        finally:
+            while self._reading:
+                self._reading.pop().close()
+        recovered = replayer.finish()
+        return recovered if last else None
+
+    def _recover(self, engine: Engine, policy: str, replayer: Replayer) -> Recovered | None:
+        listing = StateListing(self.disk.names(self.folder))
+        base = self._restored(listing, replayer, engine.machine.parallel_map)
+        if self._damaged and not (base or listing.segments):
+            raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
+        segments = listing.segments_after(base)
+        read = partial(self._segment, again=True)  # a row is handled before the next is read
+        scan = JournalScan(read, listing, base, segments, self.run, passed=base)
+        if replayer.lost:  # then what follows was lost too, or is of no use
+            self._base, self._void = base, tuple(each for each in segments if each > base)
+            _log.error(
+                "%s: %d pushes that were queued at row %d are lost, as the system ended before it"
+                " had written them to the disk, and so are the rows after it",
+                *(self.folder, replayer.lost, base),
+            )
+            return replayer.finish()
+        check = partial(check_begin, policy=policy, engine=engine, where=str(self.folder))
+        last = self._replay(scan, base, replayer, check)
+        self._read_to(listing, base, scan, last)
+        return replayer.finish() if last else None
+
+    def _replay(
+        self,
+        scan: JournalScan,
+        base: int,
+        replayer: Replayer | FollowerReplayer,
+        check: Callable[[JournalFrame], None],
+    ) -> int:
+        """Replay the rows after a row; return the last one's number."""
+        last = base
+        for found in scan:
+            last = max(last, found.number)
+            if found.number == 1:
+                check(found)
+                if not base:
+                    replayer.begin(found)
+            elif found.number > base:
+                replayer.feed(found)
+        return last
+
+    def _read_to(self, listing: StateListing, base: int, scan: JournalScan, last: int) -> None:
+        """Note where the journal ends, and say what is missing of it."""
+        self._base, self._void = base, scan.void
+        kept = [each for each in listing.segments_after(base) if each not in scan.void]
+        self._earlier = [(one, other - 1) for one, other in pairwise([*kept, last + 1])]
+        if scan.torn:
+            _log.warning("%s: %d bytes at its end are not a whole row", *scan.torn)
+        if scan.void:
+            _log.error(
+                "%s: %d rows are lost, as the system ended before it had written them to the disk;"
+                " the segments of the journal from %s on, which follow them, are removed",
+                *(self.folder, scan.lost, directory.journal_name(scan.void[0])),
+            )
+
+    def _queued(self, listing: StateListing, rows: Sequence[int]) -> dict[int, JournalFrame]:
+        """Return these rows, as far as the journal has them: it may have ended before."""
+        wanted, found = {*rows}, dict[int, JournalFrame]()
+        first = listing.segment_of(rows[0]) if rows else None
+        if first is None:
+            return found
+        segments = [each for each in listing.segments if each >= first]
+        passed = rows[0] - 1
+        for row in JournalScan(self._segment, listing, rows[-1], segments, self.run, passed):
+            if row.number in wanted:
+                found[row.number] = row
+            if row.number >= rows[-1]:
+                break
+        return found
+
+    def _restored(
+        self, listing: StateListing, replayer: Replayer, parallel_map: ParallelMap
+    ) -> int:
         """Restore the newest snapshot that is whole; return its row, 0 if there is none."""
         for row in listing.snapshots:
             name = directory.snapshot_name(row)
@@ -163,16 +288,20 @@ class StateFiles:
             try:
                 try:
                     snapshot = SnapshotFile(partial(_read_at, file), file.size(), name)
-                    snapshot.verify()
+                    snapshot.verify(parallel_map)
                 except DamagedState as error:
                     _log.error("%s; the one before it is taken", error)
+                    self._damaged.append(name)
                     continue
                 if snapshot.header.run != self.run:
                     raise DamagedState(f"{name} is of another run ({snapshot.header.run})")
-                return row, restore(engine, snapshot.header, snapshot.array)
+                queued = self._queued(listing, needed_rows(snapshot.header.owners))
+                read = partial(snapshot.array, parallel_map=parallel_map)
+                replayer.restore(row, snapshot.header, read, queued)
+                return row
             finally:
                 file.close()
-        return 0, []
+        return 0
 
     def begin(
         self,
@@ -182,8 +311,12 @@ class StateFiles:
         now: float,
         acks: Acks,
         post: Callable[[Event], object],
-    ) -> JournalWriter:
-        """Begin this start's generation, and its journal.
+        *,
+        promoted: bool = False,
+    ) -> JournalWriter | None:
+        """Begin this start's generation, and its journal, unless there is to be none.
+
+        Snapshots that were found damaged are removed: they are not among those that are kept.
 
         Parameters
         ----------
@@ -194,9 +327,12 @@ class StateFiles:
         now
             The time, in seconds.
         acks
-            The level of acknowledgements: with ``DURABLE`` all that is written is synced.
+            The level of acknowledgements: with ``DURABLE`` all that is written is synced, and with
+            ``APPLIED`` there is no journal.
         post
             Posts an event, on any thread.
+        promoted
+            Whether a standby begins to serve: with the next term.
 
         Raises
         ------
@@ -204,23 +340,135 @@ class StateFiles:
             When the directory cannot be written.
         """
         row = 0 if recovered is None else recovered.row
+        if promoted:  # what was read at the start has been synced, or covered by snapshots since
+            self._base, self._void, self._earlier, self._damaged = row, (), [], []
+        writer = self.begin_rows(row, _versions(engine), acks, post, promoted=promoted)
+        if recovered is None and writer is not None:
+            begun = begin_row(now, policy, engine, self.run, f"aiops {__version__}")
+            writer.append(AppendRow(1, begun))
+        return writer
+
+    def begin_rows(
+        self,
+        row: int,
+        versions: Sequence[int],
+        acks: Acks,
+        post: Callable[[Event], object],
+        *,
+        promoted: bool = False,
+    ) -> JournalWriter | None:
+        """Begin this start's generation, and a journal that goes on after a row.
+
+        Parameters
+        ----------
+        row, versions
+            Where the journal ended, and the versions there.
+        acks, post, promoted
+            As of `begin`.
+
+        Raises
+        ------
+        UsageError
+            When the directory cannot be written.
+        """
         try:
-            self._generations = self._generations.started(row, [engine.version])
-            self._replace(directory.GENERATION_FILE, self._generations.pack())
-            self.generation = self._generations.generation
-            writer = JournalWriter(
-                self.disk, self.folder, self.run, self.generation, row + 1, acks, self._salt, post
+            drawn = self._salt() % directory.DRAWN if promoted else None
+            self.generations = self.generations.started(row, versions, promoted=drawn)
+            self._replace(directory.GENERATION_FILE, self.generations.pack())
+            self.generation = self.generations.generation
+            self._clean()
+            if acks is Acks.APPLIED:
+                return None
+            earlier, synced = self._earlier, self._base
+            if acks >= Acks.DURABLE or self._void:
+                earlier, synced = [], row
+                self._sync_journal()
+            return JournalWriter(
+                *(self.disk, self.folder, self.run, self.generation, row + 1, acks),
+                *(self._salt, post, self.segments, self._shard or (0, 1)),
+                synced=synced,
+                earlier=earlier,
             )
         except OSError as error:
             raise UsageError(f"--state {self.folder}: {error.strerror}") from None
-        if recovered is None:
-            first = begin_row(now, policy, engine, self.run, f"aiops {__version__}")
-            writer.append(AppendRow(1, first))
-        return writer
+
+    def begin_again(self, first: int, acks: Acks, post: Callable[[Event], object]) -> JournalWriter:
+        """Return a journal that begins with a row, behind a snapshot that is not written yet.
+
+        It is none before `SegmentFiles.reveal`.
+
+        Raises
+        ------
+        OSError
+            When there is no room.
+        """
+        self.segments.hide()
+        return JournalWriter(
+            *(self.disk, self.folder, self.run, self.generation, first, acks),
+            *(self._salt, post, self.segments),
+            synced=first - 1,
+        )
+
+    def _clean(self) -> None:
+        """Remove what was found to be of no use."""
+        for name in self._damaged:
+            self.disk.remove(self.folder / name)
+            _log.warning("%s, which is damaged, is removed", self.folder / name)
+        for first in reversed(self._void):  # the last one first: what is left has no gap
+            self.disk.remove(self.folder / directory.journal_name(first))
+
+    def adopt(self, generations: GenerationFile) -> None:
+        """Have the generations of the primary whose rows are kept here."""
+        self._replace(directory.GENERATION_FILE, generations.pack())
+        self.generations, self.generation = generations, generations.generation
+
+    def follow(self, row: int, post: Callable[[Event], object]) -> JournalWriter:
+        """Return a journal for the rows of a primary behind ``row``.
+
+        All rows are synced, those too that were read from here.
+
+        Raises
+        ------
+        OSError
+            When the folder cannot be written.
+        """
+        self._clean()
+        self._sync_journal()
+        return JournalWriter(
+            *(self.disk, self.folder, self.run, self.generation, row + 1, Acks.DURABLE),
+            *(self._salt, post, self.segments),
+            synced=row,
+        )
+
+    def clear(self) -> None:
+        """Remove all rows and snapshots, the newest first: what is left is a state at any time."""
+        listing = StateListing(self.disk.names(self.folder))
+        for first in reversed(listing.segments):
+            self.disk.remove(self.folder / directory.journal_name(first))
+        for row in listing.snapshots:
+            self.disk.remove(self.folder / directory.snapshot_name(row))
+        self.segments.remove_spares()  # their heads may have later rows than those that follow
+        self.disk.sync_names(self.folder)
+
+    def _sync_journal(self) -> None:
+        """Sync the rows that were read: a killed server leaves them to the system."""
+        for first, _last in self._earlier:
+            file = self.disk.open(self.folder / directory.journal_name(first))
+            try:
+                file.sync()
+            finally:
+                file.close()
+        self.disk.sync_names(self.folder)
 
     def close(self) -> None:
         """Unlock the directory."""
         self._lock.release()
+
+    def _segment(self, name: str, *, again: bool = False) -> FileBytes:
+        """Return the bytes of a segment; the file stays open until all have been read."""
+        file = self.disk.open(self.folder / name)
+        self._reading.append(file)
+        return FileBytes(partial(_read_at, file), file.size(), again=again)
 
     def _read(self, name: str) -> memoryview:
         file = self.disk.open(self.folder / name)
@@ -243,8 +491,19 @@ class StateFiles:
         self.disk.rename(part, self.folder / name)
 
 
+def _named(shard: int, shards: int) -> str:
+    return "a whole model" if shards == 1 else f"shard {shard} of {shards}"
+
+
 def _read_at(file: DiskFile, at: int, into: memoryview) -> int:
     return file.read(into, at)
+
+
+def _versions(engine: Engine) -> list[int]:
+    """Return the versions of the model and of its tables; without a model none is of use."""
+    if engine.training is None:
+        return []
+    return [engine.version, *(table.version for table in engine.tables)]
 
 
 class Clock:
@@ -269,160 +528,3 @@ class Clock:
     def go_on(self, time: float) -> None:
         """Be at this time at least; the clock never goes back."""
         self._ahead = max(self._ahead, time - self._now())
-
-
-class JournalWriter:
-    """Appends rows to the segments of a journal.
-
-    A row is in the file when `append` returns. What is to be synced is synced on a thread, all that
-    was written meanwhile at once. After an error nothing more is written: what a file holds after a
-    failed call is unknown.
-
-    Parameters
-    ----------
-    disk, folder
-        Where the segments are.
-    run, generation
-        For their heads.
-    first
-        The number of the first row.
-    acks, salt, post
-        As of `StateFiles`.
-
-    Raises
-    ------
-    OSError
-        When the first segment cannot be made.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        folder: Path,
-        run: str,
-        generation: int,
-        first: int,
-        acks: Acks,
-        salt: Callable[[], int],
-        post: Callable[[Event], object],
-    ) -> None:
-        self._disk, self._folder, self._run, self._generation = disk, folder, run, generation
-        self._new_salt, self._post = salt, post
-        self._size = self._at = 0
-        self._synced = first - 1  # the newest row known to be synced
-        self.why, self._closed = "", False
-        self._file = self._segment(first, 0)
-        self._wanted: queue.SimpleQueue[tuple[DiskFile, int, float] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        if acks >= Acks.DURABLE:
-            self._thread = threading.Thread(target=self._sync, name="aiops-journal", daemon=True)
-            self._thread.start()
-
-    def append(self, effect: AppendRow) -> JournalEnded | None:
-        """Append a row; return the event that the journal has ended, if it has just ended."""
-        row = effect.row
-        payload = b"" if row.payload is None else row.payload.data
-        return self.write(effect.number, row.kind, row.time, row.flags, row.row, payload)
-
-    def write(
-        self,
-        number: int,
-        kind: int,
-        time: float,
-        flags: int,
-        row: bytes,
-        payload: bytes | memoryview,
-    ) -> JournalEnded | None:
-        """Append a row, given in parts, as `append`."""
-        if self.why or self._closed:
-            return None
-        length = len(payload)
-        nbytes = frame_bytes(len(row), length)
-        try:
-            if self._at + nbytes + len(END) > self._size:
-                self._roll(number, nbytes)
-            before, after = frame(
-                *(number, kind, time, flags, row, length, zlib.crc32(payload) if length else 0),
-                salt=self._salt,
-                unsynced=number - self._synced,
-            )
-            self._file.write((before, payload, after, END), self._at)
-        except OSError as error:
-            return self._ended(time, error)
-        self._at += nbytes
-        if self._thread is not None:
-            self._wanted.put((self._file, number, time))
-        return None
-
-    def end(self) -> None:
-        """Sync and close the journal, in which nothing is written from here on."""
-        self._closed = True
-        if self._thread is not None:
-            self._wanted.put(None)
-            self._thread.join()
-        if not self.why:
-            try:
-                self._file.sync()
-            except OSError as error:
-                self._ended(0.0, error)
-        self._file.close()
-
-    def _ended(self, now: float, error: OSError) -> JournalEnded:
-        self.why = f"the journal in {self._folder} has ended: {error.strerror or error}"
-        return JournalEnded(now, self.why)
-
-    def _segment(self, first: int, nbytes: int) -> DiskFile:
-        """Begin a segment with room for a row of ``nbytes``."""
-        self._size = max(SEGMENT, HEAD + _ROWS * nbytes + len(END))
-        self._salt = self._new_salt()
-        path = self._folder / directory.journal_name(first)
-        part = path.with_name(path.name + directory.PART)
-        self._disk.remove(part)
-        file = self._disk.create(part, self._size)
-        try:
-            head = SegmentHead(first, self._generation, self._run, self._salt)
-            file.write([head.pack()], 0)
-            file.sync()
-            self._disk.rename(part, path)
-        except BaseException:
-            file.close()
-            raise
-        self._at = HEAD
-        return file
-
-    def _roll(self, first: int, nbytes: int) -> None:
-        """Go on in a new segment; the rows of the old one are synced before it has a name."""
-        self._file.sync()
-        self._synced = first - 1
-        old, self._file = self._file, self._segment(first, nbytes)
-        if self._thread is not None:
-            self._wanted.put((old, -1, 0.0))  # to be closed, once it is synced no more
-        else:
-            old.close()
-
-    def _sync(self) -> None:
-        """Sync what was written, again and again, and post up to which row that is."""
-        while (wanted := self._wanted.get()) is not None:
-            over = False
-            while True:  # all that waits, at once
-                file, number, now = wanted
-                if number < 0:
-                    file.close()
-                try:
-                    following = self._wanted.get_nowait()
-                except queue.Empty:
-                    break
-                if following is None:
-                    over = True
-                    break
-                wanted = following
-            if number >= 0:
-                try:
-                    file.sync()
-                except OSError as error:
-                    self._post(self._ended(now, error))
-                    return
-                self._synced = number
-                self._post(Committed(now, number))
-            if over:
-                return

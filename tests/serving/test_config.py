@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+import typer.main
 
 from aiops.cli import main
 from aiops.cli import serve as serve_command
@@ -44,6 +46,8 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "state": (Path("a.state"), Path("b.state"), Path("c.state")),
     "acks": ("applied", "applied", "applied"),
     "snapshot_every": (1.5, 2.5, 3.5),
+    "standby": ("aiops://a", "aiops://b", "aiops://c,d"),
+    "standby_deadline": (1.5, 2.5, 3.5),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
     "threads": (1, 2, 3),
@@ -66,7 +70,10 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }
-NEEDS = {"save_every": {"save": Path("out.safetensors")}}
+NEEDS = {
+    "save_every": {"save": Path("out.safetensors")},
+    "standby": {"state": Path("state")},
+}
 NAMES = [field.name for field in dataclasses.fields(Config)]
 
 Run = Callable[..., Config]
@@ -84,6 +91,15 @@ def toml(value: Any) -> str:
     return str(value) if isinstance(value, int | float) else f'"{value}"'
 
 
+@functools.cache
+def command_line() -> tuple[Any, list[Config]]:
+    """Return the server's command line, and a list that gets the settings that it has read."""
+    seen: list[Config] = []
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(serve_command._with_config_flags(seen.append))
+    return typer.main.get_command(app), seen
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Return what reads a command line (with variables and a file) as the server does."""
@@ -97,9 +113,8 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             path = tmp_path / "server.toml"
             path.write_text(file)
             flags = ("--config", str(path), *flags)
-        seen: list[Config] = []
-        command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        command.command()(serve_command._with_config_flags(seen.append))
+        command, seen = command_line()
+        seen.clear()
         command(list(flags), standalone_mode=False)
         return seen[0]
 

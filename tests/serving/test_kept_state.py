@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,23 @@ import pytest
 import aiops
 from aiops.algorithms import find
 from aiops.algorithms.asgd import ASGD
+from aiops.durable.commit_gate import Acks
 from aiops.engine import statistics
+from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
 from aiops.engine.journal import digest
 from aiops.errors import AiopsError, ConflictError, UsageError
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
-from aiops.serving import state_files
+from aiops.serving import kept_state
 from aiops.serving.config import Config
+from aiops.serving.snapshot_writer import SnapshotWriter
 from aiops.serving.state_files import Clock, StateFiles
+from aiops.state.directory import journal_name
+from aiops.state.snapshot_file import SnapshotHeader
+from tests.durable.test_recorder import Recorded
+from tests.engine.seeded_run import Case
 from tests.support import Process, ServerThread
 
 START: Mapping[str, Array] = {
@@ -62,7 +71,7 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start reads whole segments, which are of 64 MiB in use and nearly empty in these tests."""
-    monkeypatch.setattr(state_files, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(SystemDisk, "segment", 1 << 16)
 
 
 def recovered(folder: Path, settings: Mapping[str, Any]) -> Engine:
@@ -251,8 +260,8 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         Config(acks="durable")
     with pytest.raises(UsageError, match="applied, written"):
         Config(acks="sure", state=state)
-    with pytest.raises(ConflictError, match="shards"):
-        Config(state=state, shards=2)
+    with pytest.raises(ConflictError, match="shards keep journals only"):
+        Config(state=state, shards=2, acks="applied")
     with pytest.raises(ConflictError, match="relaxed"):
         Config(state=state, consistency="relaxed")
     with pytest.raises(ConflictError, match="drop --record"):
@@ -352,6 +361,79 @@ def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
 
 
+@pytest.mark.parametrize("acks", ["written", "durable"])
+def test_the_better_promise_is_taken_up_again_when_there_is_room(
+    acks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kept_state, "_RETRY", 0.02)
+    monkeypatch.setattr(kept_state, "_MINUTE", 0.05)
+    settings = {"policy": "fasgd", "acks": acks}
+    with ServerThread(state=tmp_path / "s", **settings) as server:
+
+        def told() -> Any:
+            return server.call(lambda running: running._state.report())
+
+        def acknowledged(level: str) -> None:
+            until = time.monotonic() + 20
+            while told()["acks"] != level and time.monotonic() < until:
+                time.sleep(0.01)
+            assert told()["acks"] == level
+
+        train(server.url, PLAIN, 1, 3)
+        for why in ("write", "sync"):
+
+            def fails(*_given: object) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(disk._SystemFile, why, fails)
+                patch.setattr(SystemDisk, "free", lambda *_given: 0)
+                train(server.url, PLAIN, 2, 5)
+                if why == "sync" and acks == "written":
+                    continue  # it waits for none
+                acknowledged("applied")
+                assert told()["wanted"] == acks
+                assert "No space left on device" in told()["ended"]
+                time.sleep(0.1)
+            acknowledged(acks)
+            assert told()["ended"] == ""
+            train(server.url, PLAIN, 3, 4)
+            copied = tmp_path / why
+            expected, _report = copy(server, tmp_path / "s", copied)
+            assert digest(recovered(copied, {"policy": "fasgd"})) == expected
+    assert "acknowledgements still mean 'applied'" in caplog.text
+    assert f"there is a journal again: acknowledgements mean {acks!r} from row" in caplog.text
+
+
+def test_what_was_begun_again_is_no_journal_before_its_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed then comes back with what it had before the disk was full."""
+    monkeypatch.setattr(kept_state, "_RETRY", 0.02)
+    with ServerThread(policy="asgd", acks="written", state=tmp_path / "s") as server:
+        train(server.url, PLAIN, 1, 3)
+
+        def full(*_given: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk._SystemFile, "write", full)
+            patch.setattr(SystemDisk, "free", lambda *_given: 0)
+            train(server.url, PLAIN, 2, 1)
+            until = time.monotonic() + 20
+            while not server.call(lambda running: running._state.report()["snapshot_error"]):
+                assert time.monotonic() < until
+        with monkeypatch.context() as patch:
+            patch.setattr(SnapshotWriter, "begin", lambda *_given: None)  # it takes its time
+            until = time.monotonic() + 20
+            while not list((tmp_path / "s").glob("journal-*.part")) and time.monotonic() < until:
+                time.sleep(0.01)
+            train(server.url, PLAIN, 3, 5)
+            shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    assert list((tmp_path / "copy").glob("journal-*.part"))
+    assert recovered(tmp_path / "copy", {"policy": "asgd"}).version in (3, 4)
+
+
 def test_a_snapshot_that_failed_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,11 +443,11 @@ def test_a_snapshot_that_failed_is_tried_again(
         SystemDisk.rename,
     )
 
-    def rename(system: SystemDisk, path: Path, to: Path) -> None:
+    def rename(system: SystemDisk, path: Path, to: Path, *, synced: bool = True) -> None:
         if to.name.startswith("snapshot-") and not room.is_set():
             failed.set()
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(system, path, to)
+        real(system, path, to, synced=synced)
         if to.name.startswith("snapshot-"):
             written.set()
 
@@ -378,6 +460,167 @@ def test_a_snapshot_that_failed_is_tried_again(
         assert failed.wait(20)
         room.set()
         assert written.wait(20)
+
+
+def push_again_and_again(
+    url: str, start: Mapping[str, Array], seed: int, done: threading.Event
+) -> None:
+    """Push until the server is gone; before that, an answer may take long on a busy machine."""
+    rng = np.random.default_rng(seed)
+    gradient = {
+        name: (0.01 * rng.standard_normal(array.shape)).astype(array.dtype)
+        for name, array in start.items()
+    }
+    while not done.is_set():
+        with contextlib.suppress(AiopsError), aiops.Worker(url, start, timeout=3) as worker:
+            while not done.is_set():
+                worker.step(gradient)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_never_idle_gets_its_snapshots(tmp_path: Path) -> None:
+    """Its journal stays bounded, and after SIGKILL any snapshot leads to the same state."""
+    folder, older = tmp_path / "s", tmp_path / "older"
+    flags = ["--policy", "fasgd", "--port", "0", "--state", str(folder), "--acks", "written"]
+    start = {"w": np.zeros(3 << 20, np.float32)}  # its updates take 72 MiB: they have a thread
+    server = Process("-m", "aiops.server", *flags, "--snapshot-every=0.3")
+    threads, done = list[threading.Thread](), threading.Event()
+    try:
+        url = server.line()
+        for seed in (1, 2, 3):
+            pushing = threading.Thread(target=push_again_and_again, args=(url, start, seed, done))
+            threads.append(pushing)
+            pushing.start()
+        seen = set[str]()
+        while len(seen) < 4 or (folder / journal_name(1)).exists():
+            seen |= {path.name for path in folder.glob("snapshot-*[0-9]")}
+            time.sleep(0.01)
+    finally:
+        done.set()
+        server.kill()
+        for thread in threads:
+            thread.join()
+    snapshots = sorted(folder.glob("snapshot-*[0-9]"))
+    assert 2 <= len(snapshots) <= 3  # a kill may leave one to be removed
+    shutil.copytree(folder, older)
+    for newer in snapshots[1:]:
+        (older / newer.name).unlink()
+    found = recovered(folder, {"policy": "fasgd"})
+    replayed = recovered(older, {"policy": "fasgd"})
+    assert found.version == replayed.version > len(seen)
+    assert digest(found) == digest(replayed)
+    report = statistics.decided(found.report())
+    assert report["staleness"] == statistics.decided(replayed.report())["staleness"]
+    with ServerThread(policy="fasgd", state=folder) as again:
+        train(again.url, start, 1, 1)
+
+
+def test_a_snapshot_takes_the_room_of_spare_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept for speed alone."""
+    folder, real = tmp_path / "s", SystemDisk.create
+
+    def create(system: SystemDisk, path: Path, nbytes: int = 0) -> Any:
+        if path.name.startswith("snapshot-") and list(folder.glob("spare-*")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(system, path, nbytes)
+
+    with ServerThread(policy="asgd", state=folder) as server:
+        train(server.url, PLAIN, 1, 3)
+        (folder / "spare-7").write_bytes(bytes(4096))
+        monkeypatch.setattr(SystemDisk, "create", create)
+    assert len(list(folder.glob("snapshot-*[0-9]"))) == 1
+    assert not list(folder.glob("spare-*"))
+
+
+def test_queued_pushes_that_were_lost_with_the_power_come_again(tmp_path: Path) -> None:
+    """A snapshot is synced, but the rows that its queue refers to may not be."""
+    case = Case("fasgd")
+    run = Recorded(case, 1).run(60)
+    while not any(needed_rows(found.owners) for found in run.kept.snapshots.values()):
+        run.time += 0.01
+        run._any()
+    row, found = next(
+        (row, found) for row, found in run.kept.snapshots.items() if needed_rows(found.owners)
+    )
+    engine = case.engine()
+    files = StateFiles(tmp_path / "s", SystemDisk(), "a test", "0" * 16, lambda: 1)
+    begun = files.begin(engine, "fasgd", None, 0.0, Acks.WRITTEN, pytest.fail)
+    assert begun is not None
+    begun.end()
+    header = SnapshotHeader(row, 1, files.run, [1], found.settings, {}, found.owners)
+    SnapshotWriter(files.disk, files.folder, files.segments).write(found, header)
+    recovered = files.recover(case.engine(), "fasgd")
+    files.close()
+    assert recovered is not None
+    assert recovered.row == recovered.snapshot == row
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_applied_keeps_snapshots_and_no_journal(damaged: bool, tmp_path: Path) -> None:
+    """After a crash it goes on from the last snapshot; what is not in it is forgotten."""
+    folder = tmp_path / "s"
+    settings = {"policy": "fasgd", "acks": "applied"}
+    with (
+        ServerThread(state=folder, snapshot_every=0.02, **settings) as server,
+        aiops.Worker(server.url, PLAIN) as worker,
+    ):
+        gradient = {"w": np.ones(64, np.float32)}
+        for _ in range(3):
+            worker.step(gradient)
+        while server.call(lambda running: running._state.report()["snapshot"]) < 4:
+            worker.step(gradient)
+        copy(server, folder, tmp_path / "copy")  # as after a kill
+        version = worker.version
+    snapshots = sorted((tmp_path / "copy").glob("snapshot-*"))
+    assert len(snapshots) == 2
+    assert not list((tmp_path / "copy").glob("journal-*"))
+    if damaged:
+        data = bytearray(snapshots[1].read_bytes())
+        data[len(data) // 2] ^= 1
+        snapshots[1].write_bytes(data)
+    with ServerThread(state=tmp_path / "copy", **settings) as server:
+        assert server.call(lambda running: running.engine.version) <= version
+        assert snapshots[1].exists() != damaged
+        train(server.url, PLAIN, 1, 2)
+    assert len(list((tmp_path / "copy").glob("snapshot-*"))) == 2
+
+
+def test_from_a_journal_to_snapshots_alone_and_back(tmp_path: Path) -> None:
+    """The level may change at each start; segments that are not needed go."""
+    for times, acks in enumerate(("written", "applied", "applied", "applied", "written"), 1):
+        with ServerThread(policy="fasgd", state=tmp_path / "s", acks=acks) as server:
+            assert server.call(lambda running: running.engine.version) == 2 * (times - 1)
+            train(server.url, PLAIN, times, 2)
+        segments = list((tmp_path / "s").glob("journal-*"))
+        assert len(segments) > 0 or acks == "applied"
+        assert len(segments) == 0 or times not in (3, 4)
+    assert recovered(tmp_path / "s", {"policy": "fasgd"}).version == 10
+
+
+def test_if_no_snapshot_is_whole_and_there_is_no_journal(tmp_path: Path) -> None:
+    settings = {"policy": "fasgd", "acks": "applied", "state": tmp_path / "s"}
+    with ServerThread(**settings) as server:
+        train(server.url, PLAIN, 1, 2)
+    for snapshot in (tmp_path / "s").glob("snapshot-*"):
+        snapshot.write_bytes(snapshot.read_bytes()[:-9])
+    with pytest.raises(AiopsError, match="no snapshot in it is whole"), ServerThread(**settings):
+        pass
+    assert snapshot.exists()
+
+
+def test_the_memory_of_a_capture_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "aiops.server")
+    with ServerThread(policy="fasgd", state=tmp_path / "s", snapshot_every=0.02) as server:
+        train(server.url, PLAIN, 1, 3)
+        while not server.call(lambda running: running._state.report()["capture_bytes"]):
+            pass
+        nbytes = server.call(lambda running: running._state.report()["capture_bytes"])
+        store = server.call(lambda running: running.engine.defined_store)
+    state = sum(array.nbytes for arrays in store.state for array in arrays)
+    assert nbytes == state + store.layout.nbytes
+    assert caplog.text.count("the first snapshot") == 1
 
 
 def test_the_pools_have_their_bounds_after_a_start(tmp_path: Path) -> None:
@@ -420,7 +663,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     with ServerThread(policy="asgd", state=tmp_path / "s") as server:
         train(server.url, PLAIN, 1, 5)
         copy(server, tmp_path / "s", tmp_path / "once")  # as after a kill
-    with ServerThread(policy="asgd", state=tmp_path / "once") as server:
+    with ServerThread(policy="asgd", acks="durable", state=tmp_path / "once") as server:
         train(server.url, PLAIN, 2, 5)
         copy(server, tmp_path / "once", tmp_path / "twice")
     first = sorted((tmp_path / "twice").glob("journal-*"))[0]
@@ -432,6 +675,29 @@ def test_damage_is_refused(tmp_path: Path) -> None:
         ServerThread(policy="asgd", state=tmp_path / "twice"),
     ):
         pass
+
+
+def test_rows_that_a_loss_of_power_took_are_lost_with_all_that_follow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `written` a segment is not synced before the next one begins."""
+    wide = {"w": np.zeros(2048, np.float32)}
+    with ServerThread(policy="asgd", acks="written", state=tmp_path / "s") as server:
+        train(server.url, wide, 1, 30)
+        copy(server, tmp_path / "s", tmp_path / "state")
+    whole = recovered(tmp_path / "state", {"policy": "asgd"}).version
+    _first, second, third, *_others = sorted((tmp_path / "state").glob("journal-*"))
+    data = bytearray(second.read_bytes())
+    data[len(data) // 2] ^= 1
+    second.write_bytes(data)
+    with ServerThread(policy="asgd", acks="written", state=tmp_path / "state") as server:
+        left = server.call(lambda running: running.engine.version)
+        train(server.url, wide, 2, 3)
+        copy(server, tmp_path / "state", tmp_path / "again")
+    assert 0 < left < whole
+    assert "rows are lost, as the system ended before it had written them" in caplog.text
+    assert f"from {third.name} on, which follow them, are removed" in caplog.text
+    assert recovered(tmp_path / "again", {"policy": "asgd"}).version == left + 3
 
 
 def test_a_damaged_snapshot_costs_time_and_nothing_else(tmp_path: Path) -> None:

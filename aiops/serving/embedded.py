@@ -1,0 +1,112 @@
+"""A server inside a program's own event loop, with its followers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiops.errors import UsageError, nearest
+from aiops.serving.config import Config, shard_folder
+from aiops.serving.server import Server
+
+
+@contextlib.asynccontextmanager
+async def serve(**settings: Any) -> AsyncIterator[Server]:
+    """Run a server inside this event loop, for as long as the ``async with`` block lasts.
+
+    ::
+
+        async with aiops.serve(policy="fasgd", port=0) as server:
+            print(server.url)
+
+    A fork of this process has no part in it: neither its port nor its connections nor its files.
+
+    Parameters
+    ----------
+    settings
+        The fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's settings,
+        a codec may be given alone, and a path as text.
+
+    Raises
+    ------
+    UsageError, ConflictError
+        When the settings cannot work.
+    """
+    config = config_of(settings)
+    if config.standby is not None:
+        raise UsageError("a standby is a process of its own: aiops serve --standby URL --state DIR")
+    async with contextlib.AsyncExitStack() as stack:
+        config = await _with_followers(config, stack)
+        yield await stack.enter_async_context(_running(config))
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """Return the `Config` of settings as `serve` takes them.
+
+    Raises
+    ------
+    UsageError, ConflictError
+        When there is no such setting, or one makes no sense.
+    """
+    settings = {**settings}
+    chosen = settings.get("set")
+    if isinstance(chosen, dict):
+        settings["set"] = [f"{key}={value}" for key, value in chosen.items()]
+    for name in ("push_codec", "fetch_codec"):
+        if isinstance(settings.get(name), str):
+            settings[name] = [settings[name]]
+    for name in ("init", "save", "record", "state", "ledger", "profile"):
+        if isinstance(settings.get(name), str):
+            settings[name] = Path(settings[name])
+    try:
+        return Config(**settings)
+    except TypeError:
+        known = Config.__dataclass_fields__
+        unknown = next(key for key in settings if key not in known)
+        raise UsageError(
+            f"a server has no setting {unknown!r}; {nearest(unknown, known)}"
+        ) from None
+
+
+@contextlib.asynccontextmanager
+async def _running(config: Config) -> AsyncIterator[Server]:
+    server = Server(config)
+    await server.start()
+    running = asyncio.ensure_future(server.serve())
+    try:
+        yield server
+    finally:
+        server.stop()
+        await running
+
+
+async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> Config:
+    """Run the followers of ``shards`` inside this event loop too, and name them in the config."""
+    if config.shards == 1 or config.followers:
+        return config
+    ports = []
+    for shard in range(1, config.shards):
+        follower = await stack.enter_async_context(_running(following(config, shard)))
+        ports.append(f":{follower.port}")
+    return dataclasses.replace(config, followers=ports)
+
+
+def following(config: Config, shard: int = 1) -> Config:
+    """Return the settings of a server's follower."""
+    state = None if config.state is None else config.state / shard_folder(shard)
+    return dataclasses.replace(
+        config,
+        shards=1,
+        follower=True,
+        port=0,
+        state=state,
+        init=None,
+        save=None,
+        save_every=None,
+        ledger=None,
+        profile=None,
+    )

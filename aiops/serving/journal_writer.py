@@ -1,0 +1,352 @@
+"""Append rows to the segments of a journal, and sync them."""
+
+from __future__ import annotations
+
+import queue
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from aiops.durable.commit_gate import Acks
+from aiops.durable.recorder import AppendRow
+from aiops.durable.rows import JournalRow
+from aiops.engine.events import Committed, Event, JournalEnded
+from aiops.kernels.checksum import LARGE, crc32
+from aiops.net.disk import Disk, DiskFile, DiskThread
+from aiops.serving.segment_files import SegmentFiles
+from aiops.state import directory
+from aiops.state.frames import END, FRAME, HEAD, SegmentHead, frame, frame_bytes
+from aiops.state.row_kinds import RowKind
+
+_SETTLED = 30.0
+"""Seconds after which the system itself has written most of a file, so that a sync costs little."""
+
+
+_STEADY = RowKind.STEADY
+_BATCH = 1 << 18
+"""Bytes of rows after which their writing is told: answers wait for it."""
+
+
+class _Old(NamedTuple):
+    """A segment that is not written any more, and not known to be synced."""
+
+    file: DiskFile
+    path: Path
+    last: int  # its last row
+    begun: float
+
+
+class _Unsynced(NamedTuple):
+    """A row that was written at once, and is to be synced."""
+
+    file: DiskFile
+    number: int
+    time: float
+    nbytes: int = 0
+
+
+class JournalWriter:
+    """Appends rows to the segments of a journal.
+
+    A row that does not say `AppendRow.later` is in the file when `append` returns. The others are
+    written by a thread, in order, which posts up to which row it is: with ``DURABLE`` once they are
+    synced, all that was written meanwhile at once. With less, an answer promises that the row
+    survives the process, and the system may take its time. Then a segment is synced on another
+    thread when it is 30 seconds old, or more, when a later one has begun: so that damage can be
+    told from a loss of power, and not in the way of any row. After an error nothing more is
+    written: what a file holds after a failed call is unknown.
+
+    No row may be appended at once while the thread has any: then it alone uses the file.
+
+    Parameters
+    ----------
+    disk, folder
+        Where the segments are.
+    run, generation
+        For their heads.
+    first
+        The number of the first row.
+    acks, salt, post
+        As of `StateFiles`.
+    files
+        The files of its segments.
+    shard
+        The number of the shard whose journal it is, and of all shards.
+    synced
+        The newest row that would survive a loss of power.
+    earlier
+        The first and last rows of segments that an earlier server wrote, and that are not known to
+        be synced.
+
+    Raises
+    ------
+    OSError
+        When the first segment cannot be made.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        run: str,
+        generation: int,
+        first: int,
+        acks: Acks,
+        salt: Callable[[], int],
+        post: Callable[[Event], object],
+        files: SegmentFiles,
+        shard: tuple[int, int] = (0, 1),
+        *,
+        synced: int,
+        earlier: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        self._disk, self._folder, self._run, self._generation = disk, folder, run, generation
+        self._new_salt, self._post, self._files, self._shard = salt, post, files, shard
+        self._durable = acks >= Acks.DURABLE
+        self._size = self._at = self._half = 0
+        self.nbytes = 0  # of all rows so far
+        self._synced = synced
+        self.why, self._closed = "", False
+        paths = [(folder / directory.journal_name(first), last) for first, last in earlier]
+        self._old = deque(_Old(disk.open(path), path, last, -inf) for path, last in paths)
+        self._begun = 0.0
+        self._file = self._segment(first, 0, 0.0, synced=True)
+        self._rows = disk.queue()  # that are to be written later; None: the end
+        self._writer: DiskThread | None = None
+        self._over = False  # that thread is to write nothing more
+        self._given = self._done = 0  # bytes of payloads for that thread
+        self._waiting: list[AppendRow] = []  # for the next one
+        self._chores = disk.queue()  # times at which there is something to do; None: the end
+        self._keeper: DiskThread | None = None
+
+    @property
+    def lag(self) -> int:
+        """Bytes of payloads that are not written yet, or with ``DURABLE`` not synced."""
+        return self._given - self._done
+
+    def append(self, effect: AppendRow) -> JournalEnded | None:
+        """Append a row; return the event that the journal has ended, if it has just ended."""
+        if self.why or self._closed:
+            _unpin((effect,))
+            return None
+        if effect.later:
+            if self._waiting:
+                ended = self._flush()
+                if ended is not None:
+                    return ended
+            self._put(effect)
+            return None
+        self._waiting.append(effect)
+        return None if effect.more else self._flush()
+
+    def write(
+        self, number: int, time: float, flags: int, row: bytes, payload: memoryview
+    ) -> JournalEnded | None:
+        """Append the row of a steady exchange at once, as `append`: with fewer calls."""
+        if self._waiting or self._durable or self.why or self._closed:
+            return self.append(
+                AppendRow(number, JournalRow(_STEADY, time, flags, row, np.asarray(payload)))
+            )
+        length, at = len(payload), self._at
+        end = at + FRAME + len(row) + -len(row) % 8 + length + -length % 8
+        try:
+            if end + len(END) > self._size:
+                self._roll(number, end - at, time)
+                at, end = self._at, self._at + end - at
+            crc = zlib.crc32(payload) if length < LARGE else crc32(payload)
+            before, after = frame(
+                *(number, _STEADY, time, flags, row, length, crc),
+                salt=self._salt,
+                unsynced=number - self._synced,
+            )
+            self._file.write((before, payload, after, END), at)
+        except OSError as error:
+            return self._ended(time, error)
+        self.nbytes += end - at
+        self._at = end
+        if end > self._half:
+            self._half = self._size
+            self._do_chores(time)
+        return None
+
+    def _flush(self) -> JournalEnded | None:
+        """Write the rows that wait for another."""
+        effects, self._waiting = self._waiting, []
+        try:
+            self._write(effects)
+        except OSError as error:
+            return self._ended(effects[-1].row.time, error)
+        finally:
+            _unpin(effects)
+        if self._durable:
+            self._put(_Unsynced(self._file, effects[-1].number, effects[-1].row.time))
+        return None
+
+    def _put(self, work: AppendRow | _Unsynced) -> None:
+        """Give work to the thread that writes and syncs."""
+        if self._writer is None:
+            self._writer = self._disk.thread(self._write_behind, "aiops-journal")
+        self._given += work.nbytes
+        self._rows.put(work)
+
+    def _write(self, effects: Sequence[AppendRow]) -> None:
+        """Write rows, with one call where they are in one segment."""
+        buffers, at = list[bytes | memoryview](), self._at
+        for effect in effects:
+            row = effect.row
+            payload = b"" if row.payload is None else row.payload.data
+            length = len(payload)
+            nbytes = frame_bytes(len(row.row), length)
+            if at + nbytes + len(END) > self._size:
+                if buffers:
+                    self._file.write([*buffers, END], self._at)
+                    buffers = []
+                self._roll(effect.number, nbytes, row.time)
+                at = self._at
+            before, after = frame(
+                *(effect.number, row.kind, row.time, row.flags, row.row),
+                *(length, crc32(payload) if length else 0),
+                salt=self._salt,
+                unsynced=effect.number - self._synced,
+            )
+            buffers += (before, payload, after)
+            at += nbytes
+            self.nbytes += nbytes
+        if not buffers:
+            return
+        buffers.append(END)
+        self._file.write(buffers, self._at)
+        self._at = at
+        if at > self._half:
+            self._half = self._size
+            self._do_chores(effects[-1].row.time)
+
+    def end(self) -> None:
+        """Sync and close the journal, in which nothing is written from here on."""
+        if self._waiting and not self.why:
+            self._flush()
+        self._closed = True
+        for thread, work in ((self._writer, self._rows), (self._keeper, self._chores)):
+            if thread is not None:
+                work.put(None)
+                thread.join()
+        if not self.why:
+            try:
+                self._file.sync()
+            except OSError as error:
+                self._ended(0.0, error)
+        for old in self._old:
+            old.file.close()
+        self._file.close()
+        self._files.close()
+
+    def _ended(self, now: float, error: Exception) -> JournalEnded:
+        self.why = self._sentence(error)
+        return JournalEnded(now, self.why)
+
+    def _sentence(self, error: Exception) -> str:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"the journal in {self._folder} has ended: {why}"
+
+    def _segment(self, first: int, nbytes: int, now: float, *, synced: bool) -> DiskFile:
+        """Begin a segment with room for a row of ``nbytes``."""
+        self._salt = self._new_salt()
+        head = SegmentHead(first, self._generation, self._run, self._salt, *self._shard)
+        file, self._size = self._files.begin(first, head.pack(), nbytes, synced=synced)
+        self._first, self._begun, self._at, self._half = first, now, HEAD, self._size // 2
+        return file
+
+    def _roll(self, first: int, nbytes: int, now: float) -> None:
+        """Go on in a new segment."""
+        path = self._folder / directory.journal_name(self._first)
+        old = _Old(self._file, path, first - 1, self._begun)
+        if self._durable:  # all of it is on the disk before a successor has a name
+            old.file.sync()
+            self._synced = first - 1
+        self._file = self._segment(first, nbytes, now, synced=self._durable)
+        self._old.append(old)  # to be closed, when nothing is done with it any more
+        self._do_chores(now)
+
+    # ------------------------------------------------------------ threads
+
+    def _do_chores(self, now: float) -> None:
+        if self._keeper is None:
+            self._keeper = self._disk.thread(self._keep, "aiops-segments")
+        self._chores.put(now)
+
+    def _keep(self) -> None:
+        """Have a file ready for the next segment, and sync those that have settled."""
+        while (now := self._chores.get()) is not None:
+            self._files.make_ready()
+            try:
+                self._sync_old(now)
+            except Exception as error:  # also of memory: no other thread hears of it
+                # Rows go on until the event is handled.
+                ended, self._over = JournalEnded(now, self._sentence(error)), True
+                if self._writer is None:
+                    self._post(ended)
+                else:  # which is perhaps writing a buffer that the event gives back
+                    self._rows.put(ended)
+                return
+
+    def _sync_old(self, now: float) -> None:
+        names, last = set(self._disk.names(self._folder)), 0
+        for old in [*self._old]:  # another thread adds some
+            name = old.path.name  # if it has none, a snapshot has covered it
+            needed = name in names or name + directory.PART in names
+            if needed and now - old.begun < _SETTLED:
+                break
+            if needed:
+                old.file.sync()
+            old.file.close()
+            self._old.popleft()
+            last = old.last
+        if last:
+            self._disk.sync_names(self._folder)
+            self._synced = max(self._synced, last)
+
+    def _write_behind(self) -> None:
+        """Write what waits, again and again, and post up to which row that is."""
+        over = False
+        while not over and (first := self._rows.get()) is not None:
+            work, nbytes = [first], 0
+            while self._durable or nbytes < _BATCH:
+                try:
+                    following = self._rows.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    over = True
+                    break
+                work.append(following)
+                nbytes += 0 if isinstance(following, JournalEnded) else following.nbytes
+            if self._over:
+                for ended in work:
+                    if isinstance(ended, JournalEnded):
+                        self._post(ended)
+                continue
+            last = work[-1]
+            try:
+                self._write([each for each in work if isinstance(each, AppendRow)])
+                if self._durable:
+                    # A file that is not written any more has been synced, and may be closed.
+                    if not isinstance(last, _Unsynced) or last.file is self._file:
+                        self._file.sync()
+                    self._synced = max(self._synced, last.number)
+            except Exception as error:  # or answers and buffers would wait for this thread for ever
+                self._post(self._ended(last.time, error))
+                return
+            self._done += sum(each.nbytes for each in work)
+            self._post(Committed(last.time, last.number))
+
+
+def _unpin(effects: Iterable[AppendRow]) -> None:
+    """Give back the buffers of rows that were to be written at once."""
+    for effect in effects:
+        if effect.pinned is not None and not effect.later:
+            effect.pinned.unpin()

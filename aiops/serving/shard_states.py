@@ -1,0 +1,201 @@
+"""Keep the states of a sharded model's servers: each has a folder and a journal of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
+from aiops.durable.follower_recorder import BeginShard, FollowerRecorder
+from aiops.durable.lead_recorder import LeadRecorder, LeadReplayer
+from aiops.durable.recorder import AppendRow, Recorder, Supersede
+from aiops.durable.recovery import Replayer
+from aiops.engine.engine import Engine
+from aiops.engine.events import Effect, Event, Resumed
+from aiops.errors import UsageError
+from aiops.serving.journal_writer import JournalWriter
+from aiops.serving.kept_state import KeptState
+from aiops.serving.state_files import Clock, StateFiles
+from aiops.shards.follower import Follower
+from aiops.shards.lead import Lead
+from aiops.state.directory import GenerationFile
+
+_log = logging.getLogger("aiops.server")
+
+
+class LeadState(KeptState):
+    """The state of a sharded model's lead. There are no snapshots: the journal has all.
+
+    Parameters
+    ----------
+    lead
+        A fresh lead; it is brought to the state that is kept.
+    files, policy, acks, init, clock, post, post_threadsafe, perform
+        As of `KeptState`.
+    """
+
+    def __init__(
+        self,
+        lead: Lead,
+        files: StateFiles,
+        policy: str,
+        acks: Acks,
+        init: Path | None,
+        clock: Clock,
+        post: Callable[[Event], None],
+        post_threadsafe: Callable[[Event], object],
+        perform: Callable[[Effect], None],
+    ) -> None:
+        self._lead = lead
+        given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
+        super().__init__(*given, perform)
+
+    def resume(self) -> None:
+        """Go on where the earlier lead ended, before followers are connected."""
+        if not self.resumes:
+            return
+        recorder = self.recorder
+        assert isinstance(recorder, LeadRecorder), "it is made below"
+        event = Resumed(self._clock(), self._files.generation)
+        outstanding, self._outstanding = self._outstanding, ()
+        for effect in recorder.resumed(event, outstanding):
+            self._perform(effect)  # type: ignore[arg-type]
+
+    def _go_on(self) -> None:
+        """Do nothing: `resume` has done it."""
+
+    def _replayer(self) -> Replayer:
+        return LeadReplayer(self._lead, self._perform)
+
+    def _made_recorder(
+        self,
+        engine: Engine,
+        gate: CommitGate,
+        first: int,
+        generations: GenerationFile,
+        *,
+        recording: bool,
+    ) -> Recorder:
+        return LeadRecorder(self._lead, gate, first, generations)
+
+    def _look(self, pause: float) -> None:
+        """Take no snapshot."""
+
+    def _write_last(self) -> None:
+        """Write no snapshot."""
+
+
+class FollowerState:
+    """The state of a follower that runs.
+
+    Parameters
+    ----------
+    files
+        The folder.
+    follower
+        A fresh follower; it is brought to the state that is kept.
+    acks
+        The promise of its reports.
+    clock
+        The server's clock; it goes on from the state's time.
+    post_threadsafe
+        Posts an event, on any thread.
+    perform
+        Carries out an effect.
+
+    Attributes
+    ----------
+    recorder
+        Handles the server's events from here on.
+    record
+        None: a follower has no steady exchanges.
+
+    Raises
+    ------
+    UsageError, DamagedState
+        As of `KeptState`.
+    """
+
+    def __init__(
+        self,
+        files: StateFiles,
+        follower: Follower,
+        acks: Acks,
+        clock: Clock,
+        post_threadsafe: Callable[[Event], object],
+        perform: Callable[[Effect], None],
+    ) -> None:
+        self._files, self._follower, self._acks = files, follower, acks
+        self._perform = perform
+        self._post_threadsafe, self.record = post_threadsafe, None
+        began = time.perf_counter()
+        recovered = files.recover_follower(follower)
+        self._writer: JournalWriter | None = None
+        self._outstanding: Sequence[Effect] = ()
+        row = 0
+        if recovered is not None:
+            row, self._outstanding = recovered.row, recovered.outstanding
+            clock.go_on(recovered.time)
+            self._writer = files.begin_rows(row, [self._version], acks, post_threadsafe)
+            _log.info(
+                "%s: generation %d of run %s: %d rows, version %d, in %.2f s",
+                *(files.folder, files.generation, files.run, row, self._version),
+                time.perf_counter() - began,
+            )
+        self.recorder = FollowerRecorder(follower, CommitGate(acks), row + 1)
+        follower.state_report = self.report
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._follower.shard is None else self._follower.shard.version
+
+    def actions(
+        self, reply: Callable[[EncodedReply], None], supersede: Callable[[Supersede], None]
+    ) -> Mapping[type[Any], Callable[[Any], Event | None]]:
+        """Return what carries out the effects that only a follower with a state has."""
+        return {AppendRow: self._append, BeginShard: self._begin_shard}
+
+    def begin(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
+        """Carry out what the replay has left: the compiling of kernels."""
+        for effect in self._outstanding:
+            self._perform(effect)
+        self._outstanding = ()
+
+    def _begin_shard(self, effect: BeginShard) -> None:
+        """Begin the journal, now that it is known of what."""
+        files = self._files
+        if files.run not in ("", effect.run):
+            raise UsageError(f"{files.folder} is of run {files.run}, and the lead of {effect.run}")
+        if not files.run:
+            files.identify(effect.run, effect.shard, effect.shards)
+        self._writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
+        _log.info("%s: a new state, run %s", files.folder, files.run)
+
+    def _append(self, effect: AppendRow) -> Event | None:
+        assert self._writer is not None, "the model comes first"
+        return self._writer.append(effect)
+
+    def report(self) -> dict[str, Any]:
+        """Return its part of the statistics."""
+        recorder, files = self.recorder, self._files
+        return {
+            "folder": str(files.folder),
+            "run": files.run,
+            "generation": files.generation,
+            "row": recorder.next - 1,
+            "acks": recorder.acks.name.lower(),
+            "ended": recorder.ended,
+        }
+
+    def end(self, *, trusted: bool = True) -> None:
+        """Close the journal, and unlock the folder."""
+        if self._writer is not None:
+            self._writer.end()
+        self._files.close()
+
+    def stop(self) -> None:
+        """Do nothing: there are no snapshots."""

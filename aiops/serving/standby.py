@@ -1,0 +1,416 @@
+"""A standby: a server that is fed another's journal, until it takes its place.
+
+It listens from the start. `StandbyDesk` answers its clients, `StandbyCopy` keeps its state, and
+this shell connects them with the primary. When it is promoted, its `Server` begins to serve with
+the engine and the files that the standby has, at the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from aiops._version import __version__
+from aiops.algorithms import find
+from aiops.common import urls
+from aiops.durable.standby import (
+    BytesSink,
+    StandbyDesk,
+    goes_on,
+    longest,
+    refused_promotion,
+)
+from aiops.engine.engine import Engine
+from aiops.engine.events import Drop, Event, Reply
+from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError, UsageError
+from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving.acceptor import Acceptor
+from aiops.serving.config import Config
+from aiops.serving.server import Server
+from aiops.serving.standby_copy import StandbyCopy, serving_config
+from aiops.serving.standby_link import OutgoingLink, ask
+from aiops.wire.messages import PROTOCOL, Message
+from aiops.wire.sinks import Discard, Sink
+from aiops.wire.standby_messages import (
+    Fence,
+    JournalRows,
+    Promoted,
+    RowsKept,
+    SnapshotPart,
+    StandbyHello,
+    StandbyWelcome,
+)
+
+T = TypeVar("T")
+
+_log = logging.getLogger("aiops.server")
+
+_BACKLOG = 1024
+
+_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between attempts to reach the primary: the first, and the longest."""
+
+_ANSWERED = 0.5
+"""Seconds that clients of the standby get to read their last answers."""
+
+_ANY = ("0.0.0.0", "::")
+"""Hosts of a listener on all addresses."""
+
+_AGAIN = 30.0
+"""Seconds after which an old primary that has answered is told again."""
+
+_FENCE = 5.0
+"""Seconds between attempts to tell the old primary, and that each may take."""
+
+
+class StandbyServer:
+    """A standby, of the running event loop.
+
+    Parameters
+    ----------
+    config
+        Its settings; those that decide about the model are the primary's.
+
+    Attributes
+    ----------
+    url
+        The URL that it is reached at, once it listens.
+
+    Raises
+    ------
+    UsageError, ConflictError
+        When the settings cannot work.
+    """
+
+    def __init__(self, config: Config) -> None:
+        assert config.standby is not None, "it is a standby"
+        self._config, self._env = config, CURRENT_ENVIRONMENT.get()
+        self._primaries = [server.url for server in urls.parse_all(config.standby)]
+        self._primary = self._primaries[0]
+        options, algorithm = config.options(), find(config.policy).make(config.settings())
+        self._blank = Engine(algorithm, options)  # answers while there is no other
+        self.url = ""
+        self._copy: StandbyCopy | None = None
+        self._open: OutgoingLink | None = None  # to a primary
+        self._link: OutgoingLink | None = None  # the same, once it has welcomed this standby
+        self._why = "it has not been reached yet"  # the reason for which there is no feed
+        self._ending = False
+        self._promotion: list[tuple[int, int]] | None = None  # the requests for it
+        self._epoch = 0
+        self._client = self._env.token_bytes(8).hex()
+        self._interrupted = asyncio.Event()
+        self._left = asyncio.Event()  # set when a client is gone
+        self._desk = StandbyDesk(self._engine, self._report, config.standby, self._asked)
+        self.connections = Acceptor(
+            *(config, self._desk, self._env, None, self._post, self._left.set),
+            *(lambda steady, nbytes: None, lambda peer: lambda message: Discard()),
+        )
+        self._listener: asyncio.Server | None = None
+        self._fencing: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> str:
+        """Listen, and read the state that there is; return the URL."""
+        loop, config = asyncio.get_running_loop(), self._config
+        try:
+            self._listener = listener = await loop.create_server(
+                self.connections.accept, config.host, config.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            why = error.strerror or error
+            raise UsageError(f"cannot listen on {config.host}:{config.port}: {why}") from None
+        host, port = listener.sockets[0].getsockname()[:2]
+        self.url = urls.write(host, port)
+        try:
+            self._copy = StandbyCopy(
+                *(serving_config(config, port), self._env.disk),
+                *(lambda: self._env.randbelow(1 << 32), self._tell),
+            )
+        except BaseException:
+            listener.close()
+            raise
+        self.connections.begin(loop)
+        return self.url
+
+    async def stand_by(self) -> Server | None:
+        """Follow the primary until this standby is promoted, or is to end.
+
+        Returns
+        -------
+        Server or None
+            The server that it has become, which listens already; None: it has ended.
+
+        Raises
+        ------
+        DamagedState
+            When the primary's rows give other results here.
+        UsageError
+            When the primary has other settings, or the state cannot be written.
+        """
+        pause, said = _PAUSE, ""
+        try:
+            while True:
+                for url in self._primaries:
+                    if self._ending:
+                        return None
+                    if self._promotion is not None:
+                        server = await self._promoted(self._promotion)
+                        if server is not None:
+                            return server
+                        self._promotion = None
+                    try:
+                        await self._follow(url)
+                    except UsageError:
+                        raise
+                    except (AiopsError, OSError) as error:
+                        self._why = str(error)
+                        fed, self._link = self._link is not None, None
+                        if fed:
+                            pause = _PAUSE
+                        if self._why != said and not (self._ending or self._promotion):
+                            said = self._why
+                            _log.warning("no feed: %s", said)
+                await self._pause(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End."""
+        self._ending = True
+        self._interrupt(ConnectionLost("this standby is shutting down"))
+
+    def promote(self) -> None:
+        """Become the server."""
+        if self._promotion is None:
+            self._promotion = []
+        self._interrupt(ConnectionLost("this standby is promoted"))
+
+    def _interrupt(self, error: AiopsError) -> None:
+        self._interrupted.set()
+        if self._open is not None:
+            self._open.fault(error)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._interrupted.wait()
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self.connections.end(ConnectionLost("this standby is shutting down"))
+        if self._copy is not None:
+            self._copy.close()
+
+    # ------------------------------------------------------------ the feed
+
+    async def _follow(self, url: str) -> None:
+        """Take what a primary sends, until the connection ends or is ended."""
+        copy, config, env = self._made, self._config, self._env
+        self._interrupted.clear()
+        if self._ending or self._promotion is not None:
+            return
+        link = self._open = OutgoingLink(env, url, config.token, self._sink_for)
+        self._epoch += 1
+        held = copy.position
+        hello = StandbyHello(
+            id=0,
+            protocol=PROTOCOL,
+            client=self._client,
+            epoch=self._epoch,
+            name=self.url.removeprefix("aiops://"),
+            pongs=True,
+            nonce=env.token_bytes(16),
+            agent=f"aiops-python/{__version__}",
+            run=held.run,
+            generation=held.generation,
+            row=held.row,
+        )
+        try:
+            welcome = await self._uninterrupted(link.open(hello, config.hello_deadline))
+            if not isinstance(welcome, StandbyWelcome):
+                raise RemoteProtocolError(f"{url}: {welcome.kind!r} is no welcome")
+            if self._interrupted.is_set():
+                return
+            again = not goes_on(held, welcome, url)
+            copy.begin(welcome, again=again)
+            self._link, self._primary, self._why = link, url, ""
+            what = "a snapshot" if welcome.snapshot else f"row {welcome.row + 1:,}"
+            _log.info("fed by %s, from %s on", url, what)
+            self._tell()
+            while True:
+                message, sink = await link.receive(config.heartbeat)
+                await self._take(message, sink)
+        finally:
+            link.close()
+
+    async def _uninterrupted(self, opening: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns, unless this standby is to end or is promoted first."""
+        opened = asyncio.ensure_future(opening)
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
+        try:
+            await asyncio.wait({opened, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            if not opened.done():
+                raise ConnectionLost("no primary is looked for any more")
+            return opened.result()
+        finally:
+            opened.cancel()
+            interrupted.cancel()
+
+    async def _take(self, message: Message, sink: Sink | None) -> None:
+        copy = self._made
+        data = sink.data if isinstance(sink, BytesSink) else memoryview(b"")
+        if isinstance(message, JournalRows):
+            await copy.take_rows(message, data, self._tell)
+        elif isinstance(message, SnapshotPart):
+            copy.take_snapshot(message, data)
+        else:
+            raise RemoteProtocolError(f"{message.kind!r} is not for a standby")
+        self._tell()
+
+    def _sink_for(self, message: Message) -> Sink:
+        most = longest(self._config.max_model)
+        if isinstance(message, JournalRows):
+            return BytesSink(message, most)
+        if isinstance(message, SnapshotPart):
+            start = message.parts[0].start if message.parts else 0
+            return BytesSink(message, most, start)
+        raise RemoteProtocolError(f"{message.kind!r} is not for a standby")
+
+    def _tell(self) -> None:
+        """Tell the primary what there is."""
+        copy = self._made
+        if self._link is not None:
+            synced = 0 if copy.pending else copy.synced  # nothing is safe without the snapshot
+            self._link.send(RowsKept(0, copy.row, synced, min(copy.applied, copy.row)))
+
+    @property
+    def _made(self) -> StandbyCopy:
+        if self._copy is None:
+            raise LookupError("it has not been started")
+        return self._copy
+
+    # ------------------------------------------------------------ promotion
+
+    def _asked(self, peer: int, id: int) -> None:
+        """Note a request to be promoted."""
+        copy = self._made
+        if not copy.whole:
+            why = f"this standby cannot be promoted: it has no whole state of {self._primary} yet"
+            self._reply(peer, refused_promotion(id, why))
+            return
+        self.promote()
+        if self._promotion is not None:
+            self._promotion.append((peer, id))
+
+    async def _promoted(self, asked: list[tuple[int, int]]) -> Server | None:
+        """Become the server, and tell those who asked; None: there is no whole state."""
+        copy = self._made
+        if not copy.whole:
+            _log.error("this standby cannot be promoted: it has no whole state yet")
+            return None
+        server, recovered = copy.promoted()
+        if self._listener is not None:
+            self._listener.close()
+        host, port = urls.parse(self.url)
+        await _unbound(host, port)
+        await server.start(recovered)
+        generation, version = server.generation, server.engine.version
+        _log.warning(
+            "promoted: generation %d, row %d, version %d", generation, recovered.row, version
+        )
+        for peer, id in asked:
+            self._reply(peer, Promoted(id, generation, version))
+        for other in list(self.connections.peers.values()):
+            other.link.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWERED):  # the server serves meanwhile
+                while self.connections.peers:
+                    self._left.clear()
+                    await self._left.wait()
+        self._fencing = asyncio.get_running_loop().create_task(self._fence(server))
+        return server
+
+    async def _fence(self, server: Server) -> None:
+        """Tell the old primary that it is superseded, again and again: it may be started again."""
+        host, port = urls.parse(server.url)
+
+        def fence(local: str) -> Message:
+            own = urls.write(local if host in _ANY else host, port)
+            return Fence(1, server.run, server.generation, own)
+
+        said = dict[str, str]()
+        while True:
+            answered = True
+            for url in self._primaries:
+                try:
+                    await ask(self._env, url, self._config.token, fence, _FENCE)
+                except (ConnectionLost, OSError):
+                    answered = False
+                except AiopsError as error:
+                    if said.get(url) != str(error):
+                        said[url] = str(error)
+                        _log.info("%s: %s", url, error)
+            await asyncio.sleep(_AGAIN if answered else _FENCE)
+
+    def end(self) -> None:
+        """Tell the old primary no more."""
+        if self._fencing is not None:
+            self._fencing.cancel()
+
+    # ------------------------------------------------------------ clients
+
+    def _engine(self) -> Engine:
+        copy = self._copy
+        return self._blank if copy is None or copy.server is None else copy.server.engine
+
+    def _report(self) -> Mapping[str, Any]:
+        """Return the statistics of the engine, and the standby's own."""
+        copy, config = self._made, self._config
+        held = copy.position
+        state = {
+            "folder": str(config.state),
+            "run": held.run,
+            "generation": held.generation,
+            "row": copy.row,
+            "acks": config.acknowledgement.name.lower(),
+            "ended": "",
+            "standby_of": self._primary,
+            "synced": copy.synced,
+            "applied": copy.applied,
+            "behind_rows": max(0, copy.newest - copy.applied),
+            "no_feed": self._why,
+        }
+        return {**self._engine().report(), "state": state}
+
+    def _post(self, event: Event) -> None:
+        """Have the desk handle an event, and carry out its effects."""
+        for effect in self._desk.handle(event):
+            if isinstance(effect, Reply):
+                self._reply(effect.peer, effect.message)
+            elif isinstance(effect, Drop):
+                peer = self.connections.peers.get(effect.peer)
+                if peer is not None:
+                    peer.link.close()
+
+    def _reply(self, number: int, message: Message) -> None:
+        peer = self.connections.peers.get(number)
+        if peer is not None and peer.link.wire.state != "closed":
+            peer.link.send(peer.link.wire.send(message))
+
+
+async def _unbound(host: str, port: int) -> None:
+    """Wait until a port is free again, for at most a second."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            return
+        await asyncio.sleep(0.01)

@@ -1,0 +1,428 @@
+"""A standby's engine is its primary's, to the last bit; hostile peers on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.common import urls
+from aiops.engine import statistics
+from aiops.engine.journal import digest
+from aiops.model.parts import LARGEST, Part
+from aiops.serving.embedded import config_of
+from aiops.serving.standby import StandbyServer
+from aiops.state.frames import SegmentHead, frame
+from aiops.state.row_kinds import RowKind
+from aiops.wire.connection import Connection, Limits, with_sinks
+from aiops.wire.messages import PROTOCOL, Message
+from aiops.wire.sinks import Discard
+from aiops.wire.standby_messages import (
+    JournalRows,
+    RowsKept,
+    SnapshotPart,
+    StandbyHello,
+    StandbyWelcome,
+)
+from tests.serving.test_kept_state import PLAIN, RUNS, START, train
+from tests.support import PATIENCE, ServerThread
+
+
+class StandbyThread:
+    """A standby on an event loop in a thread of this process."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._config = config_of({"port": 0, **settings})
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self.url = ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> StandbyThread:
+        self._thread.start()
+        assert self._started.wait(PATIENCE), "it did not start"
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self.standby.stop)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it did not stop"
+
+    def call(self, function: Callable[[StandbyServer], Any]) -> Any:
+        """Run a function of the standby on its own loop, and return the result."""
+
+        async def run() -> Any:
+            return function(self.standby)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+
+    def wait(self, row: int) -> None:
+        """Wait until a row has been applied and synced."""
+        for _ in range(int(PATIENCE / 0.02)):
+            copy = self.call(lambda standby: standby._made)
+            if copy.applied >= row <= copy.synced:
+                return
+            threading.Event().wait(0.02)
+        raise AssertionError(f"{copy.applied} of {row}, {self.standby._why}")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.standby = StandbyServer(self._config)
+        self.url = await self.standby.start()
+        self._started.set()
+        await self.standby.stand_by()
+
+
+@pytest.mark.parametrize("every", [0.05, 1000.0], ids=["snapshots", "rows"])
+@pytest.mark.parametrize("run", RUNS)
+def test_its_engine_is_the_primarys(run: str, every: float, tmp_path: Path) -> None:
+    settings, start = RUNS[run], PLAIN if run == "coded" else START
+    kept = {"snapshot_every": every, **settings}
+    with (
+        ServerThread(state=tmp_path / "a", **kept) as server,
+        StandbyThread(state=tmp_path / "b", standby=server.url, **kept) as standby,
+    ):
+        threads = [
+            threading.Thread(target=train, args=(server.url, start, seed, 12)) for seed in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        def shown(engine: Any) -> tuple[str, dict[str, Any]]:
+            return digest(engine), statistics.decided(engine.report())
+
+        row = server.call(lambda running: running._state.newest)
+        expected, report = server.call(lambda running: shown(running.engine))
+        while row != (row := server.call(lambda running: running._state.newest)):
+            expected, report = server.call(lambda running: shown(running.engine))
+        standby.wait(row)
+        found, standbys = standby.call(lambda running: shown(running._engine()))
+        assert found == expected
+        for key in ("staleness", "refused", "ignored", "version", "updates"):
+            assert standbys.get(key) == report.get(key), key
+
+
+# ---------------------------------------------------------------- hostile peers
+
+
+class Peer:
+    """One side of a feed, as bytes."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, side: str
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self.wire = Connection(side, Limits(header=64 << 20))  # type: ignore[arg-type]
+        self._messages: list[Message] = []
+
+    def send(self, message: Message, *payloads: bytes) -> None:
+        views = [[memoryview(payload)] for payload in payloads]
+        for buffer in self.wire.send(message, views):
+            self._writer.write(bytes(buffer))
+
+    async def receive(self) -> Message | None:
+        """Return the next message; None: the connection has ended."""
+        while not self._messages:
+            data = await asyncio.wait_for(self._reader.read(65536), PATIENCE)
+            if not data:
+                return None
+            view = memoryview(data)
+            while view:
+                room = self.wire.next_buffer()[: len(view)]
+                room[:], view = view[: len(room)], view[len(room) :]
+                found = self.wire.received(len(room))
+                whole = with_sinks(self.wire, found, lambda message: Discard())
+                self._messages += [message for message, _sink in whole]
+        return self._messages.pop(0)
+
+    async def ended(self) -> None:
+        """Wait until the connection has ended."""
+        with contextlib.suppress(ConnectionError):
+            while await self.receive() is not None:
+                pass
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def hello(run: str = "", generation: int = 0, row: int = 0) -> StandbyHello:
+    named = PROTOCOL, "f", 1, "b", True, bytes(16), "test"
+    return StandbyHello(0, *named, run, generation, row)
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[ServerThread]:
+    with ServerThread(policy="asgd", state=tmp_path / "a") as server:
+        train(server.url, PLAIN, 1, 3)
+        yield server
+        train(server.url, PLAIN, 2, 3)  # whatever its peers have sent
+
+
+async def connected(url: str) -> Peer:
+    return Peer(*await asyncio.open_connection(*urls.parse(url)), "client")
+
+
+@pytest.mark.parametrize(
+    "kept", [(2**53 - 1, 0, 0), (0, 1, 0), (0, 0, 1), (2**53 - 1,) * 3, (3, 2**53 - 1, 3)]
+)
+def test_a_standby_that_has_what_it_cannot_have_is_dropped(
+    kept: tuple[int, int, int], primary: ServerThread
+) -> None:
+    async def run() -> None:
+        peer = await connected(primary.url)
+        peer.send(hello())
+        assert isinstance(await peer.receive(), StandbyWelcome)
+        peer.send(RowsKept(0, *kept))
+        await peer.ended()
+        peer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("run", "generation", "row"),
+    [
+        ("", 2**53 - 1, 2**53 - 1),
+        ("x" * 2048, 1, 1),
+        ("ffff", 1, 2**53 - 1),
+        ("the run", 1, 2**53 - 1),
+        ("the run", 0, 5),
+        ("the run", 1, 4),
+    ],
+)
+def test_any_greeting_of_a_standby_is_answered(
+    run: str, generation: int, row: int, primary: ServerThread
+) -> None:
+    assert primary.server is not None
+    run = primary.server.run if run == "the run" else run
+
+    async def greet() -> Message | None:
+        peer = await connected(primary.url)
+        peer.send(hello(run, generation, row))
+        found = await peer.receive()
+        peer.close()
+        return found
+
+    welcome = asyncio.run(greet())
+    assert isinstance(welcome, StandbyWelcome)
+    assert welcome.row == (4 if row == 4 else 0)
+
+
+def test_random_bytes_behind_a_greeting(primary: ServerThread) -> None:
+    rng = np.random.default_rng(1)
+
+    async def run() -> None:
+        for _ in range(50):
+            peer = await connected(primary.url)
+            peer.send(hello())
+            await peer.receive()
+            peer._writer.write(rng.bytes(int(rng.integers(1, 300))))
+            peer._writer.write_eof()
+            await peer.ended()
+            peer.close()
+
+    asyncio.run(run())
+
+
+def parts(*nbytes: int) -> tuple[Part, ...]:
+    ends = np.cumsum(nbytes).tolist()
+    return tuple(Part(end - n, end, "raw", n, 0) for n, end in zip(nbytes, ends, strict=True))
+
+
+HEAD = SegmentHead(1, 1, "8c2f", 7).pack()
+
+
+@pytest.mark.parametrize(
+    ("welcome", "message", "payloads"),
+    [
+        ((0, 0), JournalRows(0, 1, 1, 1, parts(64)), [HEAD]),
+        ((0, 0), JournalRows(0, 1, 2**53 - 1, 2**53 - 1, parts(64)), [HEAD]),
+        ((0, 0), JournalRows(0, 2, 1, 1, parts(64)), [HEAD]),
+        ((0, 0), JournalRows(0, 1, 1, 1), []),
+        ((0, 0), JournalRows(0, 1, 1, 1, parts(3, 5)), [b"abc", bytes(5)]),
+        ((0, 0), SnapshotPart(0, parts(8)), [bytes(8)]),
+        ((5, 16), SnapshotPart(0, parts(16)), [bytes(16)]),
+        ((5, 16), SnapshotPart(0, parts(17)), [bytes(17)]),
+        ((5, 16), JournalRows(0, 6, 6, 6, parts(64)), [HEAD]),
+        ((2**53 - 1, 0), JournalRows(0, 1, 1, 1, parts(64)), [HEAD]),
+    ],
+)
+def test_a_standby_outlives_what_a_primary_sends(
+    welcome: tuple[int, int], message: Message, payloads: list[bytes], tmp_path: Path
+) -> None:
+    """It drops the connection, tries again, and answers meanwhile."""
+    ended = threading.Semaphore(0)
+    row, snapshot = welcome
+    loop = asyncio.new_event_loop()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer, "server")
+        try:
+            if isinstance(await peer.receive(), StandbyHello):
+                named = b"", "8c2f", 1, row, snapshot, {"starts": ((1, 0, ()),)}
+                peer.send(StandbyWelcome(0, PROTOCOL, *named))
+                peer.send(message, *payloads)
+                await peer.ended()
+        finally:
+            peer.close()
+            ended.release()
+
+    listener = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+    port = listener.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        url = f"aiops://127.0.0.1:{port}"
+        with StandbyThread(policy="asgd", state=tmp_path / "b", standby=url) as standby:
+            for _ in range(2):
+                assert ended.acquire(timeout=PATIENCE)
+            report = standby.call(lambda running: running._report())
+            assert report["version"] == 0
+            assert not standby.call(lambda running: running._made.whole)
+    finally:
+        loop.call_soon_threadsafe(listener.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE)
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+
+
+def test_the_journal_keeps_what_a_new_standby_is_still_to_be_sent(tmp_path: Path) -> None:
+    with ServerThread(policy="asgd", state=tmp_path / "a") as server:
+        train(server.url, PLAIN, 1, 3)
+        assert server.call(lambda running: running._feeds.first_needed()) == LARGEST
+
+        async def greet() -> int:
+            peer = await connected(server.url)
+            peer.send(hello())
+            assert isinstance(await peer.receive(), StandbyWelcome)
+            assert isinstance(await peer.receive(), JournalRows)
+            found = server.call(lambda running: running._feeds.first_needed())
+            peer.close()
+            return int(found)
+
+        def slow(running: Any) -> None:  # a new standby that has not caught up
+            for standby in running._feeds._standbys.values():
+                standby.needed = 3
+
+        with StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby:
+            standby.wait(server.call(lambda running: running._state.newest))
+            assert server.call(lambda running: running._feeds.first_needed()) == LARGEST
+            server.call(slow)
+            assert server.call(lambda running: running._feeds.first_needed()) == 3
+        assert asyncio.run(greet()) in (1, LARGEST)
+
+
+def fed_by(
+    play: Callable[[Peer, StandbyHello], Awaitable[None]], folder: Path, **settings: Any
+) -> contextlib.AbstractContextManager[StandbyThread]:
+    """Return a context with a standby of a primary that a test plays."""
+
+    @contextlib.contextmanager
+    def running() -> Iterator[StandbyThread]:
+        loop = asyncio.new_event_loop()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = Peer(reader, writer, "server")
+            try:
+                hello = await peer.receive()
+                if isinstance(hello, StandbyHello):
+                    await play(peer, hello)
+            finally:
+                peer.close()
+
+        listener = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+        url = f"aiops://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        try:
+            with StandbyThread(policy="asgd", state=folder, standby=url, **settings) as standby:
+                yield standby
+        finally:
+            loop.call_soon_threadsafe(listener.close)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(PATIENCE)
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0.01))
+            loop.close()
+
+    return running()
+
+
+def welcomed(row: int, snapshot: int) -> StandbyWelcome:
+    return StandbyWelcome(0, PROTOCOL, b"", "8c2f", 1, row, snapshot, {"starts": ((1, 0, ()),)})
+
+
+def tick(number: int) -> bytes:
+    head = SegmentHead(number, 1, "8c2f", 7).pack()
+    return head + b"".join(frame(number, RowKind.TICK, 0.0, 0, b"\x90", salt=7))
+
+
+def test_a_snapshot_that_did_not_come_whole_is_fetched_again(tmp_path: Path) -> None:
+    """Its rows alone are no state, whatever the standby has of them; nothing of it is synced."""
+    hellos, kept = list[StandbyHello](), list[RowsKept]()
+    enough = threading.Semaphore(0)
+
+    async def play(peer: Peer, hello: StandbyHello) -> None:
+        hellos.append(hello)
+        peer.send(welcomed(5, 16))
+        peer.send(SnapshotPart(0, parts(8)), bytes(8))
+        data = tick(6)
+        peer.send(JournalRows(0, 6, 6, 6, parts(len(data))), data)
+        while not (kept and kept[-1].written == 6):
+            message = await peer.receive()
+            if isinstance(message, RowsKept):
+                kept.append(message)
+        await asyncio.sleep(0.05)
+        enough.release()
+
+    for _ in range(2):  # the second time the standby has been started again
+        with fed_by(play, tmp_path / "b"):
+            assert enough.acquire(timeout=PATIENCE)
+            kept.clear()
+            assert enough.acquire(timeout=PATIENCE)
+    assert len(hellos) >= 4
+    assert {hello.row for hello in hellos} == {0}
+    assert {message.synced for message in kept} == {0}
+
+
+def test_a_standby_whose_journal_has_ended_takes_no_further_row(tmp_path: Path) -> None:
+    """What it would have then is nowhere, and a promotion would follow nothing."""
+    with ServerThread(policy="asgd", state=tmp_path / "a") as server:
+        train(server.url, PLAIN, 1, 3)
+        standby = StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url)
+        with standby:
+            standby.wait(server.call(lambda running: running._state.newest))
+
+            def fail(running: StandbyServer) -> None:
+                writer = running._made._writer
+                assert writer is not None
+                writer._ended(0.0, OSError(errno.EIO, "Input/output error"))
+
+            standby.call(fail)
+            train(server.url, PLAIN, 2, 1)
+            standby._thread.join(PATIENCE)
+            assert "Input/output error" in str(standby._error)
