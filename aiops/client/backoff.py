@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from aiops.common import urls
 from aiops.common.urls import ServerAddress
-from aiops.errors import ConnectionLost, DeadlineExceeded, Unavailable, UsageError
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Superseded,
+    Unavailable,
+    UsageError,
+)
 
 FIRST, LONGEST = 0.05, 1.0
 """Seconds: the first pause between attempts, and the longest."""
@@ -21,6 +28,8 @@ noticed within this time: by the repetition, or by the attempt after the pause.
 
 LONGEST_WELCOME: Final = 6.0
 """Seconds that a server which takes connections may leave a client waiting for its welcome."""
+
+Said = TypeVar("Said", bound=AiopsError)
 
 LONGEST_TIMEOUT = 1e9
 """Seconds (30 years): what every clock and timer can still count."""
@@ -80,7 +89,7 @@ class Attempts:
         self._servers, self._randbelow = servers, randbelow
         self._patience = [ATTEMPT] * len(servers)  # seconds to wait for each one's welcome
         self._at = 0  # the server to try
-        self.said: Unavailable | None = None
+        self.said: Superseded | Unavailable | None = None
         self.restart(until)
 
     def restart(self, until: float) -> None:
@@ -134,14 +143,14 @@ class Attempts:
 
         Raises
         ------
-        Unavailable
+        Unavailable, Superseded
             When there is no time left for another, and a server has said why.
         DeadlineExceeded
             When there is none, and the server does not send its welcome.
         ConnectionLost
             When there is none, for any other reason.
         """
-        if isinstance(error, Unavailable):
+        if isinstance(error, Superseded | Unavailable):
             self.said = error
         pause = self._next(error)
         if now + pause >= self.until:
@@ -153,7 +162,7 @@ class Attempts:
         """Turn to the next server, if it is its turn; return the seconds before the attempt."""
         late = isinstance(error, DeadlineExceeded)
         self._patience[self._at] = min(2 * self.patience, LONGEST_WELCOME) if late else ATTEMPT
-        if self._useful and not isinstance(error, Unavailable):
+        if self._useful and not isinstance(error, Superseded | Unavailable):
             self._useful = False  # it may be a short interruption: the same server again
             return next(self._delays)
         self._useful = False
@@ -166,7 +175,7 @@ class Attempts:
             return error
         if self.said is not None:
             return unreachable_since(self.said, error)
-        if isinstance(error, DeadlineExceeded):
+        if isinstance(error, DeadlineExceeded | Superseded):
             return error
         return ConnectionLost(
             f"{urls.write_all(self._servers)} cannot be reached ({reason(error)}): is the server"
@@ -215,10 +224,10 @@ class Repetitions:
         return pause
 
 
-def unreachable_since(refusal: Unavailable, error: Exception) -> Unavailable:
-    """Return the error for a server that refused, and cannot be reached since."""
-    text = f"{refusal}; since then it cannot be reached ({reason(error)})"
-    return Unavailable(text, **refusal.details)
+def unreachable_since(said: Said, error: Exception) -> Said:
+    """Return the error for a server that said why it ends, and cannot be reached since."""
+    text = f"{said}; since then it cannot be reached ({reason(error)})"
+    return type(said)(text, **said.details)
 
 
 def reason(error: Exception) -> str:

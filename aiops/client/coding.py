@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,12 @@ class Coding:
             begin += piece.size
         return found
 
+    def _encoder(self, piece: Tensor, codec: Codec) -> Encoder:
+        """Make the encoder of a piece."""
+        encoder = self._encoders[piece.offset] = codec.encoder(piece.shape, feedback=True)
+        encoder.parallel_map = self._parallel_map
+        return encoder
+
     def _encoded(
         self,
         piece: Tensor,
@@ -108,8 +115,7 @@ class Coding:
     ) -> Bytes:
         encoder = self._encoders.get(piece.offset)
         if encoder is None:
-            encoder = self._encoders[piece.offset] = codec.encoder(piece.shape, feedback=True)
-            encoder.parallel_map = self._parallel_map
+            encoder = self._encoder(piece, codec)
         with np.errstate(over="ignore"):  # a float64 beyond float32: the encoder refuses infinities
             single = values.astype(np.float32, copy=False)
         assert encoder.rest is not None, "it was made with feedback"
@@ -122,6 +128,40 @@ class Coding:
         encoded.append((piece.offset, payload, before))
         self._last[piece.offset] = payload
         return payload
+
+    def state(self) -> dict[int, Mapping[str, Array]]:
+        """Return each encoder's arrays, to be read, by the byte at which its tensor begins."""
+        return {place: encoder.state() for place, encoder in self._encoders.items()}
+
+    def planned_arrays(self) -> dict[str, Array]:
+        """Return the arrays of fresh encoders of all tensors, by name."""
+        found: dict[str, Array] = {}
+        for piece, codec in chain.from_iterable(self._pieces):
+            if codec is not None:
+                arrays = codec.encoder(piece.shape, feedback=True).state()
+                found |= {f"{piece.name}/{name}": array for name, array in arrays.items()}
+        return found
+
+    def restore(self, state: Mapping[int, Mapping[str, Array]]) -> None:
+        """Continue from copies of what `state` returned."""
+        for piece, codec in chain.from_iterable(self._pieces):
+            if piece.offset in state and codec is not None:
+                self._encoder(piece, codec).restore(state[piece.offset])
+
+    def rests(self, encoded: Encoded) -> dict[int, Array]:
+        """Return the rests, by place, that `take_back` would restore, for `with_rests`."""
+        return {place: rest for place, payload, rest in encoded if self._last[place] is payload}
+
+    def with_rests(self, rests: Mapping[int, Array]) -> Encoded:
+        """Return what `take_back` needs of a push that was encoded before `restore`."""
+        found: Encoded = []
+        for place, before in rests.items():
+            rest = self._encoders[place].rest
+            if rest is None or before.shape != rest.shape:
+                raise ValueError(f"a rest of shape {before.shape} at byte {place}")
+            self._last[place] = payload = np.empty(0, np.uint8)  # of which nothing is read
+            found.append((place, payload, before))
+        return found
 
     def take_back(self, encoded: Encoded) -> None:
         """Forget a push that was refused, or never sent.

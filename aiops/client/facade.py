@@ -51,6 +51,11 @@ class SessionFacade:
         return self._session.wire.shared is not None
 
     @property
+    def rolled_back(self) -> int:
+        """Pushes that the server had acknowledged, and lost before it was started again."""
+        return self._session.restarts.rolled_back
+
+    @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
         return self._session.traffic

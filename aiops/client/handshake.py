@@ -59,8 +59,28 @@ class Handshake:
         self._challenge: Challenge | None = None
 
     @classmethod
-    def with_server(cls, identity: Identity, server: str, epoch: int, nonce: bytes) -> Handshake:
-        """Begin with a server: the only one, or the lead of several."""
+    def with_server(
+        cls,
+        identity: Identity,
+        server: str,
+        epoch: int,
+        nonce: bytes,
+        run: tuple[str, int] = ("", 0),
+        acked: int = 0,
+    ) -> Handshake:
+        """Begin with a server: the only one, or the lead of several.
+
+        Parameters
+        ----------
+        identity, server
+            As above.
+        epoch, nonce
+            The number of this connection, and 16 fresh random bytes.
+        run
+            The run that is known, and its generation.
+        acked
+            The highest sequence number that it has acknowledged.
+        """
         hello = Hello(
             id=0,
             protocol=PROTOCOL,
@@ -71,24 +91,28 @@ class Handshake:
             pongs=identity.pongs,
             nonce=nonce,
             agent=_AGENT,
+            run=run[0],
+            generation=run[1],
+            acked=acked,
         )
         return cls(identity, server, hello)
 
     @classmethod
     def with_shard(
-        cls, identity: Identity, server: str, epoch: int, nonce: bytes, run: str
+        cls, identity: Identity, server: str, epoch: int, nonce: bytes, run: tuple[str, int]
     ) -> Handshake:
-        """Begin with another shard of a model; ``run`` is the lead's."""
+        """Begin with another shard of a model; ``run`` is the lead's, with its generation."""
         hello = ShardHello(
             id=0,
             protocol=PROTOCOL,
             client=identity.client,
             epoch=epoch,
             name=identity.name,
-            run=run,
+            run=run[0],
             pongs=identity.pongs,
             nonce=nonce,
             agent=_AGENT,
+            generation=run[1],
         )
         return cls(identity, server, hello)
 

@@ -29,6 +29,10 @@ class Stamped(Protocol):
         """Their versions, in arena order."""
 
     @property
+    def newest(self) -> int:
+        """The highest version of the model that any of them is of; -1 if none is known."""
+
+    @property
     def connection(self) -> tuple[str, int]:
         """The client's id and the epoch of the connection that they came by."""
 
@@ -39,27 +43,39 @@ class Stamp:
 
     layout: Layout
     versions: Ints
+    newest: int
     connection: tuple[str, int]
 
     @classmethod
     def of(cls, params: Stamped) -> Stamp:
         """Return what some parameters are stamped with now."""
-        return cls(params.layout, params.versions.copy(), params.connection)
+        return cls(params.layout, params.versions.copy(), params.newest, params.connection)
 
     def copy(self) -> Stamp:
         """Return an independent copy."""
         return Stamp.of(self)
 
+    def state(self) -> list[Any]:
+        """Return the versions as plain values, for `from_state`."""
+        return [self.versions.copy(), self.newest, list(self.connection)]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any], layout: Layout) -> Stamp:
+        """Return the stamp of which `state` returned this."""
+        versions, newest, (client, epoch) = state
+        return cls(layout, _of_each(versions, layout), newest, (client, epoch))
+
     def older(self, other: Stamped) -> Stamp:
         """Return the older of both versions of each tensor."""
         versions = np.minimum(self.versions, other.versions)
-        return Stamp(self.layout, versions, min(self.connection, other.connection))
+        newest = max(self.newest, other.newest)
+        return Stamp(self.layout, versions, newest, min(self.connection, other.connection))
 
     def renewed(self, other: Stamped, tensors: Sequence[int]) -> Stamp:
         """Return it with some tensors' versions as another has them."""
         versions = self.versions.copy()
         versions[list(tensors)] = other.versions[list(tensors)]
-        return Stamp(self.layout, versions, other.connection)
+        return Stamp(self.layout, versions, max(self.newest, other.newest), other.connection)
 
 
 class Params(Mapping[str, Array]):
@@ -115,6 +131,13 @@ class Params(Mapping[str, Array]):
     @versions.setter
     def versions(self, versions: Ints) -> None:
         self._versions, self.age = versions, None
+
+    @property
+    def newest(self) -> int:
+        """The model version of the tensors that are furthest ahead."""
+        if self.level is not None:
+            return self.level
+        return int(self._held.max()) if len(self._held) else self._version
 
     @property
     def version(self) -> int:
@@ -190,6 +213,19 @@ class Params(Mapping[str, Array]):
         """Return an independent plain dict of arrays."""
         return {name: array.copy() for name, array in self.items()}
 
+    def state(self) -> list[Any]:
+        """Return the versions as plain values, for `restore`; the arrays are not in them."""
+        held = None if self.level is not None else self._held.copy()
+        each = None if self.age is not None else self._versions.copy()
+        return [self._version, self.level, held, self.age, each, list(self.connection)]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Continue with the versions that `state` returned."""
+        self._version, self.level, held, self.age, each, (client, epoch) = state
+        self._held = _NONE if held is None else _of_each(held, self.layout)
+        self._versions = _NONE if each is None else _of_each(each, self.layout)
+        self.connection = (client, epoch)
+
 
 class Leased(Params):
     """Parameters that are read in the server's memory, or copied where that cannot be.
@@ -206,6 +242,11 @@ class Leased(Params):
     def borrowed(self) -> bool:
         """True while the arrays are the server's."""
         return self._give_back is not None
+
+    @property
+    def lender(self) -> object:
+        """The object to whose method the arrays are given back; None: they are not borrowed."""
+        return getattr(self._give_back, "__self__", None)
 
     def lend(self, lent: LentPayload) -> bool:
         """Read this version from here on."""
@@ -237,3 +278,10 @@ class Leased(Params):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arena.shown)
+
+
+def _of_each(versions: Ints, layout: Layout) -> Ints:
+    """Return a copy of kept versions, one per tensor of a layout."""
+    if versions.shape != (len(layout.tensors),):
+        raise ValueError(f"versions of shape {versions.shape} for {len(layout.tensors)} tensors")
+    return versions.astype(np.int64)

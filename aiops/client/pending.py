@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.known_run import AcknowledgedPushes
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.receive_params import ParameterSink
@@ -42,6 +43,8 @@ class PendingRequests:
     next_id, seq
         The id of the next request, and the sequence number of the last push, without those of the
         steady exchanges that are not in the accounts yet.
+    acknowledged
+        The numbers of the pushes that are known to be part of the model, as far as those above.
     answered
         Answers received so far.
     refused
@@ -56,6 +59,7 @@ class PendingRequests:
         self.by_id: dict[int, Request] = {}
         self.next_id = 1
         self.seq = 0
+        self.acknowledged = AcknowledgedPushes()
         self.answered = 0
         self.refused: Unavailable | None = None
         self._arriving: dict[int, Sink] = {}  # of answers that have begun to arrive, by id
@@ -177,6 +181,12 @@ class PendingRequests:
             request.encoded.clear()
             if type(message) is not request.answer:
                 raise ValueError(f"a {request.answer.kind!r} was asked for")
+            if request.pushes and (type(message) is not Ack or message.used):
+                seq, runs = request.seq, self.acknowledged.runs
+                if runs and runs[-1][1] + 1 == seq:  # nearly always
+                    runs[-1][1] = seq
+                else:
+                    self.acknowledged.add(seq, seq)
             request.resolve(request.finish(message, self._info))
         except (RemoteProtocolError, Refused) as error:
             request.resolve(error=error)

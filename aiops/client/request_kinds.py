@@ -128,8 +128,9 @@ class Request:
         Where parameters, or rows, are to be received.
     have, wants
         What of ``into`` was asked for last: the version held, and of which tensors (none: all).
-    connection
-        Of a push: the client and epoch by which the parameters came that it was computed at.
+    connection, base, table
+        Of a push: the client and epoch by which the parameters came that it was computed at, and
+        their version: the model's, or, if it is a push of rows, that of the table of a number.
     encoded
         The coded payloads of a push, to be taken back if it is refused.
     lent
@@ -145,10 +146,11 @@ class Request:
     """
 
     __slots__ = (
-        *("attempted", "connection", "done", "encoded", "error", "have", "into", "lent"),
+        *("attempted", "base", "connection", "done", "encoded", "error", "have", "into", "lent"),
         *("on_done", "payloads", "refusal", "reply", "result", "seq", "wants"),
     )
 
+    table: int | None = None
     what: ClassVar[str] = ""
     pushes: ClassVar[bool] = False
     answer: ClassVar[type[Message]] = Message
@@ -158,8 +160,9 @@ class Request:
         payloads: Sequence[Sequence[memoryview]] = (),
         into: Params | FetchedRowsSink | None = None,
         connection: tuple[str, int] = ("", 0),
+        base: int = -1,
     ) -> None:
-        self.payloads, self.into, self.connection = payloads, into, connection
+        self.payloads, self.into, self.connection, self.base = payloads, into, connection, base
         self.done, self.seq = False, 0
         self.result: Any = None
         self.error: AiopsError | None = None
@@ -257,8 +260,9 @@ class PushRequest(Request):
         The gradients as they travel.
     into, wanted
         Where the parameters after it are received, and of which tensors (None: of all).
-    connection
-        The client and epoch by which the parameters came that it was computed at.
+    connection, base
+        The client and epoch by which the parameters came that it was computed at, and the newest
+        version of the model that any of them is of.
     count
         The mini-batches whose gradients it sums up.
 
@@ -280,9 +284,10 @@ class PushRequest(Request):
         into: Params | None,
         wanted: Ints | None,
         connection: tuple[str, int],
+        base: int,
         count: int,
     ) -> None:
-        super().__init__(payloads, into, connection)
+        super().__init__(payloads, into, connection, base)
         self._parts, self._wanted, self._count = parts, wanted, min(count, MAX_COUNT)
         self.sent: messages.Push | None = None
 
@@ -369,14 +374,14 @@ class FetchRowsRequest(Request):
 class PushRowsRequest(Request):
     """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_rows", "table")
     what = "the answer to its push of rows"
     answer = TableRows
     pushes = True
 
     def __init__(self, rows: RowsPush, connection: tuple[str, int]) -> None:
-        super().__init__(rows.payloads, rows.into, connection)
-        self._rows = rows
+        super().__init__(rows.payloads, rows.into, connection, rows.base)
+        self._rows, self.table = rows, rows.named.index
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the push."""

@@ -84,10 +84,13 @@ class Requests:
         """
         session = self._session
         encoded: Encoded = []
-        age = at.age if isinstance(at, Params) else None
+        age = level = None
+        if isinstance(at, Params):
+            age, level = at.age, at.level
         versions = at.versions if age is None else age
+        base = at.newest if level is None else level
         parts, payloads = parts_of(at.layout, gradients, versions, session.info.coding, encoded)
-        push = PushRequest(parts, payloads, into, wanted, at.connection, count)
+        push = PushRequest(parts, payloads, into, wanted, at.connection, base, count)
         push.encoded = encoded
         return session.ask(push)
 
@@ -97,7 +100,7 @@ class Requests:
         Its ``used`` is False if the server does not keep that gradient any more.
         """
         session = self._session
-        return session.ask(ReapplyRequest((), (), into, wanted, at.connection, 1))
+        return session.ask(ReapplyRequest((), (), into, wanted, at.connection, at.newest, 1))
 
     def again(self, request: Request) -> Request:
         """Ask again for what was abandoned before its answer; a push keeps its number."""

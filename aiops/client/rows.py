@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiops.client.known_run import KnownRun
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Array
 from aiops.model.parts import Parts
@@ -91,6 +92,13 @@ class Rows:
     def learn(self, tables: Tables) -> None:
         """Learn the model's tables."""
         self.tables = tables
+
+    def forget(self, run: KnownRun) -> None:
+        """Forget versions that are not any more what they were."""
+        for name, version in [*self.versions.items()]:
+            _client, epoch = self.connections[name]
+            if run.lost(epoch, version, self.tables.named(name).index):
+                del self.versions[name]
 
     def fetch(self, name: str, ids: Any, out: Array | None) -> RowsPull:
         """Return what asks for rows."""

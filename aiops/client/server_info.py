@@ -11,6 +11,7 @@ from typing import Any
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.coding import Coding
+from aiops.client.known_run import KnownRun
 from aiops.client.params import Params
 from aiops.client.rows import Rows
 from aiops.codecs.choice import CodecChoice
@@ -45,9 +46,7 @@ class ServerInfo:
     connection
         This client's id and the epoch of its newest connection; epochs count from 1.
     run
-        The server's run (it is another one after a restart); None until the first welcome.
-    run_since
-        The epoch of the first connection to the present run.
+        The server's run, its generation, and what is left of earlier ones.
     policy, settings, plan
         The server's algorithm, its settings, and the workers' part of it.
     layout
@@ -68,8 +67,8 @@ class ServerInfo:
         self.url, self.client = url, client
         self._role, self._ledger, self._parallel_map = role, ledger, parallel_map
         self.connection = (client, 0)
-        self.run: str | None = None
-        self.run_since = 1
+        self.run = KnownRun()
+        self._welcomed = False
         self.policy = ""
         self.settings: Mapping[str, Any] = {}
         self.plan: Mapping[str, Any] = {}
@@ -93,13 +92,15 @@ class ServerInfo:
         return self.layout
 
     def check_held(self, params: Params) -> None:
-        """Mark parameters as not held, unless their version is one of the server's present run.
+        """Mark parameters as not held, unless the server's version of that number is the same.
 
-        Versions that came by another client, or from an earlier run of the server, are not: an
-        earlier run's version of the same number had other values.
+        Versions that came by another client may not be, nor those from an earlier run of the
+        server, nor those that were lost when it was started again.
         """
         client, epoch = params.connection
-        if client != self.client or epoch < self.run_since:
+        if client != self.client or (
+            epoch < self.run.last_change and self.run.lost(epoch, params.newest)
+        ):
             params.version = -1
 
     # ------------------------------------------------------------ learning
@@ -113,19 +114,22 @@ class ServerInfo:
             When it cannot be right.
         BadPush
             When the server now has another model.
+        Superseded
+            When another server goes on with the run.
         """
         for key in ("patience", "heartbeat", "seconds_per_byte"):
             seconds = welcome.plan.get(key, 0.0)
             if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
                 text = f"{self.url} announces a {key} of {seconds!r:.60} seconds"
                 raise RemoteProtocolError(text)
+        epoch = self.connection[1]
+        self.run.welcomed(welcome, epoch, self.url)
         if welcome.model or welcome.tables:
             self.learn(welcome)
-        if self.run is not None and welcome.run != self.run:
-            self.run_since = self.connection[1]
-            self.rows.versions.clear()
+        if self.run.last_change == epoch:
+            self.rows.forget(self.run)
         self.rows.connection = self.connection
-        self.run = welcome.run
+        self._welcomed = True
         self.policy, self.settings, self.plan = welcome.policy, welcome.settings, welcome.plan
         if self.layout is not None and self.coding is None:
             self._plan_coding(self.layout)
@@ -189,7 +193,7 @@ class ServerInfo:
 
     def _plan_coding(self, layout: Layout) -> None:
         """Take over the codecs of pushes and fetches from the server's plan."""
-        if self.run is None:
+        if not self._welcomed:
             return
         self.coding = Coding.planned(layout, self.plan, self.placement, self._parallel_map)
         # An observer is sent the values themselves, never increments.

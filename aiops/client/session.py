@@ -48,12 +48,15 @@ the connection to try another server. Pushes that are asked meanwhile wait behin
 server takes no number below the last. A driver that gives a request up raises `outcome`: a push
 whose last sending was not answered may have been applied, so its error is no `Refused`.
 
-**Restarts of the server.** A welcome names the server's run, and versions count within a run. If it
-is another run, then a push of parameters that this client received in an earlier one is not sent
-(again): it fails with `Restarted`, which says whether it was sent to the earlier run, whose model
-it may have become part of. What was encoded for it is taken back. Parameters of an earlier run
-count as not held, so the next fetch brings all of them. A model with other tensors is refused
-(`BadPush`).
+**Restarts of the server.** A welcome names the server's run, and versions count within a run. A
+server that keeps its state goes on with its run, in the next generation; the welcome says up to
+which versions it is what it was (`KnownRun`). A push of parameters that this client received in
+another run, or of a version that is lost, is not sent (again): it fails with `Restarted`, which
+says whether it may have become part of the model. What was encoded for it is taken back. Any other
+push is sent again under its number. Parameters of lost versions count as not held, so the next
+fetch brings all of them. Acknowledged pushes above the welcome's ``last_seq`` are lost: they are
+counted and logged (`Restarts`). A model with other tensors is refused (`BadPush`). A server of a
+lower generation than has welcomed this client is left (`Superseded`), for the next in its URL.
 
 **Parameters that arrive.** The connection obtains a sink from `pending` before it stores a payload.
 Raw values go straight into the caller's arrays, which mix two versions until the last byte: they
@@ -110,6 +113,7 @@ from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
 from aiops.client.request_kinds import PushRequest, Request
+from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
 from aiops.client.shards import Shards
 from aiops.client.steady import SteadyExchange, steady_push
@@ -117,10 +121,9 @@ from aiops.common.urls import ServerAddress
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
-    Restarted,
     Unavailable,
     UsageError,
-    refusal,
+    fatal,
 )
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.wire import messages
@@ -185,6 +188,8 @@ class Session:
         Whether requests are sent at once.
     steady
         The steady exchange as it was learnt on this connection, or None.
+    restarts
+        Tells what is left when the server was started again.
 
     Raises
     ------
@@ -232,6 +237,7 @@ class Session:
         self.back: list[Buffer] = []
         self._handshake = self._greeting(b"")  # of no connection yet
         self.ready = False
+        self.restarts = Restarts(self.info, self.pending.acknowledged)
         self.steady: SteadyExchange | None = None
         self._learning = True  # whether a steady exchange can be learnt on this connection
         self._room: Params | None = None  # room for gradients that are sent, not lent
@@ -239,8 +245,10 @@ class Session:
     # ------------------------------------------------------------ the connection
 
     def _greeting(self, nonce: bytes) -> Handshake:
-        _client, epoch = self.info.connection
-        return Handshake.with_server(self.identity, self.server, epoch, nonce)
+        (_client, epoch), run = self.info.connection, self.info.run
+        acked = self.pending.acknowledged.last
+        known = run.name, run.generation
+        return Handshake.with_server(self.identity, self.server, epoch, nonce, known, acked)
 
     def towards(self, server: ServerAddress) -> None:
         """Note the server that the next connection is made to."""
@@ -423,9 +431,11 @@ class Session:
         ``id``: its id, if it has one already (of a steady exchange that was handed over).
         """
         client, epoch = request.connection
-        if epoch < self.info.run_since and client == self.info.client:  # of an earlier run
-            self.pending.reject(request, self._restarted(request))
-            return request
+        if epoch < self.info.run.last_change and client == self.info.client:
+            outdated = self.restarts.outdated(request, self.server)
+            if outdated is not None:
+                self.pending.reject(request, outdated)
+                return request
         pending = self.pending
         if id is None:
             if self.steady is not None and self.steady.unsettled:
@@ -506,17 +516,6 @@ class Session:
 
     # ------------------------------------------------------------ inside
 
-    def _restarted(self, request: Request) -> Restarted:
-        outcome = (
-            "it was sent before, and may have been applied to the parameters of the earlier run"
-            if request.attempted and request.refusal is None
-            else "it was not pushed"
-        )
-        return Restarted(
-            f"{self.server} was restarted since this gradient was computed, and its parameters are"
-            f" others: fetch them and compute it again; {outcome}"
-        )
-
     def _send_request(self, request: Request, id: int) -> None:
         message, payloads = request.message(id, self.info), request.payloads
         places: Places = ()
@@ -549,7 +548,7 @@ class Session:
 
     def _handle(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, Error) and message.fatal:
-            raise refusal(message.code, f"{self.server}: {message.text}", message.details)
+            raise fatal(message.code, f"{self.server}: {message.text}", message.details)
         if isinstance(message, messages.Challenge):
             self._send(self._handshake.answer(message))
         elif isinstance(message, Welcome):
@@ -561,7 +560,7 @@ class Session:
 
     def _handle_welcome(self, welcome: Welcome) -> None:
         self._handshake.check(welcome)
-        self.info.welcomed(welcome)
+        self.restarts.welcomed(welcome, self.server)
         if welcome.shards:
             self.shards.open_channels(welcome)
         if not self.shards.channels:

@@ -61,7 +61,7 @@ class ShardChannel:
         port: int,
         identity: Identity,
         epoch: int,
-        run: str,
+        run: tuple[str, int],
     ) -> None:
         self._owner, self.shard, self.host, self.port = owner, shard, host, port
         self._identity, self._epoch, self._run = identity, epoch, run

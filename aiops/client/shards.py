@@ -89,8 +89,9 @@ class Shards:
                 " alone; servers that may take each other's place are separated by commas"
             )
         _client, epoch = self._info.connection
+        run = welcome.run, welcome.generation
         self.channels = [
-            ShardChannel(self, shard, host, port, self._identity, epoch, welcome.run)
+            ShardChannel(self, shard, host, port, self._identity, epoch, run)
             for shard, (host, port) in enumerate(followers or where, 1)
         ]
         if welcome.model:

@@ -310,7 +310,12 @@ class SteadyExchange:
         self._ledger.exchanged(last, True, self._parts, count)
         self._pending.answered += count
         self._pending.next_id += count
-        self._pending.seq += count
+        seq, acknowledged = self._pending.seq, self._pending.acknowledged
+        if acknowledged.runs and acknowledged.runs[-1][1] == seq:  # nearly always
+            acknowledged.runs[-1][1] = seq + count
+        else:
+            acknowledged.add(seq + 1, seq + count)
+        self._pending.seq = seq + count
 
     def as_request(self) -> tuple[PushRequest, int]:
         """Return the push under way as a request, with its id; `end` is due when it is pending."""
@@ -321,7 +326,7 @@ class SteadyExchange:
         self._pending.next_id, self._pending.seq = self._id + 1, self._seq  # used up
         params.level = self._have
         parts, payloads = parts_of(self._layout, self._gradients, self._age)
-        push = PushRequest(parts, payloads, params, None, params.connection, 1)
+        push = PushRequest(parts, payloads, params, None, params.connection, self._have, 1)
         push.seq = self._seq
         return push, self._id
 

@@ -24,12 +24,12 @@ from aiops.serving.config import Config
 from aiops.serving.server import Server
 from tests import forking
 from tests.peers import eventually
-from tests.support import PATIENCE, server_process
+from tests.support import PATIENCE, ServerThread
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 TCP = {"AIOPS_NO_SHM": "1"}
-FLAGS = ["--lr", "1", "--kernels", "numpy"]
+SETTINGS: dict[str, Any] = {"lr": 1.0, "kernels": "numpy"}
 CASES = [
     *("client", "worker", "computing", "room", "context"),
     *("async_client", "async_worker", "uv_worker", "not_connected"),
@@ -38,7 +38,7 @@ NEEDS = {"optimizer": "torch", "loader": "torch", "uv_worker": "uvloop"}
 
 
 def run(case: str, where: str, env: dict[str, str] | None = None) -> Any:
-    """Run one of the programs; return what it reported."""
+    """Run one of the programs, which forks, in a process; return what it reported."""
     pytest.importorskip(NEEDS.get(case, "aiops"))
     quiet = ("-W", "ignore::DeprecationWarning")  # of Python 3.12 and up, about forks with threads
     command = [sys.executable, *quiet, "-m", "tests.forking", case, where]
@@ -92,7 +92,7 @@ def expect(case: str, url: str, env: dict[str, str] | None) -> None:
 @pytest.mark.parametrize("env", [TCP, None], ids=["tcp", "near"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_takes_nothing_from_its_parent(case: str, env: dict[str, str] | None) -> None:
-    with server_process("--policy", "asgd", *FLAGS) as server:
+    with ServerThread(policy="asgd", **SETTINGS) as server:
         expect(case, server.url, env)
 
 
@@ -100,27 +100,27 @@ def test_a_child_takes_nothing_from_its_parent(case: str, env: dict[str, str] | 
 @pytest.mark.parametrize(("case", "env"), [("optimizer", None), ("loader", TCP)])
 def test_nor_with_pytorch(case: str, env: dict[str, str] | None) -> None:
     """Each by one transport: importing PyTorch takes seconds, and the transport is a client's."""
-    with server_process("--policy", "asgd", *FLAGS) as server:
+    with ServerThread(policy="asgd", **SETTINGS) as server:
         expect(case, server.url, env)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["worker", "async_worker"])
 def test_nor_from_its_connections_to_shards(case: str) -> None:
-    with server_process("--policy", "asgd", *FLAGS, "--shards", "2") as server:
+    with ServerThread(policy="asgd", shards=2, **SETTINGS) as server:
         expect(case, server.url, None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [TCP, None], ids=["tcp", "near"])
 def test_nor_from_an_averager(env: dict[str, str] | None) -> None:
-    flags = ["--set", "interval=1000", "--set", f"grace={PATIENCE}"]
-    with server_process("--policy", "average", *flags) as server:
+    settings = {"interval": 1000, "grace": PATIENCE}
+    with ServerThread(policy="average", set=settings) as server:
         check(run("averager", server.url, env))
 
 
 def test_a_lock_that_another_thread_has_is_not_waited_for() -> None:
-    with server_process("--policy", "hardsync", *FLAGS, "--workers", "2") as server:
+    with ServerThread(policy="hardsync", workers=2, **SETTINGS) as server:
         check(run("beside", server.url))
 
 
@@ -129,7 +129,7 @@ def test_a_lock_that_another_thread_has_is_not_waited_for() -> None:
 def test_a_server_notices_the_end_of_a_parent_whose_child_lives(
     case: str, env: dict[str, str] | None
 ) -> None:
-    with server_process("--policy", "asgd", *FLAGS) as server, aiops.Client(server.url) as client:
+    with ServerThread(policy="asgd", **SETTINGS) as server, aiops.Client(server.url) as client:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forking", case, server.url],
             stdin=subprocess.PIPE,

@@ -12,7 +12,8 @@ from aiops.client.session import Session
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.model.layout import Array
-from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_server import MemoryServer
+from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.wire.connection import Buffer
 from tests.sim.turns.lines import ByteLine, pour
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import select
 import signal
 import socket
 import threading
@@ -19,10 +20,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 import aiops
 from aiops import AsyncClient, AsyncWorker, Client, Worker, testing
+from aiops.client import backoff
+from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.backoff import ATTEMPT
+from aiops.client.sync import dialling
 from aiops.engine.events import Stopping
 from aiops.errors import (
     BadPush,
@@ -43,6 +48,9 @@ from tests.support import PATIENCE, Process, ServerThread, server_process
 
 MODEL = {"w": np.zeros(3, np.float32)}
 STEP = {"w": np.ones(3, np.float32)}
+SHORT = 0.5
+"""Seconds of an attempt on real sockets; `ATTEMPT` where the clock is virtual."""
+
 SETTINGS: dict[str, Any] = {"policy": "asgd", "kernels": "numpy", "set": {"lr": 1.0}}
 
 
@@ -229,6 +237,31 @@ class TestFull:
             first.close()
             with second.result(PATIENCE) as client:
                 assert client.ping() > 0
+
+    @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_before_the_hello_is_heard(
+        self, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Within one machine a hello cannot be sent to a server that has closed the connection."""
+        real = AsyncConnection.connection_made
+
+        def when_it_is_closed(self: AsyncConnection, transport: asyncio.BaseTransport) -> None:
+            closed = select.poll()
+            closed.register(transport.get_extra_info("socket").fileno(), select.POLLHUP)
+            assert closed.poll(1e3 * PATIENCE)
+            real(self, transport)
+
+        async def main(url: str) -> None:
+            monkeypatch.setattr(AsyncConnection, "connection_made", when_it_is_closed)
+            with pytest.raises(Unavailable, match="has its 1 connections already"):
+                await AsyncClient(url, timeout=0.3).connect()
+
+        with (
+            ServerThread(max_connections=1, **SETTINGS) as server,
+            Client(server.url),
+            asyncio.Runner(loop_factory=new_loop) as runner,
+        ):
+            runner.run(main(server.url))
 
     @testing.virtual()
     async def test_other_refusals_are_raised_at_once(self) -> None:
@@ -532,11 +565,12 @@ class TestAlternatives:
 class TestSockets:
     """Real sockets: the kernel of a host that is out of reach, and of a stopped process."""
 
-    def test_a_host_that_does_not_answer(self) -> None:
+    def test_a_host_that_does_not_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """When the queue of those to be accepted is full, a kernel answers no request to connect.
 
         Each attempt is limited, so the client is asking again when there is a server.
         """
+        monkeypatch.setattr(dialling, "ATTEMPT", SHORT)
         attempts = threading.Semaphore(0)
         env = CURRENT_ENVIRONMENT.get()
 
@@ -573,6 +607,7 @@ class TestSockets:
     def test_a_process_that_is_stopped(
         self, face: str, near: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(backoff, "ATTEMPT", SHORT)
         if not near:
             monkeypatch.setenv("AIOPS_NO_SHM", "1")
         flags = ("--policy", "asgd", "--kernels", "numpy")
@@ -583,7 +618,7 @@ class TestSockets:
             with ThreadPoolExecutor() as pool:
                 begun = time.monotonic()
                 waiting = pool.submit(joined, face, one.url)
-                eventually(lambda: time.monotonic() - begun > 2 * ATTEMPT, "it tries for a while")
+                eventually(lambda: time.monotonic() - begun > 2 * SHORT, "it tries for a while")
                 assert not waiting.done()
                 one.signal(signal.SIGCONT)
                 assert waiting.result(PATIENCE) == one.url

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -344,3 +346,24 @@ class TestServerGone:
                 assert not worker.step(ones(START)).used
                 np.testing.assert_array_equal(worker.params["w"], 100 - 3)
             assert server.call(lambda s: s.engine.store.current.arena.views["w"][0]) == 97
+
+
+def test_threads_that_use_parts_of_aiops_for_the_first_time_at_once() -> None:
+    code = """
+import threading, aiops
+failed, meet = [], threading.Barrier(7)
+def use(name):
+    meet.wait()
+    try:
+        getattr(aiops, name)
+    except BaseException as error:
+        failed.append(error)
+names = ["AsyncClient", "AsyncWorker", "Client", "Worker", "Table", "serve", "client"]
+threads = [threading.Thread(target=use, args=(name,)) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(failed)
+"""
+    for _ in range(3):  # in two of three there was a deadlock, which Python breaks with an error
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert found.stdout == "[]\n", found.stderr

@@ -111,7 +111,7 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
         store = inline.engine.store
         assert store is not None
         store.warm()  # else NumPy does Numba's work until it is there
-        train(crew_of(inline, WORKERS), 200, quadratic)
+        train(crew_of(inline, WORKERS), 120, quadratic)
         assert store.backend == ("cuda" if backend in DEVICES else backend)
         state = [[array.tobytes() for array in arrays] for arrays in store.state]
         params = {name: array.tobytes() for name, array in inline.params().items()}
@@ -122,7 +122,7 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
     inline = started(case, {name: np.full(6, 3, dtype_named(dtype)) for name in ("w", "b")})
-    train(crew_of(inline, WORKERS), 120, quadratic)
+    train(crew_of(inline, WORKERS), 80, quadratic)
     assert inline.params()["w"].dtype == dtype_named(dtype)
     assert inline.version > 0
     assert float(inline.params()["w"].astype(np.float64).mean()) < 3
@@ -131,7 +131,7 @@ def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
 def test_every_gradient_is_counted(case: tuple[str, dict[str, Any]]) -> None:
     inline = started(case, {name: np.zeros(3, np.float32) for name in ("w", "b")})
     hands = crew_of(inline, WORKERS)
-    train(hands, 200, quadratic)
+    train(hands, 120, quadratic)
     report = inline.engine.report()
     refused = sum(report["refused"].values())
     assert report["gradients"] + refused + report["ignored"] == sum(h.pushes for h in hands)
@@ -147,7 +147,7 @@ def test_a_worker_may_leave_and_another_join(case: tuple[str, dict[str, Any]]) -
     inline.leave(2)
     hands[1] = Hand(inline, 5, client="another")
     before = inline.version
-    train(hands, 400, quadratic, seed=1)
+    train(hands, 250, quadratic, seed=1)
     assert inline.version > before + 10
     assert hands[1].pushes > 0
 
@@ -182,7 +182,7 @@ def test_same_events_same_bits(case: tuple[str, dict[str, Any]]) -> None:
     digests = set()
     for _ in range(2):
         inline = started(case, {name: np.full(33, 2, np.float32) for name in ("w", "b")})
-        train(crew_of(inline, WORKERS), 150, quadratic, seed=5)
+        train(crew_of(inline, WORKERS), 80, quadratic, seed=5)
         digests.add((inline.version, inline.params()["w"].tobytes()))
     assert len(digests) == 1
 
@@ -194,7 +194,7 @@ def test_a_record_replays_to_the_same_bits(case: tuple[str, dict[str, Any]]) -> 
     for event in inline.log:
         journal.note(event)
     inline.on_event = journal.note
-    train(crew_of(inline, WORKERS), 120, quadratic, seed=5)
+    train(crew_of(inline, WORKERS), 80, quadratic, seed=5)
     journal.end(inline.now)
     file.seek(0)
     again = replay(file, backend="numpy")

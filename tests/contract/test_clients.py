@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -91,6 +91,16 @@ CLIENTS = {"worker": with_worker, "client": with_client}
 ASYNC_CLIENTS = {"async-worker": with_async_worker, "async": with_async_client}
 
 
+def pairs(clients: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Return every case with every backend and every client, each pair of these with some case."""
+    names = list(clients)
+    return [
+        (case, backend, names[(at + turn) % len(names)])
+        for at, case in enumerate(sorted(CASES))
+        for turn, backend in enumerate(BACKENDS)
+    ]
+
+
 def gradients(params: Any) -> Values:
     return {key: params[key] - 1 for key in params}
 
@@ -137,9 +147,7 @@ def check(backend: str, receipts: list[Receipt], report: dict[str, Any], end: Va
         assert end[key].dtype == start.dtype
 
 
-@pytest.mark.parametrize("client", sorted(CLIENTS))
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize(("case", "backend", "client"), pairs(CLIENTS))
 def test_trains(case: str, backend: str, client: str) -> None:
     """Two workers in threads, over sockets of the machine."""
     receipts: list[Receipt] = []
@@ -158,9 +166,7 @@ def test_trains(case: str, backend: str, client: str) -> None:
     check(backend, receipts, report, end)
 
 
-@pytest.mark.parametrize("client", sorted(ASYNC_CLIENTS))
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize(("case", "backend", "client"), pairs(ASYNC_CLIENTS))
 @testing.virtual(pieces=200)
 async def test_trains_in_virtual_time(case: str, backend: str, client: str) -> None:
     """Two workers in tasks, behind links of which each message takes another time."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Mapping
 from typing import cast
 
@@ -37,6 +39,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         Its side channel.
     host
         The address at which the server was found there.
+    near
+        The socket of that connection.
 
     Attributes
     ----------
@@ -54,8 +58,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         shared: SharedPayloads | None = None,
         side: UnixSide | None = None,
         host: str = "",
+        near: socket.socket | None = None,
     ) -> None:
-        self._session, self._shared, self._side = session, shared, side
+        self._session, self._shared, self._side, self._near = session, shared, side, near
         self.host = host
         self._lead = self
         self.channels: list[AsyncConnection] = []
@@ -173,7 +178,29 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that it has ended."""
         why = f": {exc}" if exc else ""
+        if exc is not None and not self.ended.done():
+            self.hand_over()
+            self._receive_reason()
         self.end(ConnectionLost(f"{self._session.server} closed the connection{why}"))
+        if self._near is not None:
+            # The loop closes the descriptor next. If it is lost in `connection_made`, uvloop does
+            # not tell the socket, which would close the descriptor's next owner as well.
+            asyncio.get_running_loop().call_soon(self._near.detach)
+
+    def _receive_reason(self) -> None:
+        """Process what a server within this machine sent before it closed the connection.
+
+        It may have refused this client before it heard a hello. The transport does not read that
+        after an attempt to send has failed.
+        """
+        session = self._session
+        with contextlib.suppress(OSError):
+            while self._near is not None and not self.ended.done():
+                room = session.next_buffer()
+                try:
+                    session.received(self._near.recv_into(room, 0, socket.MSG_DONTWAIT))
+                except AiopsError as error:
+                    self.end(error)
 
     def pause_writing(self) -> None:
         """Stop writing: the transport is full."""

@@ -78,7 +78,7 @@ class AsyncDialler:
             side = welcomed(near)
             shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
             return await loop.create_unix_connection(
-                lambda: AsyncConnection(self._session, shared, side, host), sock=near
+                lambda: AsyncConnection(self._session, shared, side, host, near), sock=near
             )
         except BaseException:
             near.close()

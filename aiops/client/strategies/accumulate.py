@@ -113,6 +113,33 @@ class Accumulate(LocalStrategy):
             total[...] = 0
         self._held = set()
 
+    def buffers(self) -> dict[str, Params]:
+        """Return the worker's parameters, those fetched last, and what is to be put back."""
+        found = {**super().buffers(), "fresh": self._fresh}
+        if self.under_way is not None and self.under_way.arrays is not None:
+            found["out"] = self._out
+        return found
+
+    def arrays(self) -> dict[str, Array]:
+        """Return these, the sum and the optimiser's."""
+        sums = {f"sum/{number}": total for number, total in enumerate(self._sum)}
+        return {**super().arrays(), **sums, **self._model.arrays()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the stamp, the tensors in the sum, and the steps."""
+        tensors = sorted(self._held), sorted(self._sent)
+        fetched = self._fetched_at, self._restarted
+        found = [self._stamp.state(), *tensors, *fetched, self._model.state()]
+        return {**super().state(), "accumulate": found}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        super().restore(state)
+        stamp, held, sent, self._fetched_at, self._restarted, model = state["accumulate"]
+        self._stamp = Stamp.from_state(stamp, self.params.layout)
+        self._held, self._sent = set(held), set(sent)
+        self._model.restore(model)
+
     def _take_sum(self) -> Mapping[str, Array] | None:
         """Move the sum into the buffer that travels."""
         if not self._held:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from aiops.client.params import Params
+from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
 from aiops.model.layout import Array
@@ -12,6 +13,10 @@ from aiops.model.layout import Array
 
 class LocalStrategy:
     """One worker's part. Derive and override; see `aiops.client.strategies` for the order of calls.
+
+    Between two gradients a strategy can be kept: `state` has plain values, and `arrays` are written
+    beside them. One that is made alike continues after `restore`, and after its `arrays` have been
+    filled. The request of a transfer that is under way is its driver's to keep.
 
     Attributes
     ----------
@@ -91,6 +96,58 @@ class LocalStrategy:
 
     def offered(self) -> None:
         """Note that the server took the offer."""
+
+    def buffers(self) -> dict[str, Params]:
+        """Return the parameters, by name, that later steps depend on."""
+        return {"params": self.params}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays themselves, by name, that later steps depend on."""
+        return {name: buffer.arena.data for name, buffer in self.buffers().items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return everything else that later steps depend on, as plain values, for `restore`."""
+        buffers, transfer = self.buffers(), None
+        if self.under_way is not None:
+            transfer = _transfer_state(self.under_way, buffers)
+        versions = {name: buffer.state() for name, buffer in buffers.items()}
+        return {"under_way": transfer, "versions": versions}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned; then `arrays` are those that are to be filled."""
+        transfer = state["under_way"]
+        if transfer is not None:
+            self.under_way = _transfer_of(transfer, self.buffers())
+        for name, buffer in self.buffers().items():
+            buffer.restore(state["versions"][name])
+
+
+def _transfer_state(transfer: Transfer, buffers: Mapping[str, Params]) -> list[Any]:
+    """Return a transfer that was sent as plain values, for `_transfer_of`."""
+    names = {id(buffer): name for name, buffer in buffers.items()}
+    at = names.get(id(transfer.at))
+    return [
+        transfer.arrays is not None,
+        Stamp.of(transfer.at).state() if at is None else at,
+        None if transfer.into is None else names[id(transfer.into)],
+        None if transfer.wanted is None else transfer.wanted.copy(),
+        transfer.count,
+        transfer.again,
+    ]
+
+
+def _transfer_of(state: Any, buffers: Mapping[str, Params]) -> Transfer:
+    """Return a transfer that was sent: its arrays are not needed any more."""
+    pushes, at, into, wanted, count, again = state
+    layout = buffers["params"].layout
+    return Transfer(
+        {} if pushes else None,
+        buffers[at] if isinstance(at, str) else Stamp.from_state(at, layout),
+        None if into is None else buffers[into],
+        wanted,
+        count,
+        again,
+    )
 
 
 class Direct(LocalStrategy):

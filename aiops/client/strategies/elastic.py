@@ -87,3 +87,24 @@ class Elastic(LocalStrategy):
     def offer(self) -> Params:
         """Return the centre as it was when it was last seen."""
         return self._centre
+
+    def buffers(self) -> dict[str, Params]:
+        """Return the worker's parameters, the centre, and the position that is under way."""
+        found = {**super().buffers(), "centre": self._centre}
+        if self.under_way is not None and self.under_way.arrays is not None:
+            found["out"] = self._out
+        return found
+
+    def arrays(self) -> dict[str, Array]:
+        """Return these, and the optimiser's."""
+        return {**super().arrays(), **self._model.arrays()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the steps, and whether the centre is to be taken over."""
+        return {**super().state(), "elastic": [self._refreshing, self._model.state()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        super().restore(state)
+        self._refreshing, model = state["elastic"]
+        self._model.restore(model)

@@ -200,6 +200,26 @@ class LocalModel:
         for x, source in self._narrow():
             x[...] = source
 
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays that steps overwrite, beside the parameters, by name."""
+        names = self._optimizer.rule.state
+        found = {
+            f"state/{number}/{name}": array
+            for number, arrays in enumerate(self._state)
+            for name, array in zip(names, arrays, strict=True)
+        }
+        pairs = enumerate(zip(self.x, self.params.arena.sections, strict=True))
+        return found | {f"x/{number}": x for number, (x, own) in pairs if x.dtype != own.dtype}
+
+    def state(self) -> list[Any]:
+        """Return the numbers of steps as plain values, for `restore`."""
+        return [self.steps, self.rate, self._times.copy()]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Continue from what `state` returned; `arrays` are filled beside it."""
+        self.steps, self.rate, times = state
+        self._times[:] = times
+
     def _narrow(self) -> Iterator[tuple[Array, Array]]:
         for x, array in zip(self.x, self.params.arena.sections, strict=True):
             if x.dtype != array.dtype:

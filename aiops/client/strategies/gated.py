@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,42 @@ class Gated(LocalStrategy):
         if self._kept is not None:
             self._kept.restarted = True
 
+    def buffers(self) -> dict[str, Params]:
+        """Return the parameters, those fetched last, and what is to be put back."""
+        found = super().buffers()
+        if self._fresh is not self.params:
+            found["fresh"] = self._fresh
+        return found if self._kept is None else found | self._kept.buffers()
+
+    def arrays(self) -> dict[str, Array]:
+        """Return these, the sum and the optimiser's."""
+        found = super().arrays()
+        if self._kept is not None:
+            found |= self._kept.arrays()
+        return found if self._model is None else found | self._model.arrays()
+
+    def state(self) -> dict[str, Any]:
+        """Return the random stream, what the gate was told, and the numbers of the sum."""
+        statistic = None if self._statistic is None else self._statistic.copy()
+        gate = [self._steps, statistic, list(self._constants), self._passed.copy()]
+        found = {
+            "gate": [*gate, self._sent_once, self._random.bit_generator.state],
+            "sum": None if self._kept is None else self._kept.state(),
+            "model": None if self._model is None else self._model.state(),
+        }
+        return {**super().state(), **found}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        if self._kept is not None:  # first, as what is to be put back follows from it
+            self._kept.restore(state["sum"])
+        super().restore(state)
+        self._steps, self._statistic, constants, passed, self._sent_once, random = state["gate"]
+        self._constants, self._passed[:] = tuple(constants), passed
+        self._random.bit_generator.state = random
+        if self._model is not None:
+            self._model.restore(state["model"])
+
 
 class _Sum:
     """Gradients that have not been pushed: their sum, count and stamp, for each tensor.
@@ -188,7 +224,7 @@ class _Sum:
         self._sum = zeros(params.layout)
         self._count = np.zeros(tensors, np.int64)
         self._versions = np.zeros(tensors, np.int64)  # their minimum, sum or last
-        self._connection = params.connection
+        self._connection, self._newest = params.connection, params.newest
         self._out = params.like()
         self._sent: tuple[Ints, Ints, Ints] | None = None  # tensors, counts, versions
         self.restarted = False  # the server was restarted: older versions mean nothing
@@ -208,6 +244,7 @@ class _Sum:
             self._versions[tensors] = np.minimum(known, now)
         held = self._count.any()
         self._connection = min(self._connection, params.connection) if held else params.connection
+        self._newest = max(self._newest, params.newest) if held else params.newest
         self._count[tensors] += 1
 
     def take(self, tensors: Ints) -> tuple[Mapping[str, Array], Stamp, int] | None:
@@ -220,7 +257,7 @@ class _Sum:
         if not len(tensors):
             return None
         counts, versions = self._count[tensors], self._versions[tensors]
-        stamp = Stamp(self._layout, self._versions.copy(), self._connection)
+        stamp = Stamp(self._layout, self._versions.copy(), self._newest, self._connection)
         if self._gate.stamp == "mean":
             stamp.versions[tensors] //= counts
         for tensor, count in zip(tensors.tolist(), counts.tolist(), strict=True):
@@ -269,8 +306,32 @@ class _Sum:
         self._versions[tensors] = merged
         self._count[tensors] += counts
 
+    def buffers(self) -> dict[str, Params]:
+        """Return what is to be put back, if it is refused."""
+        return {} if self._sent is None else {"out": self._out}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the sum."""
+        return {f"sum/{number}": total for number, total in enumerate(self._sum)}
+
+    def state(self) -> list[Any]:
+        """Return counts, versions, and those of what is to be put back, for `restore`."""
+        sent = None if self._sent is None else [array.copy() for array in self._sent]
+        numbers = self._count.copy(), self._versions.copy()
+        return [*numbers, self._newest, list(self._connection), sent, self.restarted]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Continue from what `state` returned."""
+        self._count[:], self._versions[:], self._newest, connection, sent, self.restarted = state
+        client, epoch = connection
+        self._connection = client, epoch
+        self._sent = None
+        if sent is not None:
+            tensors, counts, versions = sent
+            self._sent = tensors, counts, versions
+
     def _restamp(self, params: Params) -> None:
         self.restarted = False
         times = self._count if self._gate.stamp == "mean" else 1
         self._versions[:] = params.versions * times
-        self._connection = params.connection
+        self._connection, self._newest = params.connection, params.newest

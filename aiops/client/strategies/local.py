@@ -125,6 +125,38 @@ class Local(LocalStrategy):
         self._since = self._ahead = 0
         self._unpushed = [0] * len(self._fragments)
 
+    # ------------------------------------------------------------ state
+
+    def buffers(self) -> dict[str, Params]:
+        """Return the worker's parameters, those fetched last, and what is to be taken back."""
+        found = {**super().buffers(), "fresh": self._fresh}
+        if self.under_way is not None and self.under_way.arrays is not None:
+            found["out"] = self._out
+        return found
+
+    def arrays(self) -> dict[str, Array]:
+        """Return these, the anchor and the optimiser's."""
+        anchor = {f"anchor/{number}": array for number, array in enumerate(self._anchor)}
+        return {**super().arrays(), **anchor, **self._model.arrays()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the stamp, and where in its cycle it is."""
+        steps = self._turn, self._since, self._ahead, self._out_steps, self._sent_at
+        fragments = list(self._unpushed), list(self._sent)
+        merging = self._come, self._refreshing
+        found = [*steps, *fragments, *merging, self._stamp.state(), self._model.state()]
+        return {**super().state(), "local": found}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        super().restore(state)
+        *steps, self._unpushed, self._sent, self._come, self._refreshing, stamp, model = state[
+            "local"
+        ]
+        self._turn, self._since, self._ahead, self._out_steps, self._sent_at = steps
+        self._stamp = Stamp.from_state(stamp, self.params.layout)
+        self._model.restore(model)
+
     # ------------------------------------------------------------ inside
 
     def _ranges(self, fragments: Sequence[int]) -> list[tuple[int, slice]]:

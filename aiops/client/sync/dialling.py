@@ -64,7 +64,7 @@ class Dialler:
         for host in hosts:
             near = self._env.connect_unix(host, server.port)
             if near is not None:
-                return near, self._welcomed(near, server, min(patience, self._left(until)))
+                return near, self._welcomed(near, server, patience, until)
         sock = self._connect_to_any(hosts, server.port, until)
         tune(sock)
         return sock, None
@@ -83,11 +83,13 @@ class Dialler:
         known = self._env.known_addresses(host)
         return known or addresses_waited_for(host, min(self._left(until), ATTEMPT), self.check)
 
-    def _welcomed(self, near: socket.socket, server: ServerAddress, seconds: float) -> UnixSide:
+    def _welcomed(
+        self, near: socket.socket, server: ServerAddress, patience: float, until: float
+    ) -> UnixSide:
         self.socket = near
         try:
             self.check()
-            near.settimeout(seconds)
+            near.settimeout(min(patience, self._left(until)))
             return welcomed(near)
         except TimeoutError:
             near.close()
