@@ -1,8 +1,19 @@
 """Checkpoints: a running simulation as a file, from which it continues to the same result.
 
-A file begins with a magic line and one line of JSON that describes it; both are read and compared
-first. The rest is a pickle (`aiops.sim.turns.graph_pickle`). Trust a checkpoint like code: its
-author decides what is executed where it is read.
+A checkpoint is a snapshot file (`aiops.state.snapshot_file`) of the kind ``simulation``. It has the
+engine's capture (`aiops.engine.capture`), and beside it as owners
+
+==============  ==================================================================================
+``dispatcher``  the turns taken, the selection rule
+``clients``     one map for each client, of its session and its strategy
+``leases``      the version of each client that reads one in the server's memory
+``small``       arrays below 4 KiB by name, which would take a page of the file each
+``curve``       validations so far
+``seconds``     that the run took, without them
+==============  ==================================================================================
+
+and the arrays of clients, ``client/3/fresh`` for example. There are plain values and arrays and
+nothing else: nothing is executed on reading.
 """
 
 from __future__ import annotations
@@ -10,29 +21,50 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
-import pickle
 import platform
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from aiops._version import __version__
-from aiops.errors import UsageError
-from aiops.sim.turns import graph_pickle
+from aiops.engine.capture import Capture, policy_state, settings_of
+from aiops.engine.capture import capture as captured
+from aiops.engine.engine import Engine
+from aiops.engine.events import Warm
+from aiops.engine.restore import restore
+from aiops.errors import AiopsError, DamagedState, UsageError
+from aiops.model.layout import Array
+from aiops.net.disk import SystemDisk
+from aiops.serving.snapshot_reader import is_snapshot, opened_snapshot
+from aiops.sim.turns.client_selection import rule_state
+from aiops.sim.turns.dispatcher import Dispatcher
+from aiops.sim.turns.result import SimulationSample
 from aiops.sim.turns.task import Task
+from aiops.state.plain import field, pack
+from aiops.state.snapshot_file import PAGE, SnapshotFile, SnapshotHeader, SnapshotPlan
 
-FORMAT = 1
+_log = logging.getLogger("aiops.sim")
 
-_MAGIC = b"aiops simulation checkpoint\n"
-_LONGEST = 1 << 20  # bytes of the line of JSON
+KIND = "simulation"
+"""The kind of the snapshot file."""
+
+_NONSENSE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
+    *(StopIteration, TypeError, ValueError),
+)
 
 Facts = Mapping[str, Any]
 
 
-def facts_of(task: Task) -> Facts:
+def facts_of(task: Task) -> dict[str, Any]:
     """Return the facts that identify a task: its class, its examples, its initial parameters."""
     found = hashlib.sha256()
     for name, array in task.initial(0).items():
@@ -46,121 +78,259 @@ def facts_of(task: Task) -> Facts:
     }
 
 
-def save(path: Path, simulation: Facts, task: Task, state: object) -> None:
-    """Write a checkpoint, whole or not at all: an older file stays until the new one is complete.
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """All that a checkpoint keeps: the settings, the task (by its facts), and the run's state."""
 
-    Parameters
-    ----------
-    path
-        Of the file.
-    simulation
-        Its settings.
-    task
-        The task that is trained; it is not written.
-    state
-        Everything else.
+    simulation: Facts
+    task: Task
+    dispatcher: Dispatcher
+    curve: list[SimulationSample]
+    seconds: float
+
+
+def save(path: Path, run: KeptRun) -> None:
+    """Write a checkpoint, whole or not at all: an older file stays until the new one is complete.
 
     Raises
     ------
     UsageError
-        When the file cannot be written, or an object in the state exists in this process only.
+        When the file cannot be written, or the run has what cannot be kept.
     """
+    capture = _capture(run)
+    disk, half_done = SystemDisk(), path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        pickled, arrays = graph_pickle.write(state, {"task": task})
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(f"this simulation cannot be kept in a file: {error}") from None
-    header = {
-        "format": FORMAT,
-        **_env(),
-        "simulation": dict(simulation),
-        "task": dict(facts_of(task)),
-        "graph": len(pickled),
-        "arrays": sum(array.nbytes for array in arrays),
-    }
-    half_done = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with half_done.open("wb") as file:
-            file.write(_MAGIC + json.dumps(header).encode() + b"\n")
-            file.write(pickled)
-            for array in arrays:
-                file.write(graph_pickle.contents(array))
-            file.flush()
-            os.fsync(file.fileno())
-        half_done.replace(path)
+        plan = SnapshotPlan(_header(run, capture), capture.arrays)
+        disk.remove(half_done)
+        file = disk.create(half_done, plan.length)
+        try:
+            for at, buffers in plan.pieces():
+                file.write(buffers, at)
+            file.sync()
+        finally:
+            file.close()
+        disk.rename(half_done, path)
     except OSError as error:
         why = error.strerror or error
         raise UsageError(f"cannot write the checkpoint {path}: {why}") from None
     finally:
+        capture.release()
         with contextlib.suppress(OSError):
-            half_done.unlink()
+            disk.remove(half_done)
 
 
-def simulation_of(path: Path) -> Facts:
-    """Return the settings of a checkpoint's simulation; nothing in the file is executed.
-
-    Raises
-    ------
-    UsageError
-        When it cannot be read, or not by this release.
-    """
-    try:
-        with path.open("rb") as file:
-            found: Facts = _header(file, path)["simulation"]
-            return found
-    except OSError as error:
-        raise UsageError(f"cannot read the checkpoint {path}: {error.strerror}") from None
-
-
-def load(path: Path, task: Task) -> Any:
-    """Return the state that a checkpoint holds. The file is trusted like code.
+def check(run: KeptRun) -> None:
+    """See that the run has nothing that a checkpoint cannot keep, before its first turn.
 
     Raises
     ------
     UsageError
-        When it cannot be read, or is of another task.
+        When it has; the text names it.
+    """
+    dispatcher = run.dispatcher
+    policy_state(dispatcher.engine.policy)
+    rule_state(dispatcher.selection)
+    client = dispatcher.workers[0]
+    arrays, coding = client.arrays(), client.session.info.coding
+    if coding is not None:
+        arrays |= coding.planned_arrays()
+    capture = Capture(0, {}, arrays=arrays)
+    SnapshotPlan(_header(run, capture), capture.arrays)
+
+
+def _header(run: KeptRun, capture: Capture) -> SnapshotHeader:
+    dispatcher = run.dispatcher
+    settings = {
+        **settings_of(dispatcher.engine),
+        "simulation": _as_json(run.simulation),
+        "task": facts_of(run.task),
+    }
+    version = dispatcher.engine.version
+    return SnapshotHeader(
+        *(dispatcher.iteration, 0, "", [version], settings, _wrote(), capture.owners), kind=KIND
+    )
+
+
+def _capture(run: KeptRun) -> Capture:
+    """Capture the engine, and all beside it."""
+    dispatcher = run.dispatcher
+    leases = [worker.lease for worker in dispatcher.workers]
+    capture = captured(dispatcher.engine, leases=[lease for lease in leases if lease is not None])
+    try:
+        capture.arrays |= capture.overwritten  # no update runs before it is written
+        capture.overwritten = {}
+        capture.copy()
+        small: dict[str, Array] = {}
+        for number, worker in enumerate(dispatcher.workers):
+            for name, array in worker.arrays().items():
+                found = small if array.nbytes < PAGE else capture.arrays
+                found[f"client/{number}/{name}"] = array
+        capture.owners |= {
+            "dispatcher": dispatcher.state(),
+            "clients": [worker.state() for worker in dispatcher.workers],
+            "small": small,
+            "curve": [list(astuple(sample)) for sample in run.curve],
+            "seconds": run.seconds,
+        }
+    except BaseException:
+        capture.release()
+        raise
+    return capture
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Checkpoint]:
+    """Open a checkpoint, and close it at the end.
+
+    Raises
+    ------
+    UsageError
+        When it is none, or cannot be read.
+    DamagedState
+        When it is not whole.
     """
     try:
-        with path.open("rb") as file:
-            header = _header(file, path)
-            _compare(header["task"], facts_of(task), f"{path} is of another task")
-            there = file.tell() + header["graph"] + header["arrays"]
-            if os.fstat(file.fileno()).st_size != there:
-                raise UsageError(
-                    f"{path} is not as long as its header states: it was cut, or changed; resume"
-                    " from another checkpoint"
-                )
-            pickled = file.read(header["graph"])
-            return graph_pickle.read(pickled, file, {"task": task})
+        if not is_snapshot(path):
+            raise UsageError(f"{path} is no checkpoint of a simulation")
+        with opened_snapshot(path) as file:
+            yield Checkpoint(file, path)
     except OSError as error:
         raise UsageError(f"cannot read the checkpoint {path}: {error.strerror}") from None
-    except (pickle.UnpicklingError, AttributeError, ImportError, EOFError) as error:
-        raise UsageError(f"{path} cannot be read any more: {error}") from None
 
 
-def _env() -> dict[str, str]:
-    """Return the versions that must be the same where it is read."""
+class Checkpoint:
+    """An open checkpoint.
+
+    Parameters
+    ----------
+    file, path
+        The file, and its name for errors.
+
+    Attributes
+    ----------
+    simulation
+        The settings of its simulation.
+    seconds
+        That the run took, without validations.
+
+    Raises
+    ------
+    UsageError, DamagedState
+        As `opened`.
+    """
+
+    def __init__(self, file: SnapshotFile, path: Path) -> None:
+        self._file, self._path, name = file, path, str(path)
+        header = self._header = file.header
+        if header.kind != KIND:
+            raise UsageError(
+                f"{path} is no checkpoint of a simulation, but the state of a {header.kind!s:.20}"
+            )
+        self.simulation: Facts = field(header.settings, "simulation", dict, name)
+        self._task: Facts = field(header.settings, "task", dict, name)
+        self.seconds = field(header.owners, "seconds", float, name)
+
+    def compare(self, wanted: Facts, task: Task) -> None:
+        """See that it is of a simulation with these settings, and of an equal task.
+
+        Raises
+        ------
+        UsageError
+            With the first fact that differs.
+        """
+        _compare(self.simulation, _as_json(wanted), f"{self._path} is of another simulation")
+        _compare(self._task, facts_of(task), f"{self._path} is of another task")
+
+    def restore(self, dispatcher: Dispatcher, engine: Engine) -> None:
+        """Have a dispatcher continue.
+
+        Parameters
+        ----------
+        dispatcher
+            A fresh one: its clients have joined, and no turn was taken.
+        engine
+            Another fresh one; the dispatcher goes on with it.
+
+        Raises
+        ------
+        DamagedState
+            When the file is not as it was written.
+        UsageError
+            When the run's rule of turns is another one.
+        """
+        wrote = {name: value for name, value in _wrote().items() if name != "byteorder"}
+        others = [name for name in wrote if self._header.wrote.get(name) != wrote[name]]
+        if others:
+            _log.warning(
+                "%s was written with %s, and this is %s: what follows may differ in the last bits",
+                *(self._path, _listed(self._header.wrote, others), _listed(wrote, others)),
+            )
+        try:
+            self._restore(dispatcher, engine)
+        except UsageError:
+            raise
+        except (*_NONSENSE, AiopsError) as error:
+            raise DamagedState(
+                f"{self._path} is damaged: its values are of no such simulation"
+                f" ({type(error).__name__}: {error!s:.200})",
+                file=str(self._path),
+            ) from None
+
+    def curve(self) -> list[SimulationSample]:
+        """Return the validations so far."""
+        rows = field(self._header.owners, "curve", list, str(self._path))
+        try:
+            return [SimulationSample(*row) for row in rows]
+        except TypeError:
+            raise DamagedState(f"{self._path} is damaged: its curve is none") from None
+
+    def _restore(self, dispatcher: Dispatcher, engine: Engine) -> None:
+        owners, fresh = self._header.owners, dispatcher.engine.training
+        assert fresh is not None, "the clients have joined, and so defined the model"
+        described = [[row[:3] for row in fresh.store.layout.rows], fresh.tables.described]
+        if pack(owners["model"]) != pack(described):
+            raise ValueError("another model")  # before memory is taken for it
+        leases: list[Any] = []
+        effects = restore(engine, self._header, self._file.array, leases=leases)
+        dispatcher.restore(owners["dispatcher"], engine)
+        taken = iter(leases)
+        for number, (worker, state) in enumerate(
+            zip(dispatcher.workers, owners["clients"], strict=True)
+        ):
+            lease = next(taken) if state["leased"] else None
+            worker.restore(state, lease, partial(self._array, f"client/{number}/"))
+        for effect in effects:
+            if isinstance(effect, Warm):
+                effect.run()
+
+    def _array(self, prefix: str, name: str, into: Array | None = None) -> Array:
+        """Return a client's array, in ``into`` or a new one."""
+        found = self._header.owners["small"].get(prefix + name)
+        if found is None:
+            return self._file.array(prefix + name, into)
+        if into is None:
+            return np.array(found)
+        if found.dtype != into.dtype or found.shape != into.shape:
+            raise ValueError(f"{prefix}{name} is {found.dtype} of shape {found.shape}")
+        into[...] = found
+        return into
+
+
+def _wrote() -> dict[str, str]:
+    """Return the software that writes; with the same a run continues to the same bits."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"aiops": __version__, "python": python, "numpy": np.__version__}
+    versions = {"aiops": __version__, "numpy": np.__version__, "python": python}
+    return {**versions, "byteorder": sys.byteorder}
 
 
-def _header(file: IO[bytes], path: Path) -> dict[str, Any]:
-    """Read and check a file's magic line and header."""
-    if file.read(len(_MAGIC)) != _MAGIC:
-        raise UsageError(f"{path} is no checkpoint of a simulation")
-    try:
-        header: dict[str, Any] = json.loads(file.readline(_LONGEST))
-        if header["format"] != FORMAT:
-            text = f"{path} has format {header['format']}, and this release reads {FORMAT}"
-            raise UsageError(f"{text}: go on with the release that wrote it")
-        wrote = {name: header[name] for name in _env()}
-        _compare(wrote, _env(), f"{path} was written elsewhere")
-        if not all(type(header[name]) is int for name in ("graph", "arrays")):
-            raise TypeError("lengths")
-        if not all(isinstance(header[name], dict) for name in ("simulation", "task")):
-            raise TypeError("descriptions")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged: its header lacks {error}") from None
-    return header
+def _listed(wrote: Facts, names: list[str]) -> str:
+    return ", ".join(f"{name} {wrote.get(name)!s:.20}" for name in names)
+
+
+def _as_json(values: Facts) -> dict[str, Any]:
+    """Return settings as JSON has them: with lists for tuples."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(values)))
+    return found
 
 
 def _compare(wrote: Facts, here: Facts, what: str) -> None:
@@ -170,17 +340,3 @@ def _compare(wrote: Facts, here: Facts, what: str) -> None:
             raise UsageError(
                 f"{what}: its {name} is {wrote.get(name)!s:.60}, not {here[name]!s:.60}"
             )
-
-
-def compare(path: Path, wanted: Facts) -> Facts:
-    """Return the settings of a checkpoint's simulation, if they are the wanted ones.
-
-    Raises
-    ------
-    UsageError
-        With the first setting that differs.
-    """
-    found = simulation_of(path)
-    expected = json.loads(json.dumps(dict(wanted)))  # tuples are lists there
-    _compare(found, expected, f"{path} is of another simulation")
-    return found

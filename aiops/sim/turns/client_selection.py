@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import add, mul
 from pathlib import Path
-from typing import Protocol
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
+from aiops.state.plain import pack, unpack
 
 Change = Callable[[float], float]
 
@@ -29,6 +31,17 @@ class Selection(Protocol):
 
     def __next__(self) -> int:
         """Return the next client's number, from 0."""
+
+
+@runtime_checkable
+class KeptSelection(Selection, Protocol):
+    """A selection rule that a checkpoint can keep."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what later turns depend on, as plain values (`aiops.state.plain`)."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, on a rule made alike."""
 
 
 class Uniform:
@@ -52,6 +65,16 @@ class Uniform:
             self._drawn = drawn.tolist()[::-1]
         return self._drawn.pop()
 
+    def state(self) -> dict[str, Any]:
+        """Return the stream's state, and what is drawn of it."""
+        random = self._random.bit_generator.state
+        return {"random": random, "drawn": np.array(self._drawn, np.int64)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._random.bit_generator.state = state["random"]
+        self._drawn = _checked(state["drawn"].tolist(), self._clients, "the checkpoint")
+
 
 class RoundRobin:
     """One after the other.
@@ -68,6 +91,14 @@ class RoundRobin:
     def __next__(self) -> int:
         self._last = (self._last + 1) % self._clients
         return self._last
+
+    def state(self) -> dict[str, Any]:
+        """Return the last client."""
+        return {"last": self._last}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._last = state["last"]
 
 
 class Softmax:
@@ -103,6 +134,27 @@ class Softmax:
         self.priorities[client] = changed
         return client
 
+    def state(self) -> dict[str, Any]:
+        """Return the priorities, and the stream's state.
+
+        Raises
+        ------
+        UsageError
+            When ``change`` may have a state of its own.
+        """
+        if not _is_pure(self._change):
+            raise UsageError(
+                "softmax: a checkpoint cannot keep what its change of a priority remembers, a"
+                f" {type(self._change).__qualname__}: give a function of the priority alone"
+            )
+        random = self._random.bit_generator.state
+        return {"priorities": self.priorities.copy(), "random": random}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.priorities[:] = state["priorities"]
+        self._random.bit_generator.state = state["random"]
+
 
 class RecordedSelection:
     """The clients of a record, in its order.
@@ -118,13 +170,8 @@ class RecordedSelection:
     """
 
     def __init__(self, clients: int, numbers: Iterable[int], source: str = "the record") -> None:
-        self._numbers, self._source, self._turn = list(numbers), source, 0
-        wrong = [number for number in self._numbers if not 0 <= number < clients]
-        if wrong:
-            raise UsageError(
-                f"{source} selects client {wrong[0]}, but there are {clients}: numbers go from 0 to"
-                f" {clients - 1}"
-            )
+        self._clients, self._source, self._turn = clients, source, 0
+        self._numbers = _checked(list(numbers), clients, source)
 
     def __next__(self) -> int:
         if self._turn == len(self._numbers):
@@ -135,6 +182,15 @@ class RecordedSelection:
         self._turn += 1
         return self._numbers[self._turn - 1]
 
+    def state(self) -> dict[str, Any]:
+        """Return the record, and how many of its turns were taken."""
+        return {"numbers": np.array(self._numbers, np.int64), "turn": self._turn}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with the record that `state` returned."""
+        self._numbers = _checked(state["numbers"].tolist(), self._clients, self._source)
+        self._turn = state["turn"]
+
 
 class RecordingSelection:
     """Another rule, and a record of the clients that it selects (`RecordedSelection`).
@@ -142,7 +198,7 @@ class RecordingSelection:
     Parameters
     ----------
     rule
-        The other rule.
+        The other rule; a checkpoint keeps that one.
 
     Attributes
     ----------
@@ -152,10 +208,10 @@ class RecordingSelection:
     """
 
     def __init__(self, rule: Selection) -> None:
-        self._rule, self.numbers = rule, array("I")
+        self.rule, self.numbers = rule, array("I")
 
     def __next__(self) -> int:
-        client = next(self._rule)
+        client = next(self.rule)
         self.numbers.append(client)
         return client
 
@@ -196,6 +252,78 @@ def selection(text: str, clients: int, seed: int) -> Selection:
     if name not in _RULES:
         raise UsageError(f"no selection rule is called {name!r}; {nearest(name, _RULES)}")
     return _RULES[name](rest, clients, seed)
+
+
+def resumed(text: str, clients: int, seed: int) -> Selection:
+    """Return the rule that a text names, to be restored: a record is not read from its file."""
+    name, _colon, rest = text.partition(":")
+    if name == "recorded":
+        return RecordedSelection(clients, (), rest)
+    return selection(text, clients, seed)
+
+
+def rule_state(rule: Selection) -> list[Any]:
+    """Return a rule's name and state, for `restore_rule`.
+
+    Raises
+    ------
+    UsageError
+        When the rule, or what it keeps, cannot be written.
+    """
+    if isinstance(rule, RecordingSelection):
+        rule = rule.rule
+    name = _name_of(rule)
+    if not isinstance(rule, KeptSelection):
+        raise UsageError(
+            f"the selection rule {name} cannot be kept in a checkpoint: give it state() and"
+            " restore()"
+        )
+    try:
+        return [name, unpack(pack(dict(rule.state())), name)]
+    except UsageError as error:
+        raise UsageError(f"the selection rule {name} cannot be kept: {error}") from None
+
+
+def restore_rule(rule: Selection, kept: Iterable[Any]) -> None:
+    """Have a rule continue from what `rule_state` returned of one made alike.
+
+    Raises
+    ------
+    UsageError
+        When it is another rule.
+    """
+    name, state = kept
+    if name != _name_of(rule) or not isinstance(rule, KeptSelection):
+        raise UsageError(
+            f"the turns of this checkpoint were selected by {name!s:.80}, and {_name_of(rule)}"
+            " cannot go on with them: give Run.load the same rule as selection"
+        )
+    rule.restore(state)
+
+
+def _name_of(rule: Selection) -> str:
+    return f"{type(rule).__module__}:{type(rule).__qualname__}"
+
+
+def _checked(numbers: list[int], clients: int, source: str) -> list[int]:
+    """Return clients' numbers, if they are."""
+    wrong = [number for number in numbers if not 0 <= number < clients]
+    if wrong:
+        raise UsageError(
+            f"{source} selects client {wrong[0]}, but there are {clients}: numbers go from 0 to"
+            f" {clients - 1}"
+        )
+    return numbers
+
+
+def _is_pure(thing: object) -> bool:
+    """Return whether a value, or a function with all that it holds, cannot change."""
+    if isinstance(thing, partial):
+        return all(map(_is_pure, (thing.func, *thing.args, *thing.keywords.values())))
+    if isinstance(thing, FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+        return all(_is_pure(each) for each in cells if each is not thing)
+    return isinstance(thing, int | float | str | bytes | type | BuiltinFunctionType | None)
 
 
 def _softmax(rest: str, clients: int, seed: int) -> Selection:

@@ -20,9 +20,10 @@ from aiops.common.closing import Closing
 from aiops.engine.engine import Engine
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints
-from aiops.sim.turns.client_selection import Selection
-from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.client_selection import Selection, restore_rule, rule_state
+from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.memory_wire import MemoryLine
+from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.task import Batches, Task
 from aiops.store.parameters import Store
 from aiops.wire.connection import SinkFor
@@ -104,10 +105,6 @@ class Dispatcher(Closing):
         recompute = self.engine.plan.get("recompute")  # the next mini-batch depends on it
         self._pool = ThreadPoolExecutor(jobs) if jobs > 1 and not recompute else None
         self._window = 3 * jobs
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: without the threads, and without their gradients."""
-        return {**self.__dict__, "_pool": None, "_ahead": {}}
 
     def run(self, iterations: int, stopping: Callable[[], bool] = lambda: False) -> None:
         """Take ``iterations`` turns, or those until ``stopping`` returns True.
@@ -208,6 +205,37 @@ class Dispatcher(Closing):
             room, rows = self._room(), self.batches.rows(iteration)
             done = pool.submit(self.task.gradient, worker.params, rows, room)
             self._ahead[client] = _Computed(iteration, done, room)
+
+    def state(self) -> dict[str, Any]:
+        """Return what later turns depend on as plain values, for `restore`.
+
+        The clients and the engine have the rest. Gradients that are ahead are computed again.
+
+        Raises
+        ------
+        UsageError
+            When the selection rule cannot be kept.
+        """
+        return {
+            "iteration": self.iteration,
+            "drawn": list(self._drawn),
+            "ended": None if self._ended is None else str(self._ended),
+            "again": {client: rows.copy() for client, rows in self._again.items()},
+            "selection": rule_state(self.selection),
+        }
+
+    def restore(self, state: Mapping[str, Any], engine: Engine) -> None:
+        """Continue from what `state` returned, before the first turn.
+
+        ``engine``: restored, with the same clients on the same connections.
+        """
+        restore_rule(self.selection, state["selection"])
+        self.iteration, clients = state["iteration"], range(len(self.workers))
+        self._drawn.extend(clients[number] for number in state["drawn"])
+        self._ended = None if state["ended"] is None else UsageError(state["ended"])
+        self._again = {clients[number]: rows for number, rows in state["again"].items()}
+        self.engine = engine
+        self.server.resume(engine)
 
     def finish(self) -> None:
         """Let every client push what it has held back; no more gradients are computed."""

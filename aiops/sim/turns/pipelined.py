@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from aiops.client.params import Params, Stamp, Stamped
 from aiops.client.requests import Transfer
@@ -50,3 +51,25 @@ class PipelinedPush(Direct):
     def waits(self) -> bool:
         """Return False."""
         return False
+
+    @property
+    def _ahead(self) -> Params | None:
+        """The buffer, if the gradient in it may be still to be pushed."""
+        return self._kept if self._gradients is self._kept else None
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the parameters, and the gradient ahead."""
+        found = super().arrays()
+        return found if self._ahead is None else {**found, "ahead": self._ahead.arena.data}
+
+    def state(self) -> dict[str, Any]:
+        """Return the stamp of the gradient ahead too."""
+        stamp = None if self._ahead is None else Stamp.of(self._at).state()
+        return {**super().state(), "ahead": stamp}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        super().restore(state)
+        if state["ahead"] is not None:
+            self._gradients = self._kept = self.params.like()
+            self._at = Stamp.from_state(state["ahead"], self.params.layout)

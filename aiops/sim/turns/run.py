@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from aiops.common.closing import Closing
 from aiops.errors import BadPush
 from aiops.sim.turns import checkpoint
-from aiops.sim.turns.client_selection import selection
+from aiops.sim.turns.client_selection import Selection, resumed, selection
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.result import SimulationResult, SimulationSample
@@ -41,38 +41,35 @@ class Run(Closing):
         Gradients that are computed at the same time; the results are the same.
     line
         As of `Dispatcher`; the results are the same.
+    rule
+        Selects the client of each turn; by default the simulation's (`Simulation.selection`).
+
+    Attributes
+    ----------
     curve, seconds
-        Validations, and seconds, of an earlier part of the run.
-    checkpoint
-        The file to resume from (`Run.load`).
+        Validations so far, and the seconds that it took without them.
     """
 
     simulation: Simulation
     task: Task
     jobs: int = 1
     line: Callable[[SinkFor], MemoryLine] = MemoryLine
-    curve: list[SimulationSample] = field(default_factory=list)
-    seconds: float = 0.0
-    checkpoint: Path | None = None
+    rule: InitVar[Selection | None] = None
+    curve: list[SimulationSample] = field(default_factory=list, init=False)
+    seconds: float = field(default=0.0, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rule: Selection | None) -> None:
         """Set everything up."""
         run = self.simulation
         self._stopping = False
         self._diverged: str | None = None
         self._limits = threadpool_limits(1)  # sums in another order would be other sums
-        if self.checkpoint is not None:
-            self.dispatcher: Dispatcher
-            self.dispatcher, self.curve, self.seconds = checkpoint.load(self.checkpoint, self.task)
-            self.dispatcher.set_jobs(self.jobs)
-            self.engine = self.dispatcher.engine
-            return
         self.engine = run.engine()
         self.dispatcher = Dispatcher(
             self.engine,
             self.task,
             Batches(self.task.examples, run.batch_size, run.seed, run.order),
-            selection(run.selection, run.clients, run.seed),
+            rule or selection(run.selection, run.clients, run.seed),
             clients=run.clients,
             seed=run.seed,
             waits=run.waits,
@@ -90,8 +87,21 @@ class Run(Closing):
         UsageError
             When it cannot be written.
         """
-        state = self.dispatcher, self.curve, self.seconds
-        checkpoint.save(path, dataclasses.asdict(self.simulation), self.task, state)
+        checkpoint.save(path, self._kept())
+
+    def check_kept(self) -> None:
+        """See that a checkpoint can keep the policy, the selection rule and the codecs of this run.
+
+        Raises
+        ------
+        UsageError
+            When one of them has a state that cannot be written.
+        """
+        checkpoint.check(self._kept())
+
+    def _kept(self) -> checkpoint.KeptRun:
+        settings = dataclasses.asdict(self.simulation)
+        return checkpoint.KeptRun(settings, self.task, self.dispatcher, self.curve, self.seconds)
 
     @classmethod
     def load(
@@ -101,32 +111,48 @@ class Run(Closing):
         simulation: Simulation | None = None,
         *,
         jobs: int = 1,
+        line: Callable[[SinkFor], MemoryLine] = MemoryLine,
+        rule: Selection | None = None,
     ) -> Run:
         """Return a run that continues from a checkpoint, in this process or another.
+
+        Nothing in the file is executed. The results are the same to the last bit with the releases
+        of aiops and NumPy that wrote it; others are told in a warning.
 
         Parameters
         ----------
         path
-            The checkpoint. The file is trusted like code.
+            The checkpoint.
         task
             What was trained: an equal one.
         simulation
             The settings that it must have, except `iterations` and `samples`, which may differ;
             None: those of the checkpoint.
-        jobs
+        jobs, line, rule
             As for a new run.
 
         Raises
         ------
         UsageError
             When the file is of another simulation or task, or cannot be read.
+        DamagedState
+            When it is not as it was written.
         """
-        found = checkpoint.simulation_of(path)
-        saved = Simulation.from_dict(found)
-        wanted = simulation or saved
-        changed = {name: getattr(saved, name) for name in ("iterations", "samples")}
-        checkpoint.compare(path, dataclasses.asdict(dataclasses.replace(wanted, **changed)))
-        return cls(wanted, task, jobs, checkpoint=path)
+        with checkpoint.opened(path) as found:
+            saved = Simulation.from_dict(found.simulation)
+            wanted = simulation or saved
+            changed = {name: getattr(saved, name) for name in ("iterations", "samples")}
+            found.compare(dataclasses.asdict(dataclasses.replace(wanted, **changed)), task)
+            rule = rule or resumed(wanted.selection, wanted.clients, wanted.seed)
+            run = cls(wanted, task, jobs, line, rule)
+            try:
+                engine = wanted.engine()
+                found.restore(run.dispatcher, engine)
+                run.engine, run.curve, run.seconds = engine, found.curve(), found.seconds
+            except BaseException:
+                run.close()
+                raise
+        return run
 
     def stop(self) -> None:
         """Let `execute` return after this turn; may be called from a signal handler."""

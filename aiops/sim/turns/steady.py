@@ -9,14 +9,17 @@ record. A turn that differs goes the general way, and nothing has been changed t
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Means, Receipt
 from aiops.client.session import Session
 from aiops.engine.membership import Member
 from aiops.engine.steady import ExchangeRecord, Shortcut, is_steady
 from aiops.model.layout import Layout
+from aiops.model.parts import Parts
 from aiops.wire.encoding import encode
-from aiops.wire.messages import Ack, Push
+from aiops.wire.messages import Ack, Message, Push
 from aiops.wire.traffic import Traffic
 
 _PREFIXES = 10  # bytes: a header's prefix, and its payload's
@@ -31,9 +34,10 @@ class SteadyTurn:
         The server's end: what all clients share, the client's member, and its connection.
     session, params
         The client's end, and its parameters, which it reads in the server's memory.
-    push, ack
-        An exchange that went the general way, and for which `are_steady` is True. Those to come
-        have headers of the same length, for the integers that vary have a fixed width.
+    parts, push, ack
+        Of an exchange that went the general way, and for which `are_steady` is True: the parts that
+        were pushed, and the bytes of both headers with their prefixes (`header_bytes`). Those to
+        come have headers of the same length, for the integers that vary have a fixed width.
     """
 
     def __init__(
@@ -44,14 +48,19 @@ class SteadyTurn:
         traffic: Traffic,
         session: Session,
         params: Leased,
-        push: Push,
-        ack: Ack,
+        parts: Parts,
+        push: int,
+        ack: int,
     ) -> None:
         self._shared, self._member, self._peer, self._traffic = shared, member, peer, traffic
-        self._session, self._params, self._parts = session, params, push.parts
+        self._session, self._params, self._parts = session, params, parts
         self._ledger = session.ledger
         self._fits = params.layout  # the layout of the last gradient
-        self._push, self._ack = (_PREFIXES + len(encode(one)) for one in (push, ack))
+        self._push, self._ack = push, ack
+
+    def state(self) -> list[Any]:
+        """Return the exchange's parts and lengths as plain values."""
+        return [[list(part) for part in self._parts], self._push, self._ack]
 
     def exchange(
         self, gradients: object, now: float, record: ExchangeRecord | None
@@ -97,6 +106,11 @@ class SteadyTurn:
             return False
         self._fits = layout
         return True
+
+
+def header_bytes(message: Message) -> int:
+    """Return the bytes of a message's header, and of the prefixes of header and payload."""
+    return _PREFIXES + len(encode(message))
 
 
 def are_steady(push: Push, ack: Ack, nbytes: int) -> bool:

@@ -80,6 +80,10 @@ class _ListeningSocket:
     def getsockname(self) -> tuple[str, int]:
         return self._name
 
+    def fileno(self) -> int:
+        """Return the number of no descriptor."""
+        return -1
+
     def setsockopt(self, *_option: Any) -> None:
         """Ignore the option."""
 

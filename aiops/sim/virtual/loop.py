@@ -42,6 +42,24 @@ class LoopNetwork(Protocol):
         """Listen, as ``create_server``."""
 
 
+class LoopThread(Protocol):
+    """A simulated thread, as the loop and its disks need it; ``context`` is the one it runs in."""
+
+    context: Context
+
+    def wait(self) -> None:
+        """Let the loop go on until the thread is resumed; called by the thread itself."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait for virtual time; called by the thread itself."""
+
+    def resume(self) -> None:
+        """Let it run until it waits or ends."""
+
+    def end(self) -> None:
+        """End it where it waits."""
+
+
 class VirtualTimer(partial[Any]):
     """A scheduled call: asyncio's handle, made and called without a Python call of its own.
 
@@ -51,16 +69,21 @@ class VirtualTimer(partial[Any]):
         When it is due, in virtual seconds, if it was set for a time.
     loop
         The loop that it was set on then, or None.
+    called
+        The function and arguments that were its own, once it is cancelled.
     """
 
     time = -inf
     loop: VirtualLoop | None = None
+    called: tuple[Any, ...] = ()
 
     def cancel(self) -> None:
         """Drop the callback."""
         if self.loop is not None and self.time > self.loop.now:
             self.loop.note_cancelled()
         self.loop = None
+        if self.func is not _nothing:
+            self.called = self.func, self.args  # perhaps they run now, and must not be lost
         self.__setstate__((_nothing, (), {}, self.__dict__))  # type: ignore[attr-defined]
 
     def cancelled(self) -> bool:
@@ -102,6 +125,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         The virtual time, in seconds.
     observers
         Called whenever time is about to go on; `until` is built on it.
+    threads
+        Simulated threads, which run only while the loop waits for them.
+    inline
+        The one whose function the loop is calling, if any.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
@@ -118,6 +145,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._count = 0  # timers so far: of equal times the first that was set comes first
         self._cancelled = 0  # cancelled timers that are still in the heap, at most
         self._owner = threading.get_ident()
+        self.threads: dict[threading.Thread, LoopThread] = {}
+        self.inline: LoopThread | None = None
 
     # ------------------------------------------------------------ the clock
 
@@ -157,8 +186,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> VirtualTimer:
-        """Call it at this moment. There is only one thread."""
-        if threading.get_ident() != self._owner:
+        """Call it at this moment. There are no threads but simulated ones."""
+        if threading.get_ident() != self._owner and threading.current_thread() not in self.threads:
             raise UsageError(
                 "a thread called into a virtual event loop: threads have no place in virtual time,"
                 " so make it a coroutine"
@@ -202,6 +231,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers[:] = [entry for entry in self._timers if entry[2].func is not _nothing]
             heapify(self._timers)
             self._cancelled = 0
+
+    def drop(self, owned: Callable[[Context], bool]) -> None:
+        """Cancel the timers of some contexts, and end their threads; their tasks go on."""
+        for due in [entry[2] for entry in self._timers]:
+            context = getattr(due.func, "__self__", None)
+            if isinstance(due, VirtualTimer) and isinstance(context, Context) and owned(context):
+                due.cancel()
+        for system, thread in list(self.threads.items()):
+            if owned(thread.context) and system is not threading.current_thread():
+                thread.end()
 
     # ------------------------------------------------------------ running
 
@@ -312,7 +351,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.network
 
     def close(self) -> None:
-        """Drop all callbacks."""
+        """End simulated threads, and drop all callbacks."""
+        for thread in list(self.threads.values()):
+            thread.end()
         super().close()
         self._line.clear()
         self._timers.clear()

@@ -181,6 +181,12 @@ class Network:
         self._host(name).alive = False
         return self.cut(name)
 
+    def close_ports(self, name: str) -> None:
+        """Close the ports that a host listens on."""
+        for listener in [*self._listeners.values()]:
+            if listener.host.name == name:
+                listener.close()
+
     def revive(self, name: str) -> None:
         """Let a killed host connect again."""
         self._host(name).alive = True

@@ -186,6 +186,8 @@ class MemoryTransport(asyncio.Transport):
         """Deliver what was held back while a host was silent."""
         self._out.restore()
         self._into.restore()
+        if self._lost:
+            self.host.ends.pop(self, None)
 
     def crossed(self) -> None:
         """Resume writing or end the close, now that fewer bytes are queued."""
@@ -262,7 +264,8 @@ class MemoryTransport(asyncio.Transport):
 
     def _lose(self, error: Exception | None) -> None:
         self._lost = True
-        self.host.ends.pop(self, None)
+        if error is not None or not self.host.silent:  # or its end is still on its way
+            self.host.ends.pop(self, None)
         self._medium.loop.call_soon(self._report_lost, error, context=self._context)
 
     def _report_lost(self, error: Exception | None) -> None:

@@ -14,6 +14,7 @@ from aiops.errors import UsageError
 from aiops.kernels.parallel import serial_map
 from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT, Environment
+from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
 from aiops.sim.virtual.sockets import ListeningSocket, MemorySocket
@@ -75,6 +76,13 @@ class World:
         From the bytes that an update touches to the seconds that a server takes for it; None: no
         time.
 
+    Attributes
+    ----------
+    loop, network, disk
+        Those of everything in it. The disk's folders have nothing to do with those of the machine.
+    environment
+        What servers and clients in it are given.
+
     Raises
     ------
     UsageError
@@ -95,6 +103,7 @@ class World:
             raise UsageError(f"pieces of at most {pieces} bytes cannot be: give 1 or more")
         self.loop = VirtualLoop(limit)
         self.network = Network(self.loop, seed=seed, pieces=pieces)
+        self.disk = VirtualDisk(self.loop)
         entropy = random.Random(f"aiops {seed}")
         self.environment = Environment(
             now=self.loop.time,
@@ -111,6 +120,7 @@ class World:
             known_addresses=lambda host: (host,),
             listen_unix=None,
             connect_unix=lambda host, port: None,
+            disk=self.disk,
             advertised_address="127.0.0.1",  # any host that listens on the port
         )
 

@@ -60,3 +60,18 @@ def random_pieces(seed: int, most: int = 700) -> Any:
     """Return what says how many bytes arrive at a time."""
     random = np.random.default_rng(seed)
     return lambda: int(random.integers(1, most))
+
+
+class Counting:
+    """A change of a priority that depends on earlier ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, priority: float) -> float:
+        """Return a lower one each time."""
+        self.count += 1
+        return priority - self.count % 7
+
+
+counting = Counting()

@@ -139,6 +139,16 @@ class TestCheckpoint:
         status, out, _err = command("--json")
         assert (status, out) == (130, "")
 
+    def test_a_rule_that_remembers_is_refused_before_the_first_turn(
+        self, command: Any, tmp_path: Path
+    ) -> None:
+        rule = "--selection", "softmax:change=tests.sim.turns.cases:counting"
+        status, out, err = command(*rule, "--checkpoint", str(tmp_path / "run.ckpt"))
+        assert (status, out) == (2, "")
+        assert "cannot keep what its change of a priority remembers" in err
+        assert not list(tmp_path.iterdir())
+        assert command(*rule)[0] == 0
+
 
 class TestTurns:
     @pytest.mark.parametrize("policy", ["fasgd", "ssp"])  # which passes over who waits

@@ -19,7 +19,8 @@ from aiops.errors import BadPush, ConflictError
 from aiops.lab.workloads.digits import load_digits
 from aiops.lab.workloads.mlp import MLP
 from aiops.model.layout import Array
-from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_server import MemoryServer
+from aiops.sim.turns.simulated_client import SimulatedClient
 from tests.sim.turns.lines import ByteLine
 
 DIGITS = load_digits()

@@ -16,8 +16,9 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.model.layout import Layout
-from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.memory_wire import MemoryLine, MemoryWire, MessageInTransit
+from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.wire.messages import Fetch, Pong, Stats
 from tests.sim.turns.cases import random_pieces
 from tests.sim.turns.lines import in_pieces

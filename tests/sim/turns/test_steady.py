@@ -23,7 +23,8 @@ from aiops.engine.events import Options
 from aiops.engine.journal import Journal, replay
 from aiops.errors import BadPush, ConflictError
 from aiops.model.layout import Array
-from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_server import MemoryServer
+from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.steady import SteadyTurn
 from tests.contract.cases import CASES as POLICIES
 

@@ -73,6 +73,26 @@ class TestClock:
 
         assert testing.run(main()) == []
 
+    def test_what_runs_may_cancel_itself(self) -> None:
+        """Its function and arguments must live until it returns: without that Python may crash."""
+
+        async def main() -> int:
+            loop, called = asyncio.get_running_loop(), list[int]()
+            for _ in range(200):
+                timers = list[asyncio.TimerHandle]()
+
+                def run(data: bytes, timers: list[asyncio.TimerHandle] = timers) -> None:
+                    timers[0].cancel()
+                    timers[0].cancel()
+                    called.append(len(data) + len([bytes(100) for _ in range(50)]))
+
+                timers.append(loop.call_later(0.1, run, bytes(1000)))
+                del run
+                await asyncio.sleep(1)
+            return sum(called)
+
+        assert testing.run(main()) == 200 * 1050
+
     def test_timeouts_of_asyncio_are_virtual(self) -> None:
         async def main() -> float:
             with pytest.raises(TimeoutError):

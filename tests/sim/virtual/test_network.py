@@ -394,6 +394,22 @@ class TestHosts:
 
         testing.run(main())
 
+    def test_the_end_of_a_connection_that_a_silent_host_closes_comes_when_it_is_restored(
+        self,
+    ) -> None:
+        async def main() -> None:
+            near, far = await pair()
+            testing.play("1 silence alice\n 5 restore alice")
+            await asyncio.sleep(2)
+            near.transport.close()
+            await near.lost
+            begin = asyncio.get_running_loop().time()
+            await far.lost
+            assert asyncio.get_running_loop().time() == begin + 3
+            assert not testing.network().host("alice").ends
+
+        testing.run(main())
+
     def test_a_fault_of_nobody(self) -> None:
         async def main() -> None:
             await pair()

@@ -1,0 +1,140 @@
+"""Servers that crash in virtual time, at any point, and come back: workers ride it out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops import testing
+from aiops.errors import UsageError
+from aiops.net.faults import points
+from aiops.sim.virtual.server_machine import ServerMachine
+
+MODEL = {"w": np.zeros(8)}
+STEP = {"w": np.ones(8)}
+FOLDER = Path("state")
+SETTINGS: dict[str, Any] = {
+    "policy": "asgd",
+    "kernels": "numpy",
+    "set": {"lr": 1.0},
+    "state": FOLDER,
+    "snapshot_every": 0.1,
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+
+@pytest.mark.parametrize("acks", ["written", "durable"])
+def test_a_worker_rides_out_a_crash(acks: str) -> None:
+    @testing.virtual()
+    async def main() -> None:
+        async with ServerMachine(acks=acks, **SETTINGS) as machine:
+            machine.disk.seconds = 0.01
+            async with aiops.AsyncWorker(machine.url, MODEL) as worker:
+                for step in range(1, 31):
+                    await asyncio.sleep(0.05)
+                    if step % 10 == 0:
+                        old = machine.server
+                        machine.crash()
+                        assert not machine.running
+                        await machine.start()
+                        assert machine.server is not old
+                    receipt = await worker.step(STEP)
+                    assert (receipt.version, receipt.used) == (step, True)
+                assert (worker.params["w"] == -30).all()
+                assert machine.server.engine.version == 30
+
+    main()
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("point", points())
+def test_no_acknowledged_step_is_lost_at_any_point(point: str, power: bool) -> None:
+    @testing.virtual()
+    async def main() -> int:
+        machine = ServerMachine(acks="durable", **SETTINGS)
+        machine.disk.seconds = 0.003
+        machine.crash_at(point, power=power)
+        starts = 0
+
+        async def supervise() -> None:
+            nonlocal starts
+            while True:
+                starts += 1
+                await machine.start()
+                await testing.until(lambda: not machine.running, "it crashed", limit=100.0)
+                machine.crash_at(point, 3 if starts < 4 else 100, power=power)
+
+        supervisor = asyncio.create_task(supervise())
+        async with aiops.AsyncWorker(machine.url, MODEL) as worker:
+            for step in range(1, 41):
+                await asyncio.sleep(0.05)
+                receipt = await worker.step(STEP)
+                assert (receipt.version, receipt.used) == (step, True)
+            assert (worker.params["w"] == -40).all()
+        supervisor.cancel()
+        await machine.stop()
+        return starts
+
+    assert main() > 1
+
+
+@testing.virtual()
+async def test_without_a_state_it_begins_again() -> None:
+    settings = {**SETTINGS, "state": None}
+    machine = ServerMachine(**settings)
+    await machine.start()
+    async with aiops.AsyncWorker(machine.url, MODEL) as worker:
+        await worker.step(STEP)
+        machine.crash()
+        await machine.start()
+        assert machine.server.engine.version == 0
+        await worker.step(STEP)
+
+
+@testing.virtual()
+async def test_nothing_of_a_crashed_server_does_anything() -> None:
+    machine = ServerMachine(acks="durable", **SETTINGS)
+    await machine.start()
+    worker = await aiops.AsyncWorker(machine.url, MODEL).connect()
+    await worker.step(STEP)
+    server, loop = machine.server, machine._loop
+    machine.crash()
+    machine.crash()
+    await asyncio.sleep(0)
+    assert not loop.threads
+    files = machine.disk.names(FOLDER)
+    await asyncio.sleep(30)
+    assert server.engine.version == 1
+    assert machine.disk.names(FOLDER) == files
+
+
+@testing.virtual()
+async def test_it_runs_once() -> None:
+    async with ServerMachine(**SETTINGS) as machine:
+        with pytest.raises(UsageError, match="runs already"):
+            await machine.start()
+    await machine.stop()
+
+
+@testing.virtual()
+async def test_settings_that_cannot_work() -> None:
+    with pytest.raises(UsageError, match="policy"):
+        await ServerMachine(policy="fasdg").start()
+
+
+def test_it_is_for_virtual_time() -> None:
+    async def main() -> None:
+        ServerMachine()
+
+    with pytest.raises(UsageError, match="that run"):
+        asyncio.run(main())
