@@ -119,6 +119,7 @@ class TestSupervisor:
     ) -> None:
         monkeypatch.setenv("AIOPS_POLICY", "softsync")
         monkeypatch.setenv("AIOPS_DATA", "/data")
+        monkeypatch.setenv("AIOPS_KERNELS", "numpy")
         lines: list[str] = []
         text = "import os\nfor k in sorted(os.environ):\n  if 'AIOPS' in k: print(k, os.environ[k])"
         async with Supervisor() as supervisor:
@@ -126,7 +127,7 @@ class TestSupervisor:
                 "it", write(modules, "shows", text), lines.append, environment={"AIOPS_X": "1"}
             )
             await supervisor.within(PATIENCE, "its end", child.ended.wait())
-        assert lines == ["AIOPS_DATA /data", "AIOPS_X 1"]
+        assert lines == ["AIOPS_DATA /data", "AIOPS_KERNELS numpy", "AIOPS_X 1"]
 
     async def test_what_cannot_be_started(self) -> None:
         async with Supervisor() as supervisor:

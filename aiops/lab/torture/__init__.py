@@ -1,10 +1,14 @@
-"""``aiops torture``: kill real servers and workers at random instants, and count what was lost.
+"""``aiops torture``: kill servers and workers, real and simulated ones, and count what was lost.
 
 ::
 
     checker.py    what clients saw, against the model      plan.py      what a seed decides
     pusher.py     a worker process                         trial.py     one plan, carried out
     spawner.py    forks processes, tells how they ended    campaign.py  many trials, and the report
+
+    cluster_plan.py, cluster_trial.py   the same of a simulated cluster, with more kinds of faults
+    states.py                           moments of its disk, damaged, and read
+    seed_campaign.py                    many of these, and the report
 
 The checker knows no more than a client: its own acknowledgements, and the parameters that it may
 fetch. Under an additive policy with learning rate 1, every push adds to a place of its own in a

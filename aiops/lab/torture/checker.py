@@ -71,6 +71,8 @@ class ClientView:
         What the client itself found wrong.
     ended
         Whether it ended by itself.
+    rolled_back
+        The acknowledged pushes of which it was told that the server has lost them.
     """
 
     name: str
@@ -79,6 +81,7 @@ class ClientView:
     ignored: set[int] = field(default_factory=set)
     told: list[str] = field(default_factory=list)
     ended: bool = False
+    rolled_back: int = 0
 
     @classmethod
     def parse(cls, name: str, cells: CellRange, log: bytes) -> ClientView:
@@ -103,7 +106,14 @@ class ClientView:
         return view
 
 
-def violations(model: Array, views: Sequence[ClientView], *, scaled: bool = False) -> list[str]:
+def violations(
+    model: Array,
+    views: Sequence[ClientView],
+    *,
+    scaled: bool = False,
+    lossy: bool = False,
+    offered: bool = False,
+) -> list[str]:
     """Return what contradicts the promise, one sentence each.
 
     Parameters
@@ -114,6 +124,12 @@ def violations(model: Array, views: Sequence[ClientView], *, scaled: bool = Fals
         Of all clients that ever pushed.
     scaled
         Whether a push is divided by its staleness.
+    lossy
+        Whether acknowledged pushes may be lost: those of which the client was told, and any of one
+        that was killed before it could be.
+    offered
+        Whether a server had lost everything, and was given the model as a worker had it: then
+        pushes that are told to be lost may be part of it.
     """
     found: list[str] = []
     free = np.ones(len(model), bool)
@@ -121,7 +137,7 @@ def violations(model: Array, views: Sequence[ClientView], *, scaled: bool = Fals
         cells = view.cells
         free[cells.first : cells.first + cells.count] = False
         amounts = -model[cells.first : cells.first + cells.count]
-        wrong = list((_scaled if scaled else _whole)(view, amounts))
+        wrong = list((_scaled if scaled else _whole)(view, amounts, lossy, offered))
         more = [f"and {len(wrong) - _MOST:,} more"] if len(wrong) > _MOST else []
         found += [f"{view.name}: {text}" for text in (*view.told, *wrong[:_MOST], *more)]
     if (model[free] != 0).any():
@@ -138,7 +154,7 @@ def uncertain(model: Array, view: ClientView) -> bool:
     return bool(-model[cell] >= amount)
 
 
-def _whole(view: ClientView, amounts: Array) -> Iterator[str]:
+def _whole(view: ClientView, amounts: Array, lossy: bool, offered: bool) -> Iterator[str]:
     digits = view.cells.digits
     if (amounts != np.floor(amounts)).any() or (amounts < 0).any() or (amounts >= 4.0**26).any():
         yield "a cell holds no sum of pushes"
@@ -147,10 +163,10 @@ def _whole(view: ClientView, amounts: Array) -> Iterator[str]:
     counts = (whole >> (2 * np.arange(digits))) & 3
     if (whole >> (2 * digits)).any():
         yield "a cell holds more than its pushes"
-    yield from _judge(view, counts.reshape(-1))
+    yield from _judge(view, counts.reshape(-1), lossy, offered)
 
 
-def _scaled(view: ClientView, amounts: Array) -> Iterator[str]:
+def _scaled(view: ClientView, amounts: Array, lossy: bool, offered: bool) -> Iterator[str]:
     known = np.asarray(view.acknowledged, np.float64)
     last = amounts[len(known) : len(known) + 1]  # its staleness was never told
     whole = [amounts[: len(known)] * np.maximum(known, 1), np.sign(last), amounts[len(known) + 1 :]]
@@ -160,16 +176,21 @@ def _scaled(view: ClientView, amounts: Array) -> Iterator[str]:
     rounded = np.rint(counts)
     if not np.allclose(counts, rounded, rtol=0, atol=1e-9):
         yield "a push has another factor than its receipt says"
-    yield from _judge(view, rounded.astype(np.int64))
+    yield from _judge(view, rounded.astype(np.int64), lossy, offered)
 
 
-def _judge(view: ClientView, counts: Array) -> Iterator[str]:
+def _judge(view: ClientView, counts: Array, lossy: bool, offered: bool) -> Iterator[str]:
     """Yield a sentence for each push that counts otherwise than promised."""
     known = len(view.acknowledged)
+    lost = 0
     for push in np.flatnonzero(counts[:known] != 1).tolist():
         wanted = 0 if push in view.ignored else 1
-        if counts[push] != wanted:
+        if lossy and wanted == 1 and counts[push] == 0:
+            lost += 1
+        elif counts[push] != wanted:
             yield f"push {push} was acknowledged and counts {counts[push]} times, not {wanted}"
+    if (lost < view.rolled_back and not offered) or (view.ended and lost > view.rolled_back):
+        yield f"it was told that {view.rolled_back} of its pushes are lost, and {lost} are"
     for push in (np.flatnonzero(counts[known : known + 1] > 1) + known).tolist():
         yield f"push {push} was not acknowledged and counts {counts[push]} times"
     for push in (np.flatnonzero(counts[known + 1 :]) + known + 1).tolist():

@@ -16,7 +16,7 @@ from aiops.lab.experiments.bandwidth.run import BandwidthOutcome, carry_out
 from aiops.lab.processes import ProcessFailed
 from aiops.lab.training_files import TrainingFiles
 from tests.lab.experiments.conftest import SMALL
-from tests.support import Process
+from tests.lab.experiments.test_command import aiops
 
 pytestmark = pytest.mark.slow
 
@@ -72,13 +72,13 @@ def test_a_server_that_does_not_start() -> None:
     assert any("no setting" in line for line in caught.value.details["stderr"])
 
 
-def test_the_command_does_nothing_twice(tmp_path: Path) -> None:
+def test_the_command_does_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
 
     def command(*flags: str) -> tuple[int, list[dict[str, Any]]]:
         arguments = ["--dataset=digits", "--hidden=8", "--gradients=40", "--workers=2"]
         arguments += ["--per-process=2", "--samples=0", "--no-plot", "--json", f"--out={out}"]
-        status, said, _stderr = Process("-m", "aiops", "bandwidth", *arguments, *flags).end(60)
+        status, said, _stderr = aiops(*arguments, *flags, capsys=capsys, command="bandwidth")
         return status, json.loads(said) if said else []
 
     status, first = command()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiops.errors import UsageError
+from aiops.lab import drawing
 from aiops.lab.experiments import report, run_planning
 from aiops.lab.experiments.catalog import EXPERIMENTS, find
 from aiops.lab.experiments.cluster_simulation import ThroughputSimulation
@@ -75,7 +77,11 @@ def test_of_nothing_nothing_is_claimed(experiment: Experiment) -> None:
 
 @ALL
 @pytest.mark.slow
-def test_from_the_first_run_to_the_figure(experiment: Experiment, tmp_path: Path) -> None:
+def test_from_the_first_run_to_the_figure(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is drawn is an experiment's; the formats of its file are test_report's.
+    monkeypatch.setattr(drawing, "save", partial(drawing.save, suffixes=(".svg",)))
     scale = experiment.scale(full=False, iterations=60, seeds=2)
     base = replace(scale.base, hidden=4, samples=5, kernels="numpy")
     scale = replace(scale, base=base)
@@ -98,6 +104,7 @@ def test_from_the_first_run_to_the_figure(experiment: Experiment, tmp_path: Path
     report.save(experiment, scale, folder, findings, "the command")
     found = json.loads((folder.path / "summary.json").read_text())
     assert found["complete"]
+    assert (folder.path / "figure.svg").exists()
     figure = experiment.draw(scale, folder.runs)
     assert all(panel.lines for panel in figure.panels)
     assert any(line.ys and line.x for panel in figure.panels for line in panel.lines)

@@ -17,10 +17,12 @@ from aiops.lab.experiments.catalog import EXPERIMENTS
 FEW = ["softsync-staleness", "--iterations", "50", "--seeds", "1", "--jobs", "2"]
 
 
-def aiops(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def aiops(
+    *arguments: str, capsys: pytest.CaptureFixture[str], command: str = "experiment"
+) -> tuple[int, str, str]:
     """Run the command line here; return its status and what it has said."""
     before, path = sys.argv, list(sys.path)
-    sys.argv = ["aiops", "experiment", *arguments]
+    sys.argv = ["aiops", command, *arguments]
     try:
         with pytest.raises(SystemExit) as ended:
             main()

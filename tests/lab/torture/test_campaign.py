@@ -17,9 +17,9 @@ from tests.support import Process
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["workers", "servers"])
 def test_nothing_is_lost(what: str, tmp_path: Path) -> None:
-    """The command itself, for 6 seconds; its report says what it did."""
+    """The command itself, for 4 seconds; its report says what it did."""
     report = tmp_path / "report.json"
-    command = ["-m", "aiops", "torture", what, "--seconds", "6", "--jobs", "1", "--json"]
+    command = ["-m", "aiops", "torture", what, "--seconds", "4", "--jobs", "1", "--json"]
     process = Process(*command, "--report", str(report), "--keep", str(tmp_path / "failed"))
     try:
         status, out, err = process.end(120)

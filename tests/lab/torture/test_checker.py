@@ -65,3 +65,16 @@ def test_pushes_that_are_scaled_have_their_own_cells() -> None:
     assert violations(np.array([0, -1, -0.25, -0.2, 0]), [view], scaled=True) == []
     for wrong in ([0, -1, -0.5, 0, 0], [0, -1, 0, 0, 0], [0, -1, -0.25, -2, 0]):
         assert violations(np.array(wrong), [view], scaled=True)
+
+
+def test_what_is_lost_is_what_was_told() -> None:
+    counts = {**dict.fromkeys(range(10), 1), 8: 0, 9: 0}
+    for told, ended, wrong in ((2, True, 0), (1, True, 1), (3, True, 1), (1, False, 0)):
+        view = seen(10)
+        view.rolled_back, view.ended = told, ended
+        found = violations(model_of(counts), [view], lossy=True)
+        assert len(found) == wrong, (told, ended)
+    view = seen(10)
+    view.rolled_back, view.ended = 3, True
+    assert not violations(model_of(counts), [view], lossy=True, offered=True)
+    assert violations(model_of(counts), [seen(10)]), "where none may be lost"

@@ -21,7 +21,8 @@ from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.workloads import PerceptronTask
-from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_server import MemoryServer
+from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches
 

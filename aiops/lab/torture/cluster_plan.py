@@ -1,0 +1,190 @@
+"""The plan of a simulated cluster: all that its seed decides."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from aiops.lab.torture.checker import DIGITS, CellRange
+from aiops.lab.torture.plan import VARIANTS, Variant
+from aiops.net.faults import points
+
+KINDS = (
+    *("cut", "silence", "pause", "kill worker", "crash", "power", "crash at", "power at"),
+    *("full disk", "slow disk", "stop"),
+)
+"""The faults of a cluster."""
+
+LAST = 5
+"""The pushes of each worker after the faults have ended."""
+
+_LONGEST = 8.0  # virtual seconds in which faults come
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFault:
+    """One fault.
+
+    Attributes
+    ----------
+    time
+        Virtual seconds from the beginning.
+    kind
+        One of `KINDS`.
+    target
+        The host of the network's faults, and the number of the worker that is killed.
+    seconds
+        The time that it lasts; of a server, until it is started again.
+    point, count
+        The point at which the server crashes, and for which time.
+    boot
+        The time on the clock of a machine that starts after it.
+    """
+
+    time: float
+    kind: str
+    target: int = 0
+    seconds: float = 0.0
+    point: str = ""
+    count: int = 1
+    boot: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """A server, its workers, the network and the faults.
+
+    Attributes
+    ----------
+    seed
+        It decides all the rest, and every interleaving.
+    variant
+        A name of `VARIANTS`.
+    acks
+        The server's ``--acks``.
+    workers, kills
+        Their number at any moment, and how many of them are killed and replaced.
+    pushes
+        The most of each worker: it pushes until the faults end, and `LAST` times after that.
+    cells
+        The places of one worker's pushes.
+    pauses
+        Virtual seconds between the pushes of each worker.
+    latency, jitter
+        Virtual seconds, of every host.
+    pieces
+        The most bytes that arrive at once; 0: all there are.
+    snapshot_every, sync_seconds
+        Virtual seconds between snapshots, and those that a sync takes.
+    threads
+        Whether the threads of the disk take turns with the server at each of its operations.
+    faults
+        In the order of their times.
+    """
+
+    seed: int
+    variant: str
+    acks: str
+    workers: int
+    pushes: int
+    cells: int
+    pauses: tuple[float, ...]
+    latency: float
+    jitter: float
+    pieces: int
+    snapshot_every: float
+    sync_seconds: float
+    threads: bool
+    faults: tuple[ClusterFault, ...]
+
+    @property
+    def kills(self) -> int:
+        """The number of workers that are killed."""
+        return sum(fault.kind == "kill worker" for fault in self.faults)
+
+    @property
+    def checked(self) -> Variant:
+        """The variant."""
+        return VARIANTS[self.variant]
+
+    @property
+    def size(self) -> int:
+        """The model's cells."""
+        return self.cells * (self.workers + self.kills)
+
+    @property
+    def lossy(self) -> bool:
+        """True if acknowledged pushes may be lost, of which their workers are told."""
+        kinds = {fault.kind for fault in self.faults}
+        if self.acks == "durable":
+            return "full disk" in kinds
+        return self.acks == "applied" or bool(kinds & {"power", "power at", "full disk"})
+
+    def cells_of(self, life: int) -> CellRange:
+        """Return the cells of a worker, which are counted from 0."""
+        return CellRange(life * self.cells, self.cells, 1 if self.checked.scaled else DIGITS)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the server's settings."""
+        flags = self.checked.flags
+        named = [(flags[at], flags[at + 1]) for at in range(0, len(flags), 2)]
+        found: dict[str, Any] = {
+            flag.removeprefix("--").replace("-", "_"): text
+            for flag, text in named
+            if flag != "--set"
+        }
+        chosen = [text for flag, text in named if flag == "--set"]
+        if self.variant == "softsync":
+            chosen.append(f"n={self.workers // self.checked.scale}")
+        if self.checked.counted:
+            found["workers"] = self.workers
+        return {
+            **found,
+            "set": chosen,
+            "kernels": "numpy",
+            "state": "state",
+            "acks": self.acks,
+            "snapshot_every": self.snapshot_every,
+            "worker_deadline": 5.0,
+        }
+
+
+def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> ClusterPlan:
+    """Return the plan of a simulated cluster."""
+    rng = random.Random(f"cluster {seed}")
+    variant, workers = rng.choice(names), rng.choice((2, 2, 3, 4))
+    if variant == "softsync":
+        workers = rng.choice((2, 4))
+    pushes = rng.randint(LAST + 20, LAST + 60)
+    faults = sorted(
+        (_fault(rng, workers) for _ in range(rng.choice((0, 1, 3, 6, 10)))), key=lambda f: f.time
+    )
+    return ClusterPlan(
+        seed,
+        variant,
+        acks=rng.choice(("applied", "written", "durable", "durable")),
+        workers=workers,
+        pushes=pushes,
+        cells=pushes if VARIANTS[variant].scaled else -(-pushes // DIGITS),
+        pauses=tuple(rng.choice((0.01, 0.1, 0.3)) for _ in range(workers)),
+        latency=rng.choice((0.0, 0.001, 0.05)),
+        jitter=rng.choice((0.0, 0.0, 0.02)),
+        pieces=rng.choice((0, 0, 200)),
+        snapshot_every=rng.choice((0.3, 1.0, 5.0)),
+        sync_seconds=rng.choice((0.0, 0.001, 0.02)),
+        threads=rng.random() < 0.1,  # they take time
+        faults=tuple(faults),
+    )
+
+
+def _fault(rng: random.Random, workers: int) -> ClusterFault:
+    return ClusterFault(
+        rng.uniform(0.0, _LONGEST),
+        rng.choice(KINDS),
+        rng.randrange(-1, workers),
+        rng.choice((0.0, 0.1, 2.0, 8.0, 40.0)),
+        rng.choice(list(points())),
+        rng.choice((1, 1, 2, 5, 20)),
+        rng.choice((0.0, 3.0, 1e5)),
+    )

@@ -1,0 +1,99 @@
+"""A few seconds of simulated torture: all is well, and broken servers are caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiops.lab.torture.cluster_plan import KINDS, draw_cluster
+from aiops.lab.torture.cluster_trial import ClusterTrial, quietly
+from aiops.lab.torture.plan import VARIANTS
+from aiops.lab.torture.seed_campaign import SeedCampaign, try_seed
+from aiops.lab.torture.states import examine
+from aiops.sim.virtual.disk import VirtualFile
+from aiops.store.parameters import Store
+from tests.support import Process
+
+SEEDS = Path(__file__).with_name("seeds.txt")
+
+
+def failed_once() -> list[tuple[str, int]]:
+    lines = [line.partition("#")[0].split() for line in SEEDS.read_text().splitlines()]
+    return [(what, int(seed)) for what, seed in filter(None, lines)]
+
+
+@pytest.mark.parametrize(("what", "seed"), failed_once())
+def test_what_failed_once_is_well(what: str, seed: int) -> None:
+    """`aiops torture states|clusters --seeds FILE` appends to that file."""
+    with quietly():
+        assert try_seed(what, seed).wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["states", "clusters"])
+def test_all_is_well(what: str, tmp_path: Path) -> None:
+    """The command itself, for a tenth of a minute; its report says what it did."""
+    report = tmp_path / "report.json"
+    command = ["-m", "aiops", "torture", what, "--seconds", "6", "--report", str(report)]
+    process = Process(*command, "--seeds", str(tmp_path / "seeds.txt"), "--json")
+    try:
+        status, out, err = process.end(120)
+    finally:
+        process.kill()
+    assert status == 0, out + err
+    assert f'"torture": "{what}"' in report.read_text()
+    assert not (tmp_path / "seeds.txt").exists()
+
+
+def caught(what: str, tmp_path: Path, first: int, trials: int = 12) -> str:
+    """Run trials until one fails; return what it found."""
+    campaign = SeedCampaign(what, seconds=1e9, seed=first, names=("asgd",), seeds=tmp_path / "s")
+    campaign.on_trial = lambda result: (
+        campaign.stop() if result.wrong or len(campaign.results) == trials else None
+    )
+    campaign.run()
+    assert campaign.failures, "a broken server was not caught"
+    [failure] = campaign.report()["failures"]
+    assert failure["again"] == (
+        f"aiops torture {what} --seed {failure['seed']} --count 1 --only asgd"
+    )
+    assert (tmp_path / "s").read_text().startswith(f"{what} {failure['seed']}  # ")
+    return " ".join(failure["wrong"])
+
+
+def test_a_disk_that_does_not_sync_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VirtualFile, "sync", lambda file: None)
+    assert "start" in caught("states", tmp_path, 30)
+
+
+def test_a_server_that_applies_twice_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, count = Store.update, [0]
+
+    def tenth(self: Store, gradient: Any, steps: Any, scalars: Any) -> Any:
+        count[0] += 1
+        return update(self, gradient, steps * (1 + (count[0] % 10 == 0)), scalars)
+
+    monkeypatch.setattr(Store, "update", tenth)
+    assert "worker-" in caught("clusters", tmp_path, 30)
+
+
+def test_a_seed_decides_all() -> None:
+    plans = [draw_cluster(seed) for seed in range(300)]
+    assert plans == [draw_cluster(seed) for seed in range(300)]
+    assert {plan.variant for plan in plans} == set(VARIANTS)
+    assert {plan.acks for plan in plans} == {"applied", "written", "durable"}
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(KINDS)
+    with quietly():
+        runs = [ClusterTrial(draw_cluster(21)).run() for _ in range(2)]
+        states = [examine(3) for _ in range(2)]
+    for run in (*runs, *states):
+        run.seconds = 0.0
+    assert runs[0] == runs[1]
+    assert runs[0].acknowledged > 0
+    assert states[0] == states[1]
