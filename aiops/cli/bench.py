@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "plot": "Draw the figures of written reports.",
     "startup": "Measure the time from the start of a server to its first answer to a push.",
     "acks": "Measure the price of --state at each level of --acks, beside no state.",
+    "snapshots": "Measure training beside the snapshots of a state, and restarts from one.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }
 """The benchmarks, and the two commands about all of them, with their lines in the help."""

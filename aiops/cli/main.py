@@ -16,7 +16,7 @@ import typer.core
 import typer.main
 
 from aiops._version import __version__
-from aiops.errors import AiopsError
+from aiops.errors import AiopsError, Superseded
 
 COMMANDS: Mapping[str, str] = {
     "serve": "Run a server.",
@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "cluster": "Simulate a cluster and its links in virtual time.",
     "stats": "Print a server's statistics.",
     "ping": "Check that a server is alive.",
+    "promote": "Have a standby take its primary's place.",
     "state": "Look into the directory of a server's --state.",
     "replay": "Run a recorded run again, to bit-identical parameters.",
     "policies": "List the algorithms; with a NAME, explain one.",
@@ -89,7 +90,10 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and exit status 2."""
+    """Run the command line; an error of ours is one line on stderr and exit status 2.
+
+    The status of a server that was superseded is 3, so that a supervisor can tell.
+    """
     sys.path.append("")  # --policy package.module:Class may lie in the current folder
     _run(app)
 
@@ -104,7 +108,7 @@ def _run(command: Any) -> None:
         status = command(standalone_mode=False)
     except AiopsError as error:
         print(f"aiops: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(3 if isinstance(error, Superseded) else 2) from None
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except BrokenPipeError:

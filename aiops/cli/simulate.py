@@ -55,7 +55,7 @@ Resume = Annotated[
     Path | None,
     typer.Option(
         help="Continue from this checkpoint to the same result; flags that are not given keep their"
-        " values. It is trusted like code."
+        " values."
     ),
 ]
 Turns = Annotated[
@@ -149,6 +149,8 @@ def simulate(
     with run:
         if noted is not None:
             run.dispatcher.selection = noted
+        if checkpoint is not None:
+            run.check_kept()
         outcome = _carry_out(run, checkpoint)
         if save is not None:
             _save(run, save)
@@ -183,11 +185,12 @@ def _check_folder(flag: str, path: Path) -> None:
 
 def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
     """Return a checkpoint's settings, changed by those of the command line."""
-    from aiops.sim.turns.checkpoint import simulation_of
+    from aiops.sim.turns.checkpoint import opened
     from aiops.sim.turns.simulation import Simulation
 
     flags = {"set": "assign", "waits": "wait"}
-    found = asdict(Simulation.from_dict(simulation_of(path)))
+    with opened(path) as kept:
+        found = asdict(Simulation.from_dict(kept.simulation))
     for name, value in settings.items():
         source = context.get_parameter_source(flags.get(name, name))
         if source is not None and source.name == "COMMANDLINE":

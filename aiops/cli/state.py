@@ -1,4 +1,4 @@
-"""``aiops state``: look into the directory of `aiops serve --state`, without a server."""
+"""``aiops state``: look into the directory of `aiops serve --state`, or into one snapshot file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from aiops.errors import UsageError
 
 app = typer.Typer(help="Look into the directory of a server's --state.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(help="The directory of `aiops serve --state`.")]
+Folder = Annotated[
+    Path, typer.Argument(help="The directory of `aiops serve --state`, or a simulation's file.")
+]
 Row = Annotated[int | None, typer.Option("--row", help="Print all of this row.")]
 Of = Annotated[int | None, typer.Option("--snapshot", help="Print this snapshot's plain values.")]
 Count = Annotated[int, typer.Option("--rows", help="List the last N rows.")]
 Out = Annotated[Path, typer.Option("--out", help="The .safetensors file.")]
+At = Annotated[
+    int | None, typer.Option("--at", help="Export the model after this row, by a replay.")
+]
 Which = Annotated[
     int | None, typer.Option("--snapshot", help="Export this snapshot; default the newest.")
 ]
@@ -47,8 +52,10 @@ def verify(folder: Folder, as_json: Json = False) -> None:
 
 def _report(path: Path, *, as_json: bool, thorough: bool) -> bool:
     """Print the status of all files; return True if they are whole, and lead to a state."""
-    from aiops.cli.state_folder import StateFolder
+    from aiops.cli.state_folder import StateFolder, is_one_file, snapshot_status
 
+    if is_one_file(path):
+        return _report_file(snapshot_status(path, thorough=thorough), as_json, thorough)
     folder = StateFolder(path)
     identity, generations = folder.identity(), folder.generations()
     files = list(folder.files(thorough=thorough))
@@ -74,6 +81,29 @@ def _report(path: Path, *, as_json: bool, thorough: bool) -> bool:
     return whole
 
 
+def _report_file(report: Mapping[str, Any], as_json: bool, thorough: bool) -> bool:
+    """Print the status of one snapshot file; return True if it is whole."""
+    whole = not report["why"]
+    if as_json:
+        print(json.dumps({**report, "whole": whole}))
+        return whole
+    cells = {
+        "file": f"{report['file']}, {formatting.nbytes(report['nbytes'])}",
+        "whole" if thorough else "readable": "yes" if whole else report["why"],
+    }
+    if report["kind"] is not None:
+        turns = "turns" if report["kind"] == "simulation" else "rows"
+        cells |= {
+            "kind": report["kind"],
+            turns: f"{report['row']:,}",
+            "versions": ", ".join(f"{version:,}" for version in report["versions"]) or "–",
+            "arrays": f"{report['arrays']:,}",
+            "wrote": ", ".join(f"{name} {each}" for name, each in report["wrote"].items()),
+        }
+    Console(highlight=False).print(tables.facts(cells), soft_wrap=True)
+    return whole
+
+
 def _shown(report: Mapping[str, Any], *, thorough: bool) -> Iterator[RenderableType]:
     shard = f", shard {report['shard']} of {report['shards']}" if report["shards"] > 1 else ""
     yield f"run {report['run']}{shard}, generation {report['generation']}"
@@ -94,6 +124,8 @@ def _shown(report: Mapping[str, Any], *, thorough: bool) -> Iterator[RenderableT
     yield ""
     if report["spares"]:
         yield f"{report['spares']} spare segments"
+    for name in report["state"].get("void", ()):
+        yield f"{name} is void: rows before it are lost"
     for name in (*report["incomplete"], *report["foreign"]):
         yield f"{name} is not a part of the state"
     for each in report["files"]:
@@ -126,16 +158,20 @@ def show(
     folder: Folder, row: Row = None, snapshot: Of = None, rows: Count = 20, as_json: Json = False
 ) -> None:
     """List the last rows of the journal; or print one row, or a snapshot's plain values."""
-    from aiops.cli.state_folder import StateFolder
+    from aiops.cli.state_folder import StateFolder, is_one_file, opened_file
 
     if row is not None and snapshot is not None:
         raise UsageError("--row and --snapshot are two questions: ask one")
+    if is_one_file(folder):
+        if row is not None or snapshot is not None:
+            raise UsageError(f"{folder} is one snapshot, without rows: give nothing else")
+        with opened_file(folder) as file:
+            _print_plain(file, as_json)
+        return
     state = StateFolder(folder)
     if snapshot is not None:
         with state.snapshot(snapshot) as file:
-            header = file.header.plain()
-            header["arrays"] = [dataclasses.asdict(entry) for entry in file.arrays.values()]
-        print(json.dumps(_json(header), indent=None if as_json else 2))
+            _print_plain(file, as_json)
         return
     if row is not None:
         found = next((each for each in _journal(state, row) if each["number"] == row), None)
@@ -162,6 +198,13 @@ def show(
             fields if len(fields) <= _LONGEST else fields[: _LONGEST - 1] + "…",
         )
     Console(highlight=False).print(made)
+
+
+def _print_plain(file: Any, as_json: bool) -> None:
+    """Print the plain values of a snapshot, and the places of its arrays."""
+    header = file.header.plain()
+    header["arrays"] = [dataclasses.asdict(entry) for entry in file.arrays.values()]
+    print(json.dumps(_json(header), indent=None if as_json else 2))
 
 
 def _journal(state: Any, row: int | None) -> Iterator[dict[str, Any]]:
@@ -203,27 +246,60 @@ def _json(value: Any) -> Any:
 
 
 @app.command()
-def export(folder: Folder, out: Out, snapshot: Which = None, as_json: Json = False) -> None:
+def export(
+    folder: Folder, out: Out, snapshot: Which = None, at: At = None, as_json: Json = False
+) -> None:
     """Write the parameters of a snapshot to a .safetensors file, for --init and other software.
 
-    The parameters are those of the snapshot: the rows of the journal since are not applied.
+    The parameters are those of the snapshot: the rows of the journal since are not applied. With
+    --at they are those after a row, tables included: the rows since the snapshot before it are
+    replayed, which takes about as long as the training did.
     """
-    from aiops.cli.state_folder import StateFolder
+    from aiops.cli.state_folder import StateFolder, is_one_file, opened_file
     from aiops.serving.safetensors_io import write_model
 
-    state = StateFolder(folder)
-    row = state.newest() if snapshot is None else snapshot
-    if row is None:
-        raise UsageError(f"{folder} has no whole snapshot to export")
-    with state.snapshot(row) as file:
-        arrays = _parameters(file)
+    if at is not None:
+        if snapshot is not None or is_one_file(folder):
+            raise UsageError("--at is for a directory, and without --snapshot")
+        _export_at(StateFolder(folder), at, out, as_json=as_json)
+        return
+    if is_one_file(folder):
+        if snapshot is not None:
+            raise UsageError(f"{folder} is one snapshot: leave out --snapshot")
+        opened = opened_file(folder)
+    else:
+        state = StateFolder(folder)
+        newest = state.newest() if snapshot is None else snapshot
+        if newest is None:
+            raise UsageError(f"{folder} has no whole snapshot to export")
+        opened = state.snapshot(newest)
+    with opened as file:
+        arrays, row = _parameters(file), file.header.row
         version = file.header.versions[0]
     write_model(out, arrays, version)
-    found = {"out": str(out), "row": row, "version": version, "tensors": len(arrays)}
+    _exported(out, row, version, len(arrays), as_json=as_json)
+
+
+def _export_at(state: Any, row: int, out: Path, *, as_json: bool) -> None:
+    """Write the model after a row."""
+    from aiops.cli.state_replay import engine_at
+    from aiops.serving.safetensors_io import write_model
+
+    engine, _rows = engine_at(state, row)
+    store = engine.store
+    if store is None:
+        raise UsageError(f"no model was defined at row {row:,}")
+    arrays = store.current.arena.views
+    write_model(out, arrays, store.version, engine.saved_tables())
+    _exported(out, row, store.version, len(arrays), as_json=as_json)
+
+
+def _exported(out: Path, row: int, version: int, tensors: int, *, as_json: bool) -> None:
+    found = {"out": str(out), "row": row, "version": version, "tensors": tensors}
     if as_json:
         print(json.dumps(found))
     else:
-        print(f"{out}: version {version:,}, at row {row:,}, {len(arrays):,} tensors")
+        print(f"{out}: version {version:,}, at row {row:,}, {tensors:,} tensors")
 
 
 def _parameters(file: Any) -> dict[str, Any]:
@@ -241,9 +317,7 @@ def _parameters(file: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise DamagedState(f"the snapshot's model is damaged: {error}") from None
     if described:
-        raise UsageError(
-            "the model has tables, which cannot be exported yet: resume, and --save it"
-        )
+        raise UsageError(f"it has tables: give --at {file.header.row}, with the directory")
     data = file.array("params").reshape(-1).view("uint8")
     if len(data) < layout.nbytes:
         raise DamagedState(f"the snapshot's parameters have {len(data):,} bytes, too few")

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiops.errors import DamagedState, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving.snapshot_reader import is_snapshot, opened_snapshot
 from aiops.state.directory import (
     GENERATION_FILE,
     IDENTITY_FILE,
@@ -21,7 +23,8 @@ from aiops.state.directory import (
     journal_name,
     snapshot_name,
 )
-from aiops.state.frames import SegmentScan
+from aiops.state.frames import HEAD, SegmentScan, never_reached
+from aiops.state.journal_scan import called_synced
 from aiops.state.snapshot_file import SnapshotFile
 
 _SMALL = 1 << 20  # bytes: more than `identity` and `generation` can have
@@ -32,6 +35,7 @@ class FileStatus:
     """A file of a state, and what is whole of it.
 
     ``first`` and ``last`` are rows: of a snapshot only the last. ``why`` is empty for a whole file.
+    ``ends``: rows between this segment and the next are missing, so the journal ends in this one.
     """
 
     name: str
@@ -43,6 +47,67 @@ class FileStatus:
     versions: list[int] | None = None
     torn: int = 0
     why: str = ""
+    ends: bool = False
+
+
+def is_one_file(path: Path) -> bool:
+    """Return whether a path is a snapshot file, and not a directory.
+
+    Raises
+    ------
+    UsageError
+        When it is another file.
+    """
+    if not path.is_file():
+        return False
+    try:
+        if is_snapshot(path):
+            return True
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    raise UsageError(f"{path} is neither the --state of a server nor a snapshot file")
+
+
+def snapshot_status(path: Path, *, thorough: bool) -> dict[str, Any]:
+    """Return what a snapshot file on its own is; ``why`` is empty for a whole file.
+
+    ``thorough``: compare all bytes with their checksums, and not only header and footer.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be read.
+    """
+    found: dict[str, Any] = {"file": str(path), "kind": None, "row": None, "versions": None}
+    found |= {"arrays": 0, "nbytes": path.stat().st_size, "wrote": {}, "why": ""}
+    try:
+        with opened_file(path) as file:
+            header = file.header
+            found |= {"kind": header.kind, "row": header.row, "versions": list(header.versions)}
+            found |= {"arrays": len(file.arrays), "wrote": dict(header.wrote)}
+            if thorough:
+                file.verify(CURRENT_ENVIRONMENT.get().parallel_map)
+    except UsageError as error:
+        found["why"] = str(error)
+    return found
+
+
+@contextmanager
+def opened_file(path: Path) -> Iterator[SnapshotFile]:
+    """Open a snapshot file.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be read.
+    DamagedState
+        When it is no whole snapshot.
+    """
+    try:
+        with opened_snapshot(path) as file:
+            yield file
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
 
 
 class StateFolder:
@@ -93,26 +158,25 @@ class StateFolder:
             if not os.fstat(file).st_size:
                 raise DamagedState(f"{name} is damaged: it is empty", file=name)
             until = self.listing.until(first)
-            # The mapping is closed when the last view of it is gone: frames are views.
-            data = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
-            yield SegmentScan(data, name, first=first, until=until, payloads=payloads)
+            rest = [other for other in self.listing.segments if other > first]
+            called = partial(called_synced, self._mapped, rest)
+            yield SegmentScan(
+                *(_mapping(file), name),
+                first=first,
+                until=until,
+                called_synced=called,
+                payloads=payloads,
+            )
+
+    def _mapped(self, name: str) -> memoryview:
+        with self._open(name) as file:
+            return _mapping(file)
 
     @contextmanager
     def snapshot(self, row: int) -> Iterator[SnapshotFile]:
         """Open the snapshot of a row."""
-        name = snapshot_name(row)
-        with self._open(name) as file:
-
-            def read(offset: int, into: memoryview) -> int:
-                done = 0
-                while done < len(into):  # one call reads 2 GiB at most
-                    count = os.preadv(file, [into[done:]], offset + done)
-                    if not count:
-                        break
-                    done += count
-                return done
-
-            yield SnapshotFile(read, os.fstat(file).st_size, name)
+        with opened_file(self.path / snapshot_name(row)) as file:
+            yield file
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
@@ -166,13 +230,18 @@ class StateFolder:
         name = journal_name(first)
         found = FileStatus(name, self.sizes[name], "journal", first=first)
         try:
+            if first != self.listing.segments[0] and never_reached(self._mapped(name), first):
+                rest = [other for other in self.listing.segments if other > first]
+                if called_synced(self._mapped, rest, first) is None:
+                    found.last, found.ends, found.torn = first - 1, True, HEAD
+                    return found
             with self.segment(first, payloads=thorough) as scan:
                 found.generation, found.last = scan.head.generation, first - 1
                 if scan.head.run != run:
                     found.why = f"{name} is of run {scan.head.run!r}, not of {run!r}"
                 for frame in scan:
                     found.last = frame.number
-                found.torn = scan.torn
+                found.torn, found.ends = scan.torn, scan.short
         except UsageError as error:
             found.why = str(error)
         return found
@@ -181,12 +250,14 @@ class StateFolder:
         """Return the state that a server would resume with, from the status of all files.
 
         Its keys are ``snapshot`` (a row, or None for the empty state), ``versions``, ``row`` (the
-        newest), and ``why``: the reason that there is none, or an empty text.
+        newest), ``void`` (the names of segments that follow rows that are lost), and ``why``: the
+        reason that there is none, or an empty text.
         """
         whole = [each for each in files if each.kind == "snapshot" and not each.why]
         base = whole[-1] if whole else None
         start = base.last if base is not None and base.last is not None else 0
         found: dict[str, Any] = {"snapshot": start if whole else None, "row": start, "why": ""}
+        found["void"] = []
         found["versions"] = base.versions if base is not None else None
         if not whole and not self.listing.segments:
             return found | {"why": "no snapshot is whole, and there is no journal"}
@@ -194,8 +265,20 @@ class StateFolder:
             needed = self.listing.segments_after(start)
         except DamagedState as error:
             return found | {"why": str(error)}
+        ended = False
         for each in files:
             if each.kind == "journal" and each.first in needed:
+                if ended:
+                    found["void"].append(each.name)
+                    continue
                 found["row"] = max(found["row"], each.last or 0)
                 found["why"] = found["why"] or each.why
+                ended = each.ends
         return found
+
+
+def _mapping(file: int) -> memoryview:
+    """Return a file's bytes; the mapping is closed when the last view of it is gone."""
+    if not os.fstat(file).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))

@@ -82,7 +82,7 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Return a report as tables."""
     parts = (
-        *(_facts(report), *_file_errors(report)),
+        *(_facts(report), *_file_errors(report), *_standbys(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_staleness(report)),
         *(*ledger_tables(report["ledger"]), "", _clients(report)),
@@ -137,6 +137,28 @@ def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     for sentence in report.get("file_errors", ()):
         yield ""
         yield Text(sentence, style="red")
+
+
+def _standbys(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Return a table of the server's standbys, or a standby's own line."""
+    state = report.get("state") or {}
+    if "standby_of" in state:
+        text = Text("standby of  ", style="dim")
+        text.append(state["standby_of"], style="bold")
+        text.append(f"  row {state['applied']:,}, {state['behind_rows']:,} behind")
+        yield from ("", text)
+        if state["no_feed"]:
+            yield Text(f"no feed: {state['no_feed']}", style="red")
+    rows = state.get("standbys", ())
+    if rows:
+        found = empty_table("standby", "row", "synced", "rows behind", "seconds", "bytes sent")
+        for row in rows:
+            found.add_row(
+                *(row["name"], f"{row['row']:,}", f"{row['synced']:,}"),
+                *(f"{row['behind_rows']:,}", f"{row['behind_seconds']:.2f}"),
+                formatting.nbytes(row["behind_bytes"]),
+            )
+        yield from ("", found)
 
 
 def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:

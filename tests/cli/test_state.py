@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import aiops
+from aiops.cli.replay import replay
 from aiops.cli.state import app
 from aiops.errors import AiopsError, DamagedState, UsageError
-from aiops.serving.safetensors_io import read_model
+from aiops.serving.safetensors_io import read_model, read_tables
 from aiops.state.directory import GenerationFile, StateIdentity, journal_name, snapshot_name
 from aiops.state.frames import SegmentHead
 from aiops.state.row_kinds import FIELDS, RowKind
 from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
 from docs._tools.state import examples
+from tests.state.golden import FOLDER
+from tests.support import ServerThread
 
 SNAPSHOT, FIRST, LAST = snapshot_name(3), journal_name(1), journal_name(4)
 
@@ -68,7 +72,7 @@ def test_a_whole_directory(folder: Path, command: str) -> None:
         (FIRST, 1, 3),
         (LAST, 4, 6),
     ]
-    assert found["state"] == {"snapshot": 3, "row": 6, "versions": [0], "why": ""}
+    assert found["state"] == {"snapshot": 3, "row": 6, "versions": [0], "why": "", "void": []}
     text = run(command, folder).stdout
     assert "run 8c2f, generation 2" in text
     assert "A server resumes with row 6: the snapshot (version 0) and the 3 rows since." in text
@@ -114,10 +118,28 @@ def test_a_damaged_journal_before_the_last_segment(folder: Path) -> None:
     flip(folder / FIRST, 64 + 20)
     found = report("ls", folder, status=0)
     assert not found["whole"]
-    assert "damaged at row 1 (byte 64), and the next segment begins" in found["state"]["why"]
+    assert "row 1 (byte 64), which had been synced when row" in found["state"]["why"]
     result = run("verify", folder)
     assert result.exit_code == 1
     assert "A server cannot resume with this state: " in result.stdout
+
+
+def test_rows_that_are_lost_before_the_last_segment(folder: Path) -> None:
+    """After a loss of power: what follows them is void."""
+    (folder / SNAPSHOT).unlink()
+    (folder / LAST).write_bytes(examples.segment(4, 7, 2, 1, synced=0))
+    flip(folder / FIRST, (folder / FIRST).read_bytes().index(examples.VALUES.tobytes()))
+    found = report("verify", folder)
+    assert (found["state"]["row"], found["state"]["void"]) == (1, [LAST])
+    assert f"{LAST} is void" in run("verify", folder).stdout
+
+
+def test_a_segment_whose_head_never_reached_the_disk(folder: Path) -> None:
+    data = (folder / LAST).read_bytes()
+    (folder / LAST).write_bytes(bytes(64) + data[64:])
+    found = report("verify", folder)
+    assert found["state"]["row"] == 3
+    assert found["files"][-1]["torn"]
 
 
 def test_a_damaged_payload_is_for_verify_to_find(folder: Path) -> None:
@@ -134,7 +156,7 @@ def test_a_damaged_snapshot_costs_time_and_nothing_else(folder: Path) -> None:
     assert report("ls", folder)["whole"]
     found = report("verify", folder, status=1)
     assert "bytes 4,096 to 12,288 are not those that were written" in found["files"][0]["why"]
-    assert found["state"] == {"snapshot": None, "row": 6, "versions": None, "why": ""}
+    assert found["state"] == {"snapshot": None, "row": 6, "versions": None, "why": "", "void": []}
     assert "from the first row on" in run("verify", folder).stdout
 
 
@@ -166,7 +188,7 @@ def test_shards_are_named(folder: Path) -> None:
     [
         (lambda path: None, "No such file or directory"),
         (lambda path: path.mkdir(), "is not the --state of a server"),
-        (lambda path: path.write_bytes(b""), "Not a directory"),
+        (lambda path: path.write_bytes(b""), "is neither the --state of a server nor a"),
     ],
 )
 def test_no_state(tmp_path: Path, make: Any, why: str) -> None:
@@ -255,7 +277,10 @@ class TestExport:
             ({}, "the snapshot has no parameters"),
             ({"model": 3}, "the snapshot's model is damaged"),
             ({"model": [[["w", "float32", [4]]], []]}, "have 12 bytes, too few"),
-            ({"model": [[["w", "float32", [3]]], [["words"]]]}, "cannot be exported yet"),
+            (
+                {"model": [[["w", "float32", [3]]], [["words"]]]},
+                "it has tables: give --at 5",
+            ),
         ],
     )
     def test_what_cannot_be_exported(self, folder: Path, owners: Any, why: str) -> None:
@@ -274,3 +299,111 @@ class TestExport:
         (folder / FIRST).write_bytes(examples.files()[FIRST])
         with pytest.raises(UsageError, match="has no whole snapshot"):
             run("export", folder, "--out", out)
+
+
+class TestExportAtARow:
+    """The model as it was after any row that the snapshots and the journal lead to."""
+
+    def train(self, folder: Path, steps: int) -> int:
+        """Train; return the last row."""
+        tables = {"words": aiops.Table(rows=20, width=2)}
+        settings = {"policy": "asgd", "set": {"lr": 1.0}, "acks": "written", "state": folder}
+        with ServerThread(**settings) as server:
+            start = {"w": np.zeros(4, np.float32)}
+            with aiops.Worker(server.url, start, tables=tables) as worker:
+                for _ in range(steps):
+                    worker.step(lambda params: {"w": np.ones(4, np.float32)})
+                worker.push_rows("words", [3], np.ones((1, 2), np.float32))
+        row: int = json.loads(run("ls", folder, "--json").stdout)["state"]["row"]
+        return row
+
+    def test_each_row(self, tmp_path: Path) -> None:
+        state, out = tmp_path / "s", tmp_path / "model.safetensors"
+
+        def exported(row: int) -> int:
+            found = json.loads(run("export", state, "--out", out, "--at", row, "--json").stdout)
+            assert read_model(out)["w"].tolist() == [-found["version"]] * 4
+            version: int = found["version"]
+            return version
+
+        versions = [exported(row) for row in range(5, self.train(state, 3) + 1)]
+        assert versions == sorted(versions)
+        assert {0, 1, 2, 3} == set(versions)
+        [(described, ids, _rows)] = read_tables(out)
+        assert (described[0], ids.tolist()) == ("words", [3])
+        last = self.train(state, 4)
+        assert exported(last) == 7
+        assert 3 <= exported(last - 3) <= 7
+
+    def test_replay_runs_the_rows_again(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        state, found = tmp_path / "s", []
+        self.train(state, 3)
+        for kernels in ("numba", "numpy"):
+            replay(state, None, kernels, as_json=True)
+            found.append(json.loads(capsys.readouterr().out))
+        first, second = found
+        assert (first["version"], first["complete"], first["policy"]) == (3, True, "asgd")
+        assert first["events"] > 8, "the journal is there from its first row on"
+        assert first["sha256"] == second["sha256"]
+        for _ in range(2):
+            self.train(state, 2)
+        replay(state, tmp_path / "model.safetensors", "auto", as_json=True)
+        last = json.loads(capsys.readouterr().out)
+        assert (last["version"], last["events"] > 3) == (7, True)
+        assert read_model(tmp_path / "model.safetensors")["w"].tolist() == [-7.0] * 4
+
+    def test_rows_that_there_are_not(self, tmp_path: Path) -> None:
+        state, out = tmp_path / "s", tmp_path / "model.safetensors"
+        self.train(state, 2)
+        with pytest.raises(UsageError, match="ends at row"):
+            run("export", state, "--out", out, "--at", 1000)
+        with pytest.raises(UsageError, match="no model was defined at row 1"):
+            run("export", state, "--out", out, "--at", 1)
+        with pytest.raises(UsageError, match="without --snapshot"):
+            run("export", state, "--out", out, "--at", 5, "--snapshot", 3)
+        self.train(state, 2)
+        with pytest.raises(UsageError, match="has no snapshot of row 2 or an earlier one"):
+            run("export", state, "--out", out, "--at", 2)
+
+
+class TestOneFile:
+    """A checkpoint of the simulator, which is a snapshot without a directory."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "run.ckpt"
+        shutil.copyfile(FOLDER / "simulation" / "format-1", path)
+        return path
+
+    @pytest.mark.parametrize("command", ["ls", "verify"])
+    def test_whole(self, path: Path, command: str) -> None:
+        found = report(command, path)
+        assert (found["kind"], found["row"], found["whole"]) == ("simulation", 22, True)
+        assert found["arrays"] > 3
+        said = run(command, path).stdout
+        assert "turns" in said
+        assert "numpy" in said
+
+    def test_damaged(self, path: Path) -> None:
+        flip(path, path.stat().st_size - 5000)
+        assert report("ls", path)["whole"], "it reads header and footer only"
+        found = report("verify", path, status=1)
+        assert "are not those that were written" in found["why"]
+        path.write_bytes(path.read_bytes()[:-1])
+        assert not report("ls", path, status=0)["whole"]
+        assert "is damaged" in run("verify", path).stdout
+
+    def test_its_values_are_shown(self, path: Path) -> None:
+        header = json.loads(run("show", path).stdout)
+        assert header["settings"]["simulation"]["selection"] == "softmax:add=-0.5"
+        with pytest.raises(UsageError, match="is one snapshot, without rows"):
+            run("show", path, "--row", 1)
+
+    def test_its_model_is_exported(self, path: Path, tmp_path: Path) -> None:
+        assert run("export", path, "--out", tmp_path / "model.safetensors").exit_code == 0
+        model = read_model(tmp_path / "model.safetensors")
+        assert {name: array.shape for name, array in model.items()}["wide"] == (32, 20)
+        with pytest.raises(UsageError, match="leave out --snapshot"):
+            run("export", path, "--out", tmp_path / "x.safetensors", "--snapshot", 3)

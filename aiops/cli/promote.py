@@ -1,0 +1,20 @@
+"""``aiops promote``: have a standby take its primary's place."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiops.cli.flags import Timeout, Token, Url
+from aiops.errors import RemoteProtocolError
+from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving.standby_link import ask
+from aiops.wire.standby_messages import Promote, Promoted
+
+
+def promote(url: Url, token: Token = None, timeout: Timeout = 30.0) -> None:
+    """Have the standby at URL take its primary's place, and print the new generation."""
+    env = CURRENT_ENVIRONMENT.get()
+    found = asyncio.run(ask(env, url, token, lambda local: Promote(1), timeout))
+    if not isinstance(found, Promoted):
+        raise RemoteProtocolError(f"{url}: {found.kind!r} is no answer to a promotion")
+    print(f"{url} serves: generation {found.generation}, version {found.version:,}")
