@@ -124,6 +124,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--sizes 4KiB --workers 1 --codecs raw --acks written,durable --rounds 2 --seconds 0.1",
         *(240, 8),
     ),
+    "snapshots": Entry(
+        "snapshots",
+        "--size 8MiB --model 1MiB --every 0.5 --seconds 2 --load 0.5 --rounds 1",
+        *(150, 4),
+    ),
     "algorithms": Entry(
         "algorithms",
         "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"

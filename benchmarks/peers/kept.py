@@ -19,11 +19,10 @@ __all__ = ["ENVIRONMENT", "SETTINGS", "Server", "Worker", "missing"]
 
 RAW = "raw"
 SETTINGS: Mapping[str, Setting] = {**ours.SETTINGS, "state": "", "acks": "written", "codec": RAW}
-_NO_SNAPSHOTS = "1000000"  # seconds between two: more than any measurement takes
 
 
 class Server(ours.Server):
-    """The real server, which takes no snapshot before its end."""
+    """The real server."""
 
     def flags(self) -> list[str]:
         """Return its command-line flags."""
@@ -32,7 +31,6 @@ class Server(ours.Server):
             flags += ["--push-codec", str(settings["codec"])]
         if settings["state"]:
             flags += ["--state", str(settings["state"]), "--acks", str(settings["acks"])]
-            flags += ["--snapshot-every", _NO_SNAPSHOTS]
         return flags
 
     def check(self, cycles: int) -> None:

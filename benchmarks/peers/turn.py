@@ -21,6 +21,15 @@ from benchmarks.peers import base
 from benchmarks.peers.base import Job, Lap
 from benchmarks.peers.team import Team
 
+_TRIALS = 24
+"""Runs to find out how long a round is to be, at most."""
+
+_CLOSE = 1.5
+"""A run that takes the time wanted up to this factor is near enough to tell the length."""
+
+_WARM = 0.8
+"""A run that takes less of the time of the one before it, of as many cycles, was not the first."""
+
 
 @dataclass(frozen=True)
 class MeasuringTime:
@@ -70,16 +79,22 @@ class Turn:
 
     def calibrate(self, wanted: float, rounds: int) -> None:
         """Warm up, and find the number of cycles that takes as long as a round should."""
-        self._team.run(self._cycles)  # what is done once, such as compiling, is not measured
         # All rounds, and these few to find out, must stay within what the check can count.
-        most = base.MAX_CYCLES // (self._team.job.workers * (rounds + 8))
-        while True:
-            taken = wall(self._team.run(self._cycles))
+        most = base.MAX_CYCLES // (self._team.job.workers * (rounds + _TRIALS))
+        taken = math.inf
+        for _ in range(_TRIALS):
+            before, taken = taken, wall(self._team.run(self._cycles))
+            # What is done once (compiling, growing buffers, reading code for the first time) can
+            # take longer than all the cycles of a run. Rounds that were made short because of it
+            # would measure nothing but waking up, so a length counts if it is no faster again.
+            if taken < _WARM * before:
+                continue
             factor = wanted / max(taken, 1e-6)
-            if factor < 4 or self._cycles == most:
+            if factor < _CLOSE or self._cycles == most:
                 break
             self._cycles = min(most, math.ceil(self._cycles * min(factor, 10)))
-        self._cycles = max(2, min(most, round(self._cycles * factor)))
+            taken = math.inf
+        self._cycles = max(2, min(most, round(self._cycles * wanted / max(taken, 1e-6))))
 
     def measure(self) -> None:
         """Run one round, and keep its figures."""

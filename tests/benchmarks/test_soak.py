@@ -169,7 +169,7 @@ def test_a_tiny_run_makes_a_whole_report(
 ) -> None:
     pytest.importorskip("matplotlib")
     file, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    line = "--minutes 0.1 --size 64KiB --seats 2 --known 3 --share 4"
+    line = "--minutes 0.05 --size 64KiB --seats 2 --known 3 --share 1"
     soak.main([*line.split(), f"--json={file}", f"--plot={plot}"])
     printed = capsys.readouterr().out
     for word in ("slope an hour", "cut off", "less than 5 minutes", *soak.CELLS):
@@ -183,7 +183,8 @@ def test_a_tiny_run_makes_a_whole_report(
     tcp, near, shards = found["cells"]
     assert near["blocks"][-1]["segments"]
     assert not tcp["blocks"][-1]["segments"]
-    assert shards["first_tenth_bytes"] > 1.2 * tcp["first_tenth_bytes"], "both processes count"
+    # A follower has fewer connections, and what it loads later than the first tenth.
+    assert shards["first_tenth_bytes"] > 1.05 * tcp["first_tenth_bytes"], "both processes count"
     assert [cell.beside for cell in soak.cells(found)] == ["first tenth"] * 6
     assert "<svg" in plot.read_text()
 

@@ -1,0 +1,341 @@
+"""The snapshots benchmark: training beside the snapshots of a large state, and a restart from one.
+
+    python -m benchmarks.snapshots [--size 256MiB] [--model 64MiB] [--every 10] [--seconds 60]
+                                   [--rounds 5] [--folder FOLDER] [--json out.json] [--plot out.png]
+
+**Beside training.** A server of ``fasgd`` (whose state is three times the model's ``size``, so that
+a snapshot of 256 MiB is of 1 GiB) takes a snapshot every ``every`` seconds while a worker pushes
+without a pause, over shared memory. It keeps no journal (``--acks applied``), so what is measured
+is the snapshots' own. Each of the worker's steps is counted as *beside* a snapshot if it overlaps
+the time from its capture to its name; the others are *alone*. Taken down are both rates, the rate
+over whole periods of ``every`` and of 30 s, the longest step, the time for which updates waited for
+a capture, and what the server's memory is more than that of one without a state, beside what it
+says that a capture takes.
+
+**Restart.** A server with a state and a journal (``--acks written``) is killed while two workers
+push to a model of another size, and started again. Taken down is the time from the start of its
+process to the answer to the first push.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from rich.table import Table
+
+from aiops.client import Client, Worker
+from aiops.errors import AiopsError, UsageError
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.run_record import machine, record
+from benchmarks import report
+from benchmarks.compare import Cell
+from benchmarks.serving import serving
+from benchmarks.sizes import MIB, format_size, parse_size
+
+TEMPORARY = "temporary"
+_ON_DISK = Path("/var/tmp")  # is to outlive a restart, so it is not in memory
+_TENSOR, _POLICY = "w", "fasgd"
+_USUAL = 30.0  # seconds between snapshots, unless --snapshot-every says otherwise
+_OFTEN, _SHORT = 0.002, 5.0  # seconds
+_GOALS = {"ratio": 0.9, "restart": 2.0}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the benchmark; sizes are bytes."""
+
+    size: Annotated[int, "of the model beside whose training snapshots are taken", parse_size] = (
+        256 * MIB
+    )
+    model: Annotated[int, "of the model of the server that is restarted", parse_size] = 64 * MIB
+    every: Annotated[float, "seconds from one snapshot to the next"] = 10.0
+    seconds: Annotated[float, "of training beside snapshots"] = 60.0
+    load: Annotated[float, "seconds of training before a server is killed"] = 5.0
+    rounds: Annotated[int, "restarts"] = 5
+    folder: Annotated[str, "in which the states are kept while they are measured"] = TEMPORARY
+
+    def check(self) -> None:
+        """Raise UsageError when an option makes no sense."""
+        if min(self.size, self.model, self.every, self.seconds, self.load, self.rounds) <= 0:
+            raise UsageError("sizes, seconds and rounds are positive")
+        if self.seconds < 2 * self.every:
+            raise UsageError(
+                "--seconds must be two of --every at least, to have both kinds of step"
+            )
+        if self.folder != TEMPORARY and not Path(self.folder).is_dir():
+            raise UsageError(f"--folder {self.folder}: there is no such folder")
+
+    def place(self) -> Path:
+        """Return the folder in which the states are kept."""
+        if self.folder != TEMPORARY:
+            return Path(self.folder).resolve()
+        return _ON_DISK if _ON_DISK.is_dir() else Path(tempfile.gettempdir())
+
+
+@dataclass
+class Watch:
+    """The snapshots in a server's folder, and its memory, seen from outside."""
+
+    folder: Path
+    pid: int
+    spans: list[tuple[float, float]] = field(default_factory=list)  # of writing
+    most: int = 0  # bytes of memory
+
+    def watch(self, done: threading.Event) -> None:
+        """Look again and again until ``done``."""
+        began: float | None = None
+        while not done.wait(_OFTEN):
+            writing = any(path.name.endswith(".part") for path in self.folder.glob("snapshot-*"))
+            now = time.perf_counter()
+            if writing and began is None:
+                began = now
+            elif not writing and began is not None:
+                self.spans.append((began, now))
+                began = None
+            self.most = max(self.most, memory_of(self.pid))
+
+
+def memory_of(pid: int) -> int:
+    """Return the bytes of a process's memory, without files that it has mapped."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                found += int(line.split()[1]) * 1024
+    return found
+
+
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report: ``beside`` training, and ``restart``.
+
+    Raises
+    ------
+    UsageError
+        When an option makes no sense.
+    """
+    options.check()
+    about = machine()
+    with tempfile.TemporaryDirectory(prefix="aiops-snapshots-", dir=options.place()) as name:
+        log(f"training {format_size(options.size)} for {options.seconds:g} s")
+        beside = _beside(options, Path(name, "beside"))
+        restarts = []
+        for number in range(options.rounds):
+            log(f"restart {number + 1} of {options.rounds}")
+            restarts.append(_restart(options, Path(name, f"restart-{number}")))
+    spreads = {key: report.spread([one[key] for one in restarts]) for key in restarts[0]}
+    found = {"beside": beside, "restart": {"rounds": restarts, **spreads}}
+    return record("benchmark", "snapshots", options, found, about)
+
+
+def _beside(options: Options, folder: Path) -> dict[str, Any]:
+    model, gradient = _arrays(options.size)
+    without = _without(options)
+    flags = [f"--state={folder}", "--acks=applied", f"--snapshot-every={options.every}"]
+    done, steps = threading.Event(), list[tuple[float, float]]()
+    with serving(_POLICY, *flags) as (url, pid), Worker(url, model) as worker:
+        worker.step(gradient)  # the buffers are made
+        while not worker.stats()["state"]["snapshot"]:  # the first one comes at once
+            worker.step(gradient)
+        watch = Watch(folder, pid)
+        watching = threading.Thread(target=watch.watch, args=(done,), daemon=True)
+        watching.start()
+        try:
+            until = time.perf_counter() + options.seconds
+            while (begun := time.perf_counter()) < until:
+                worker.step(gradient)
+                steps.append((begun, time.perf_counter()))
+        finally:
+            done.set()
+            watching.join()
+        state = worker.stats()["state"]
+    return summary(options, steps, watch, without, state)
+
+
+def _without(options: Options) -> int:
+    """Return the most memory, in bytes, of the same server without a state."""
+    model, gradient = _arrays(options.size)
+    most, until = 0, time.perf_counter() + min(options.every, _SHORT)
+    with serving(_POLICY) as (url, pid), Worker(url, model) as worker:
+        while time.perf_counter() < until:
+            worker.step(gradient)
+            most = max(most, memory_of(pid))
+    return most
+
+
+def summary(
+    options: Options,
+    steps: Sequence[tuple[float, float]],
+    watch: Watch,
+    without: int,
+    state: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the figures of training beside snapshots.
+
+    Parameters
+    ----------
+    options
+        Of the benchmark.
+    steps
+        Of the worker: when each began and ended.
+    watch
+        The times of writing, and the memory.
+    without
+        Bytes of memory of a server without a state.
+    state
+        The server's statistics of its state.
+
+    Raises
+    ------
+    RuntimeError
+        When there was no snapshot, or no time without.
+    """
+    pause = state["capture_seconds"]
+    spans = [(begin - pause, end) for begin, end in watch.spans]
+    beside, alone = list[float](), list[float]()
+    for begin, end in steps:
+        overlaps = any(begin < stop and end > start for start, stop in spans)
+        (beside if overlaps else alone).append(end - begin)
+    if not beside or not alone:
+        raise RuntimeError("there was no snapshot, or no time without one: see --every, --seconds")
+    rates = [len(each) / sum(each) for each in (beside, alone)]
+    lasting = sum(beside) / len(spans)  # seconds of steps beside one snapshot
+    lost = lasting * (1 - rates[0] / rates[1])
+    return {
+        "steps_beside": rates[0],
+        "steps_alone": rates[1],
+        "beside": rates[0] / rates[1],
+        "ratio": 1 - lost / max(options.every, lasting),
+        "usual": 1 - lost / max(_USUAL, lasting),
+        "snapshots": len(spans),
+        "seconds": sum(end - begin for begin, end in watch.spans) / len(spans),
+        "longest_step": max(beside + alone),
+        "median_step": float(np.median(alone)),
+        "pause": pause,
+        "memory": watch.most - without,
+        "capture_bytes": state["capture_bytes"],
+        "state_bytes": 4 * options.size,
+    }
+
+
+def _arrays(nbytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    model = {_TENSOR: np.zeros(nbytes // 4, np.float32)}
+    return model, {_TENSOR: np.full(nbytes // 4, 1e-3, np.float32)}
+
+
+def _restart(options: Options, folder: Path) -> dict[str, float]:
+    """Kill a server and start it again; return the seconds to its URL and to a push's answer."""
+    model, gradient = _arrays(options.model)
+    flags = [f"--state={folder}", "--acks=written"]
+    with serving(_POLICY, *flags) as (url, pid):
+        threads = [threading.Thread(target=_push, args=(url, model, gradient)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(options.load)
+        os.kill(pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    nbytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    began = time.perf_counter()
+    with serving(_POLICY, *flags) as (url, _pid):
+        listening = time.perf_counter()
+        with Client(url, role="worker", name="restart") as client:
+            client.push(client.fetch(), gradient)
+            pushed = time.perf_counter()
+            version = client.fetch().version
+    return {
+        "url": listening - began,
+        "push": pushed - began,
+        "version": version,
+        "folder_bytes": nbytes,
+    }
+
+
+def _push(url: str, model: dict[str, Any], gradient: dict[str, Any]) -> None:
+    """Push until the server is gone."""
+    with contextlib.suppress(AiopsError), Worker(url, model, timeout=1) as worker:
+        while True:
+            worker.step(gradient)
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Make the table of a report."""
+    beside, restart = result["beside"], result["restart"]
+    options = result["options"]
+    rows = [
+        ["throughput beside a snapshot", f"{beside['beside']:.2f}", "of that alone"],
+        ["throughput, one every 30 s", f"{beside['usual']:.3f}", "of that without"],
+        [
+            f"throughput, one every {options['every']:g} s",
+            f"{beside['ratio']:.3f}",
+            "of that without",
+        ],
+        ["one snapshot is written in", f"{beside['seconds']:.2f}", "s"],
+        ["updates wait for its capture", f"{beside['pause']:.3f}", "s"],
+        ["longest step", f"{beside['longest_step']:.3f}", "s"],
+        ["median step", f"{beside['median_step']:.3f}", "s"],
+        ["memory for snapshots", f"{beside['memory'] / MIB:,.0f}", "MiB"],
+        ["which the server tells as", f"{beside['capture_bytes'] / MIB:,.0f}", "MiB, at most"],
+        [],
+        ["restart to URL", f"{restart['url']['median']:.2f}", _range(restart["url"])],
+        ["restart to the first push", f"{restart['push']['median']:.2f}", _range(restart["push"])],
+    ]
+    title = (
+        f"Snapshots of {format_size(beside['state_bytes'])} beside training, and restarts with a"
+        f" model of {format_size(options['model'])}"
+    )
+    return report.table(title, ("", "median", ""), rows)
+
+
+def _range(spread: Mapping[str, float]) -> str:
+    return f"s ({spread['min']:.2f} to {spread['max']:.2f})"
+
+
+def notes(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on the goals, for below the table."""
+    beside, restart = result["beside"], result["restart"]
+    ratio = beside["beside"]
+    yield f"throughput is to be {_GOALS['ratio']} of that without: {ratio:.2f} beside a snapshot"
+    yield (
+        f"the first push is to be answered within {_GOALS['restart']:g} s of a restart:"
+        f" {restart['push']['median']:.2f} s"
+    )
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's."""
+    beside, restart = result["beside"], result["restart"]
+    yield Cell.once("beside a snapshot", "throughput", beside["beside"])
+    yield Cell.once("capture", "pause, s", beside["pause"], less=True)
+    yield Cell.of("restart", "first push, s", restart["push"], less=True)
+
+
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw the rates of training, and the times of restarts."""
+    beside, restart = result["beside"], result["restart"]
+    rates = Series("steps/s", [0, 1], [[beside["steps_alone"], beside["steps_beside"]]], "bars")
+    times = [[one["url"], one["push"]] for one in restart["rounds"]]
+    took = Series("seconds", [0, 1], times, "bars", median=True)
+    panels = [
+        Panel("training", "", "steps/s", [rates], bottom=0, ticks=["alone", "beside a snapshot"]),
+        Panel("restart", "", "s", [took], bottom=0, ticks=["URL", "push"]),
+    ]
+    return Figure("Snapshots of a server's state", panels, len(panels))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 2 when an option is wrong."""
+    report.command(Options(), run, table, argv, drawn=figure, notes=notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The snapshots benchmark: training beside snapshots, and restarts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiops.errors import UsageError
+from benchmarks import snapshots
+from benchmarks.snapshots import Options, Watch
+
+
+@pytest.mark.slow
+def test_a_tiny_run_makes_a_whole_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = tmp_path / "states", tmp_path / "out.json"
+    folder.mkdir()
+    line = "--size 1MiB --model 4KiB --every 0.3 --seconds 1 --load 0.3 --rounds 1"
+    snapshots.main([*line.split(), f"--folder={folder}", f"--json={file}"])
+    printed = capsys.readouterr().out
+    for word in ("beside a snapshot", "memory for snapshots", "restart to the first push", "4 MiB"):
+        assert word in printed
+    found = json.loads(file.read_text())
+    assert found["beside"]["snapshots"] > 0
+    assert found["beside"]["capture_bytes"] == 4 << 20  # three arrays of state, and a version
+    (restart,) = found["restart"]["rounds"]
+    assert 0 < restart["url"] < restart["push"]
+    assert restart["version"] > 1
+    assert len([*snapshots.cells(found)]) == 3
+    assert snapshots.figure(found).panels
+    assert list(folder.iterdir()) == [], "the states are removed"
+
+
+def summed(**changed: Any) -> dict[str, Any]:
+    """The figures of ten steps of a second, of which two take longer beside a snapshot."""
+    watch = Watch(Path("x"), 1, most=150)
+    watch.spans.append((4.5, 6.0))
+    steps = [(float(n), n + 1.0) for n in range(4)] + [(4.0, 6.0), (6.0, 7.0)]
+    state = {"capture_seconds": 0.25, "capture_bytes": 60, **changed}
+    return snapshots.summary(replace(Options(), every=10.0), steps, watch, 100, state)
+
+
+def test_a_step_that_overlaps_a_snapshot_is_beside_it() -> None:
+    found = summed()
+    assert found["steps_alone"] == 1.0
+    assert found["steps_beside"] == 1 / 2.0
+    assert found["beside"] == 0.5
+    assert found["ratio"] == 1 - 1.0 / 10  # one of ten seconds is lost
+    assert found["usual"] == pytest.approx(1 - 1.0 / 30)
+    assert found["longest_step"] == 2.0
+    assert found["memory"] == 50
+
+
+def test_a_snapshot_begins_with_its_capture() -> None:
+    assert summed(capture_seconds=1.0)["steps_beside"] == 2 / 3.0
+
+
+def test_without_a_snapshot_there_is_no_figure() -> None:
+    steps, state = [(0.0, 1.0)], {"capture_seconds": 0.0}
+    with pytest.raises(RuntimeError, match="there was no snapshot"):
+        snapshots.summary(Options(), steps, Watch(Path("x"), 1), 0, state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rounds": 0}, "positive"),
+        ({"seconds": 15.0}, "two of --every"),
+        ({"folder": "/no/such/folder"}, "there is no such folder"),
+    ],
+)
+def test_options_that_make_no_sense(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        snapshots.run(replace(Options(), **wrong))
