@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import importlib
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 from aiops.algorithms import find
-from tests.support import PATIENCE, Process, server_process
+from tests.support import PATIENCE, Process, ServerThread
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
@@ -30,16 +33,6 @@ def need(example: str) -> None:
         pytest.skip(f"{library} is not installed")
 
 
-def run(example: str, *arguments: str) -> str:
-    process = Process(f"examples/{example}", *arguments, env={"AIOPS_URL": ""})
-    try:
-        status, out, err = process.end(3 * PATIENCE)
-    finally:
-        process.kill()
-    assert status == 0, err
-    return out
-
-
 def accuracy(out: str) -> float:
     found = re.search(r"accuracy:? +([\d.]+)%", out.splitlines()[-1])
     assert found, f"no accuracy in the last line of {out!r}"
@@ -54,15 +47,24 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_by_itself(example: str) -> None:
     need(example)
-    assert accuracy(run(example)) > 90
+    process = Process(f"examples/{example}", env={"AIOPS_URL": "", "AIOPS_KERNELS": "auto"})
+    try:
+        status, out, err = process.end(3 * PATIENCE)
+    finally:
+        process.kill()
+    assert status == 0, err
+    assert accuracy(out) > 90
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_at_a_server_that_runs_somewhere(example: str) -> None:
+def test_at_a_server_that_runs_somewhere(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     need(example)
-    with server_process("--policy", POLICY.get(example, "fasgd")) as server:
-        assert accuracy(run(example, server.url)) > 90
+    module = importlib.import_module(f"examples.{example.removesuffix('.py')}")
+    with ServerThread(policy=POLICY.get(example, "fasgd")) as server:
+        status = module.main([server.url])
+        assert (asyncio.run(status) if inspect.iscoroutine(status) else status) == 0
+    assert accuracy(capsys.readouterr().out) > 90
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
