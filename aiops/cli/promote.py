@@ -7,7 +7,7 @@ import asyncio
 from aiops.cli.flags import Timeout, Token, Url
 from aiops.errors import RemoteProtocolError
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.serving.standby_link import ask
+from aiops.serving.standby.link import ask
 from aiops.wire.standby_messages import Promote, Promoted
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiops.errors import DamagedState, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.serving.snapshot_reader import is_snapshot, opened_snapshot
+from aiops.serving.state.snapshot_reader import is_snapshot, opened_snapshot
 from aiops.state.directory import (
     GENERATION_FILE,
     IDENTITY_FILE,

@@ -23,7 +23,7 @@ from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
-from aiops.serving.standby_feeds import StandbyFeeds
+from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake

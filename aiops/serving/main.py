@@ -11,7 +11,7 @@ from aiops.net import faults, signals
 from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.shard_processes import ShardProcesses
-from aiops.serving.standby import StandbyServer
+from aiops.serving.standby.server import StandbyServer
 
 _log = logging.getLogger("aiops.server")
 

@@ -33,14 +33,14 @@ from aiops.net.socket_options import narrow, unpace
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
 from aiops.serving.effects import EffectRunner
-from aiops.serving.kept_state import KeptState
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
 from aiops.serving.profiling import Profile
 from aiops.serving.shard_links import ShardLinks
-from aiops.serving.shard_states import FollowerState, LeadState
-from aiops.serving.standby_feeds import StandbyFeeds
-from aiops.serving.state_files import Clock, StateFiles
+from aiops.serving.standby.feeds import StandbyFeeds
+from aiops.serving.state.kept_state import KeptState
+from aiops.serving.state.shard_states import FollowerState, LeadState
+from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.serving.unix_listener import UnixListener
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower

@@ -118,8 +118,9 @@ def test_what_is_not_there_is_found_out() -> None:
     assert not exists("tests/docs/test_robustness.py::test_none")
     assert not exists("tests/docs/test_robustness.py::rows")
     assert exists("tests/docs/test_robustness.py::test_defects_have_numbers")
-    assert exists("tests/serving/test_kept_state.py::TestClock::test_it_is_the_machines_at_first")
-    assert not exists("tests/serving/test_kept_state.py::TestClock::test_damage_is_refused")
+    clock = "tests/serving/state/test_kept_state.py::TestClock"
+    assert exists(f"{clock}::test_it_is_the_machines_at_first")
+    assert not exists(f"{clock}::test_damage_is_refused")
     assert problem("pytest tests/docs tests/none.py")
     assert problem("aiops none")
     assert problem("aiops bench none")

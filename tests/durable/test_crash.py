@@ -32,8 +32,8 @@ from aiops.engine.events import Apply, Committed, Effect, Event
 from aiops.engine.journal import digest
 from aiops.engine.statistics import decided
 from aiops.errors import DamagedState
-from aiops.serving.snapshot_writer import SnapshotWriter
-from aiops.serving.state_files import StateFiles
+from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.state.state_files import StateFiles
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.state.frames import FRAME, HEAD, frame_bytes

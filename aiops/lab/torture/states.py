@@ -29,7 +29,7 @@ from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial
 from aiops.lab.torture.plan import VARIANTS
 from aiops.serving.config import Config
-from aiops.serving.state_files import StateFiles
+from aiops.serving.state.state_files import StateFiles
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop
 

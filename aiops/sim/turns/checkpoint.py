@@ -43,7 +43,7 @@ from aiops.engine.restore import restore
 from aiops.errors import AiopsError, DamagedState, UsageError
 from aiops.model.layout import Array
 from aiops.net.disk import SystemDisk
-from aiops.serving.snapshot_reader import is_snapshot, opened_snapshot
+from aiops.serving.state.snapshot_reader import is_snapshot, opened_snapshot
 from aiops.sim.turns.client_selection import rule_state
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.result import SimulationSample

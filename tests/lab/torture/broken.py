@@ -9,7 +9,7 @@ from aiops.lab.torture.spawner import run_server
 
 def acknowledges_before_it_writes(flags: list[str]) -> None:
     """Keep rows in memory after the first 60, and write them when there are 20."""
-    from aiops.serving.journal_writer import JournalWriter
+    from aiops.serving.state.journal_writer import JournalWriter
 
     append, rows = JournalWriter.append, []  # type: ignore[var-annotated]
 

@@ -21,7 +21,7 @@ import pytest
 from aiops.codecs import Encoder
 from aiops.errors import ConflictError, DamagedState, UsageError
 from aiops.lab.workloads import PerceptronTask
-from aiops.serving.snapshot_reader import opened_snapshot
+from aiops.serving.state.snapshot_reader import opened_snapshot
 from aiops.sim.turns import checkpoint
 from aiops.sim.turns.client_selection import RoundRobin, Softmax
 from aiops.sim.turns.run import Run

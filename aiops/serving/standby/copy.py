@@ -21,11 +21,11 @@ from aiops.engine.events import Committed, Event, JournalEnded
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.net.disk import Disk, DiskFile
 from aiops.serving.config import Config
-from aiops.serving.journal_writer import JournalWriter
-from aiops.serving.kept_state import header_of
 from aiops.serving.server import Server
-from aiops.serving.snapshot_writer import SnapshotWriter
-from aiops.serving.state_files import StateFiles
+from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.kept_state import header_of
+from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.state.state_files import StateFiles
 from aiops.state.directory import IDENTITY_FILE, PART, StateListing, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile
 from aiops.wire.standby_messages import JournalRows, SnapshotPart, StandbyWelcome

@@ -29,8 +29,8 @@ from aiops.net import disk
 from aiops.net.disk import SystemDisk
 from aiops.serving import kept_state
 from aiops.serving.config import Config
-from aiops.serving.snapshot_writer import SnapshotWriter
-from aiops.serving.state_files import Clock, StateFiles
+from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import journal_name
 from aiops.state.snapshot_file import SnapshotHeader
 from tests.durable.test_recorder import Recorded

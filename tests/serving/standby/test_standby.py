@@ -18,7 +18,7 @@ from aiops.engine import statistics
 from aiops.engine.journal import digest
 from aiops.model.parts import LARGEST, Part
 from aiops.serving.embedded import config_of
-from aiops.serving.standby import StandbyServer
+from aiops.serving.standby.server import StandbyServer
 from aiops.state.frames import SegmentHead, frame
 from aiops.state.row_kinds import RowKind
 from aiops.wire.connection import Connection, Limits, with_sinks
@@ -31,7 +31,7 @@ from aiops.wire.standby_messages import (
     StandbyHello,
     StandbyWelcome,
 )
-from tests.serving.test_kept_state import PLAIN, RUNS, START, train
+from tests.serving.state.test_kept_state import PLAIN, RUNS, START, train
 from tests.support import PATIENCE, ServerThread
 
 

@@ -12,7 +12,7 @@ from aiops.engine.capture import Capture, needed_rows
 from aiops.errors import DamagedState, UsageError
 from aiops.model.parts import LARGEST
 from aiops.net.disk import Disk, DiskFile, DiskThread
-from aiops.serving.segment_files import NO_ROOM, SegmentFiles
+from aiops.serving.state.segment_files import NO_ROOM, SegmentFiles
 from aiops.state.directory import PART, StateListing, journal_name, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader, SnapshotPlan
 

@@ -18,7 +18,7 @@ from aiops.durable.rows import JournalRow
 from aiops.engine.events import Committed, Event, JournalEnded
 from aiops.kernels.checksum import LARGE, crc32
 from aiops.net.disk import Disk, DiskFile, DiskThread
-from aiops.serving.segment_files import SegmentFiles
+from aiops.serving.state.segment_files import SegmentFiles
 from aiops.state import directory
 from aiops.state.frames import END, FRAME, HEAD, SegmentHead, frame, frame_bytes
 from aiops.state.row_kinds import RowKind

@@ -11,8 +11,8 @@ import pytest
 
 from aiops.engine.capture import Capture
 from aiops.net.disk import SystemDisk
-from aiops.serving.segment_files import SegmentFiles
-from aiops.serving.snapshot_writer import SnapshotWriter
+from aiops.serving.state.segment_files import SegmentFiles
+from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.state.directory import journal_name, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 

@@ -44,8 +44,8 @@ from aiops.errors import UsageError
 from aiops.kernels.checksum import warm_crc32
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
-from aiops.serving.snapshot_writer import SnapshotWriter
-from aiops.serving.state_files import Clock, StateFiles
+from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import GenerationFile
 from aiops.state.snapshot_file import SnapshotHeader
 

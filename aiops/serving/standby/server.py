@@ -31,8 +31,8 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config
 from aiops.serving.server import Server
-from aiops.serving.standby_copy import StandbyCopy, serving_config
-from aiops.serving.standby_link import OutgoingLink, ask
+from aiops.serving.standby.copy import StandbyCopy, serving_config
+from aiops.serving.standby.link import OutgoingLink, ask
 from aiops.wire.messages import PROTOCOL, Message
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.standby_messages import (

@@ -20,8 +20,8 @@ from aiops.engine.events import Event, Warm
 from aiops.errors import DamagedState, UsageError
 from aiops.kernels.parallel import ParallelMap
 from aiops.net.disk import Disk, DiskFile, DiskLock
-from aiops.serving.journal_writer import JournalWriter
-from aiops.serving.segment_files import SegmentFiles
+from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
 from aiops.state.directory import GenerationFile, StateIdentity, StateListing

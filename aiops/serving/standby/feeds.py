@@ -24,7 +24,7 @@ from aiops.model.parts import LARGEST, Part, Parts
 from aiops.net.disk import Disk, DiskFile
 from aiops.net.environment import Environment
 from aiops.net.transport import MessageTransport
-from aiops.serving.state_files import StateFiles
+from aiops.serving.state.state_files import StateFiles
 from aiops.state.directory import StateListing, journal_name, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile
 from aiops.wire.messages import PROTOCOL, Error, Message, Ping, Pong

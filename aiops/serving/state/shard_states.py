@@ -17,9 +17,9 @@ from aiops.durable.recovery import Replayer
 from aiops.engine.engine import Engine
 from aiops.engine.events import Effect, Event, Resumed
 from aiops.errors import UsageError
-from aiops.serving.journal_writer import JournalWriter
-from aiops.serving.kept_state import KeptState
-from aiops.serving.state_files import Clock, StateFiles
+from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.kept_state import KeptState
+from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.state.directory import GenerationFile

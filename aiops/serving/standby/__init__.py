@@ -1,0 +1,1 @@
+"""A standby and the primary that feeds it."""
