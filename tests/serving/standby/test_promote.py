@@ -22,7 +22,7 @@ from aiops.common import urls
 from aiops.errors import AiopsError
 from aiops.model.layout import Array
 from aiops.net import disk
-from aiops.serving import kept_state
+from aiops.serving.state import kept_state
 from tests.proxy import Proxy
 from tests.support import PATIENCE, Process, ServerThread
 

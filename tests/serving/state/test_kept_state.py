@@ -27,8 +27,8 @@ from aiops.errors import AiopsError, ConflictError, UsageError
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
-from aiops.serving import kept_state
 from aiops.serving.config import Config
+from aiops.serving.state import kept_state
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import journal_name
