@@ -127,26 +127,46 @@ class SegmentFiles:
                 self._ready = self._make(0)
 
     def retire(self, segments: Sequence[int]) -> None:
-        """Keep the files of segments that are not needed any more, or remove them, in order."""
-        kept = []
-        for first in segments:
-            path = self._folder / directory.journal_name(first)
-            file = self._disk.open(path)
-            most = max(_FEWEST, min(MAX_SPARES, _SPARE_BYTES // max(file.size(), 1)))
-            file.close()
+        """Keep the files of segments that are not needed any more, or remove them, in order.
+
+        Raises
+        ------
+        OSError
+            When the disk refuses. Then those that were to be kept are removed: before a file is
+            overwritten, it must have its new name on the disk too.
+        """
+        kept = list[int]()
+        try:
+            for first in segments:
+                self._retire(first, kept)
+            if kept:
+                self._disk.sync_names(self._folder)
+        except OSError:
+            for spare in [*kept]:
+                try:
+                    self._disk.remove(self._path(spare))
+                except OSError:  # it stays reserved, so it is not overwritten
+                    kept.remove(spare)
+            raise
+        finally:
             with self._guard:
-                taken = {*self._spares(), *self._reserved}
-                spare = min({*range(1, most + 1)} - taken, default=0)
-                if not spare:
-                    self._disk.remove(path)
-                    continue
-                self._reserved.add(spare)
-            kept.append(spare)
-            self._disk.rename(path, self._path(spare), synced=False)
-        if kept:  # before they are overwritten, they must have these names on the disk too
-            self._disk.sync_names(self._folder)
+                self._reserved.difference_update(kept)
+
+    def _retire(self, first: int, kept: list[int]) -> None:
+        """Have a segment be a spare, which is noted in ``kept`` and reserved, or remove it."""
+        path = self._folder / directory.journal_name(first)
+        file = self._disk.open(path)
+        most = max(_FEWEST, min(MAX_SPARES, _SPARE_BYTES // max(file.size(), 1)))
+        file.close()
         with self._guard:
-            self._reserved.difference_update(kept)
+            taken = {*self._spares(), *self._reserved}
+            spare = min({*range(1, most + 1)} - taken, default=0)
+            if not spare:
+                self._disk.remove(path)
+                return
+            self._reserved.add(spare)
+        kept.append(spare)
+        self._disk.rename(path, self._path(spare), synced=False)
 
     def remove_spares(self) -> bool:
         """Remove the files that are not in use; return whether there were any."""

@@ -83,7 +83,8 @@ def journal(tmp_path: Path) -> Iterator[Callable[..., Journal]]:
 
     yield make
     for each in made:
-        each.writer.end()
+        if not each.writer._closed:
+            each.writer.end()
 
 
 def eventually(true: Callable[[], object]) -> None:
@@ -180,6 +181,28 @@ def test_covered_segments_are_used_again(journal: Callable[..., Journal]) -> Non
         "run",
     )
     assert [*rows][-1].number == 1200
+
+
+def test_a_disk_that_fails_while_segments_are_kept_reserves_none(
+    journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may lack their new names on the disk, so they go; later ones are kept again."""
+
+    def fails(_folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    made = journal()
+    made.write(600)
+    covered = made.listing().segments[:-1]
+    made.writer.end()  # and its thread, which has a spare ready
+    made.files.remove_spares()
+    with monkeypatch.context() as patch:
+        patch.setattr(made.disk, "sync_names", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            made.files.retire(covered[:2])
+    assert made.listing().spares == ()
+    made.files.retire(covered[2:4])
+    assert made.listing().spares == (1, 2)
 
 
 def test_no_more_spares_than_are_of_use(
