@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from aiops.client import Client, Params, Worker
+from aiops.client.sync import worker as module
 from aiops.errors import BadPush, ConnectionLost, Unavailable, UsageError
 from aiops.model.layout import Array
 from tests.peers import eventually
@@ -263,6 +264,38 @@ def watch(server: Any, gone: threading.Event) -> None:
         gone.set()
 
     server.connections.link_lost = link_lost
+
+
+class TestClosing:
+    def test_a_thread_that_ends_late_closes_the_connection(
+        self, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a machine that stalls, say; the socket was left open then."""
+        monkeypatch.setattr(module, "_BEAT", 0.01)
+        monkeypatch.setattr(module, "_GOODBYE", 0.0)
+        worker = Worker(server.url, START)
+        asked, may_go_on = threading.Event(), threading.Event()
+
+        def attend() -> None:
+            asked.set()
+            may_go_on.wait(PATIENCE)
+
+        worker._client.attend = attend  # type: ignore[method-assign]
+        assert asked.wait(PATIENCE)
+        worker.close()
+        assert worker._client._connection.socket is not None, "its thread is not at the end"
+        may_go_on.set()
+        worker._thread.join(PATIENCE)
+        assert worker._client._connection.socket is None
+
+    def test_a_call_in_another_thread_does_not_connect_again(self, server: ServerThread) -> None:
+        client = Client(server.url)
+        client.stats()
+        client.close()
+        connection = client._connection
+        with pytest.raises(ConnectionLost, match="interrupted"):
+            connection.carry(None, PATIENCE, PATIENCE)
+        assert connection.socket is None
 
 
 class TestServerGone:

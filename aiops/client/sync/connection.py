@@ -398,7 +398,8 @@ class BlockingConnection:
         self._sockets = []
 
     def close(self) -> None:
-        """Leave the server, and end the connection."""
+        """Leave the server, and end the connection; none is made afterwards."""
+        self.dialler.interrupt()  # another thread may be in a call, and would connect again
         sock, self.socket, self.steady = self.socket, None, None
         if sock is None:
             return

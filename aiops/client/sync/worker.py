@@ -34,6 +34,7 @@ __all__ = ["Compute", "Gradients", "Worker"]
 Compute: TypeAlias = Callable[[Params], Gradients]
 
 _BEAT = 2.0  # seconds between looks at an idle connection, at most
+_GOODBYE = 2.0  # seconds that `close` waits for the thread, which may wait for a silent host
 
 
 class _ThreadTransfer:
@@ -256,10 +257,8 @@ class Worker(WorkerFacade, Closing):
         finally:
             if self._background is not None and not self._background.done.is_set():
                 self._client.interrupt()
-            self._transfers.put(None)
-            self._thread.join(1.0)
-            if not self._thread.is_alive():  # else it waits for a host that does not answer
-                self._client.close()
+            self._transfers.put(None)  # after which the thread closes the client
+            self._thread.join(_GOODBYE)
 
     def abandon(self) -> None:
         """Leave the server without pushing the rest."""
@@ -297,22 +296,28 @@ class Worker(WorkerFacade, Closing):
                 return None
 
     def _keep(self) -> None:
-        """Carry background transfers, and answer pings while gradients are computed."""
+        """Carry background transfers, and answer pings while gradients are computed.
+
+        At the end it closes the client, however late that is: `close` waits only for a while.
+        """
         beat = min(_BEAT, self.plan.get("heartbeat") or _BEAT)
-        while True:
-            try:
-                background = self._transfers.get(timeout=beat)
-            except queue.Empty:
-                self._attend()
-                continue
-            if background is None:
-                return
-            try:
-                with self._lock:
-                    background.receipt = self._client.carry(background.transfer)
-            except BaseException as error:
-                background.error = error
-            background.done.set()
+        try:
+            while True:
+                try:
+                    background = self._transfers.get(timeout=beat)
+                except queue.Empty:
+                    self._attend()
+                    continue
+                if background is None:
+                    return
+                try:
+                    with self._lock:
+                        background.receipt = self._client.carry(background.transfer)
+                except BaseException as error:
+                    background.error = error
+                background.done.set()
+        finally:
+            self._client.close()
 
     def _attend(self) -> None:
         if self._lock.acquire(blocking=False):
