@@ -378,7 +378,12 @@ class Recorder:
         ]
 
     def _journal_ended(self, event: JournalEnded) -> list[RecorderEffect]:
-        """Go on without a journal; return what waited for it, after a line that says so."""
+        """Go on without a journal; return what waited for it, after a line that says so.
+
+        It may be told twice: by the thread that ended it, and by a row that came before that was.
+        """
+        if not self.recording:
+            return []
         self._unpin(self._later)
         self.pending, self.recording = self._always_later, False
         if self.resuming:  # it has promised nothing

@@ -24,7 +24,7 @@ from aiops.durable.commit_gate import Acks, EncodedReply
 from aiops.durable.recorder import Supersede
 from aiops.durable.recovery import Recovered
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, End, Event, Stopping
+from aiops.engine.events import Committed, End, Event, JournalEnded, Stopping
 from aiops.engine.steady import ExchangeRecord, Steady
 from aiops.errors import ConnectionLost, Refused, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
@@ -559,7 +559,10 @@ class Server:
                     effects = self._handle(event, files.note(event))
                 for effect in effects:
                     happened = actions[type(effect)](effect)
-                    if happened is not None:
+                    if isinstance(happened, JournalEnded):  # before the answers to this event
+                        for other in self._handle(happened):
+                            actions[type(other)](other)
+                    elif happened is not None:
                         self._events.append(happened)
         except Exception as error:  # a policy's, say: clients would repeat the push that raises it
             if self._listener is None:  # `start` has not finished, and fails

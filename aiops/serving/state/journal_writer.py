@@ -112,6 +112,7 @@ class JournalWriter:
         self.nbytes = 0  # of all rows so far
         self._synced = synced
         self.why, self._closed = "", False
+        self._told = False  # that it has ended, to the caller of `append`
         paths = [(folder / directory.journal_name(first), last) for first, last in earlier]
         self._old = deque(_Old(disk.open(path), path, last, -inf) for path, last in paths)
         self._begun = 0.0
@@ -130,10 +131,15 @@ class JournalWriter:
         return self._given - self._done
 
     def append(self, effect: AppendRow) -> JournalEnded | None:
-        """Append a row; return the event that the journal has ended, if it has just ended."""
+        """Append a row; return the event that the journal has ended, once, if it has.
+
+        A thread that ends it posts that too, which may be handled after this: no answer that
+        promises this row may leave before.
+        """
         if self.why or self._closed:
             _unpin((effect,))
-            return None
+            told, self._told = self._told or not self.why, True
+            return None if told else JournalEnded(effect.row.time, self.why)
         if effect.later:
             if self._waiting:
                 ended = self._flush()
@@ -166,6 +172,7 @@ class JournalWriter:
             )
             self._file.write((before, payload, after, END), at)
         except OSError as error:
+            self._told = True
             return self._ended(time, error)
         self.nbytes += end - at
         self._at = end
@@ -180,6 +187,7 @@ class JournalWriter:
         try:
             self._write(effects)
         except OSError as error:
+            self._told = True
             return self._ended(effects[-1].row.time, error)
         finally:
             _unpin(effects)

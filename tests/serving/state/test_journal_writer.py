@@ -296,7 +296,7 @@ def test_a_file_that_was_ready_is_a_spare_again(journal: Callable[..., Journal])
     made = journal()
     made.write(100)
     eventually(lambda: made.writer._files._ready is not None)
-    made.files.close()
+    made.writer.end()  # and its thread, which may make another
     assert made.listing().spares
     assert made.files.remove_spares()
     assert not made.listing().spares

@@ -22,6 +22,7 @@ from aiops.durable.commit_gate import Acks
 from aiops.engine import statistics
 from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
+from aiops.engine.events import Reply
 from aiops.engine.journal import digest
 from aiops.errors import AiopsError, ConflictError, UsageError
 from aiops.model.layout import Array
@@ -336,6 +337,47 @@ def test_a_failed_update_is_in_no_snapshot(tmp_path: Path) -> None:
         server._error = None
     assert not list((tmp_path / "s").glob("snapshot-*"))
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 3
+
+
+@pytest.mark.parametrize("steady", [True, False], ids=["steady", "general"])
+def test_no_answer_leaves_before_it_is_said_that_the_journal_has_ended(
+    steady: bool, tmp_path: Path
+) -> None:
+    """A thread of the journal has failed, and its event is not handled yet."""
+    promised = list[Acks]()
+    settings = {} if steady else {"set": {"clip": 9.0}}
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "s", **settings) as server,
+        aiops.Worker(server.url, PLAIN) as worker,
+    ):
+        gradient = {"w": np.ones(64, np.float32)}
+        for _ in range(3):
+            worker.step(gradient)
+
+        def fail(running: Any) -> None:
+            runner, state = running._runner, running._state
+            [peer] = running.connections.peers.values()
+            assert (peer.link.shortcut is not None) is steady
+            shortcut, reply = peer.link.shortcut, runner.actions[Reply]
+
+            def answered(nbytes: int) -> bytes | None:
+                answer: bytes | None = shortcut(nbytes)
+                if answer:
+                    promised.append(state.recorder.acks)
+                return answer
+
+            def replied(effect: Reply) -> None:
+                promised.append(state.recorder.acks)
+                reply(effect)
+
+            peer.link.shortcut = answered if steady else None
+            runner.actions[Reply] = replied
+            state._journal._ended(0.0, OSError(errno.EIO, "Input/output error"))
+
+        server.call(fail)
+        worker.step(gradient)
+        assert worker.stats()["state"]["ended"].endswith("Input/output error")
+    assert set(promised) == {Acks.APPLIED}
 
 
 def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
