@@ -151,7 +151,7 @@ def _standbys(report: Mapping[str, Any]) -> Iterator[RenderableType]:
             yield Text(f"no feed: {state['no_feed']}", style="red")
     rows = state.get("standbys", ())
     if rows:
-        found = empty_table("standby", "row", "synced", "rows behind", "seconds", "bytes sent")
+        found = empty_table("standby", "row", "synced", "rows behind", "seconds", "bytes behind")
         for row in rows:
             found.add_row(
                 *(row["name"], f"{row['row']:,}", f"{row['synced']:,}"),

@@ -10,6 +10,7 @@ longer than a deadline, the promise falls to ``durable``, until a standby has al
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -248,6 +249,15 @@ class StandbyProgress:
             self.ahead -= self._unconfirmed.popleft()[1]
 
 
+@value
+class _NewestRow:
+    """The newest row at a time, and the bytes of the journal up to it."""
+
+    time: float
+    row: int
+    nbytes: int
+
+
 class Replication:
     """The promise of acknowledgements, by what is synced here and on standbys.
 
@@ -279,8 +289,9 @@ class Replication:
         self.newest = row
         self._here = row  # synced
         self._committed = 0
+        self._nbytes = 0  # of the journal
         self._since, self._waiting = now, row  # when it was looked for which row
-        self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)
+        self._marks: deque[_NewestRow] = deque(maxlen=_MARKS)
 
     @property
     def synced(self) -> int:
@@ -300,14 +311,12 @@ class Replication:
             self._since, self._waiting = now, self._here
         return self._commit()
 
-    def tick(self, now: float, newest: int) -> str:
+    def tick(self, now: float, newest: int, nbytes: int = 0) -> str:
         """Note the time and the newest row; return a line for the log, if the promise has fallen.
 
-        `committed` is then another row.
+        `committed` is then another row. ``nbytes``: the bytes of the journal so far.
         """
-        self.newest = newest
-        if not self._marks or self._marks[-1][1] != newest:
-            self._marks.append((now, newest))
+        self.note(now, newest, nbytes)
         if self.level < Acks.REPLICATED:
             return ""
         if self.synced >= self._waiting and self.standbys:
@@ -317,6 +326,15 @@ class Replication:
         self.fall()
         slow = "no standby keeps up" if self.standbys else "no standby is connected"
         return f"{slow} since {self._deadline:g} s: acknowledgements mean 'durable' from here on"
+
+    def note(self, now: float, newest: int, nbytes: int) -> None:
+        """Note the newest row and the bytes of the journal up to it."""
+        self.newest, self._nbytes = newest, nbytes
+        marks = self._marks
+        if marks and nbytes < marks[-1].nbytes:  # of another journal
+            marks.clear()
+        if not marks or marks[-1].row != newest:
+            marks.append(_NewestRow(now, newest, nbytes))
 
     def fall(self) -> bool:
         """Wait for no standby until one has all rows; return whether that is another promise."""
@@ -339,4 +357,14 @@ class Replication:
         """Return for how long rows after this one have been in the journal."""
         if row >= self.newest:
             return 0.0
-        return next((now - time for time, newest in self._marks if newest > row), 0.0)
+        return next((now - mark.time for mark in self._marks if mark.row > row), 0.0)
+
+    def bytes_behind(self, row: int) -> int:
+        """Return the bytes of the rows after this one, or somewhat more; those that are known of.
+
+        The journal's length is known for some rows: of those up to this one the newest counts.
+        """
+        if row >= self.newest or not self._marks:
+            return 0
+        at = bisect_right(self._marks, row, key=lambda mark: mark.row)
+        return self._nbytes - self._marks[max(at, 1) - 1].nbytes

@@ -417,6 +417,20 @@ class TestReplication:
         assert found.seconds_behind(12, 5.0) == 3.0
         assert found.seconds_behind(3, 5.0) == 4.0
 
+    def test_bytes_behind(self) -> None:
+        """Those of the rows that a standby lacks, whether it was sent them or not."""
+        found = Replication(Acks.WRITTEN, 10.0, 0.0, 10)
+        for second, row, nbytes in ((1.0, 10, 0), (2.0, 20, 700), (3.0, 20, 700), (4.0, 30, 900)):
+            found.tick(second, row, nbytes)
+        assert found.bytes_behind(30) == 0
+        assert found.bytes_behind(20) == 200
+        assert found.bytes_behind(12) == 900  # or less: between two marks
+        assert found.bytes_behind(3) == 900  # and rows before the first mark
+        found.note(5.0, 40, 100)  # of another journal
+        assert found.bytes_behind(30) == 0
+        found.note(6.0, 41, 150)
+        assert found.bytes_behind(40) == 50
+
 
 def hello(role: str) -> Hello:
     return Hello(0, 3, "5f0c", 1, "w", role, False, bytes(16), "test")

@@ -97,6 +97,10 @@ class FedState(Protocol):
     def newest(self) -> int:
         """The newest row of the journal."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the journal so far."""
+
 
 class FedStandby:
     """The record of one standby, beside its connection."""
@@ -161,7 +165,7 @@ class StandbyFeeds:
         """Tick, now and at intervals."""
         replication = self.replication
         self._ticker = loop.call_later(_TICK, self.begin, loop)
-        fallen = replication.tick(self._env.now(), self._state.newest)
+        fallen = replication.tick(self._env.now(), self._state.newest, self._state.nbytes)
         if fallen:
             _log.warning("%s", fallen)
             self._committed(replication.committed)
@@ -198,7 +202,7 @@ class StandbyFeeds:
     def report(self, acks: Acks) -> dict[str, Any]:
         """Return the standbys' part of the statistics; ``acks``: the promise of the journal."""
         replication, now = self.replication, self._env.now()
-        replication.newest = self._state.newest
+        replication.note(now, self._state.newest, self._state.nbytes)
         rows = [
             {
                 "name": progress.name,
@@ -206,7 +210,7 @@ class StandbyFeeds:
                 "synced": progress.synced,
                 "applied": progress.applied,
                 "behind_rows": max(0, replication.newest - progress.synced),
-                "behind_bytes": progress.ahead,
+                "behind_bytes": replication.bytes_behind(progress.synced),
                 "behind_seconds": replication.seconds_behind(progress.synced, now),
             }
             for progress in replication.standbys.values()

@@ -208,6 +208,11 @@ class KeptState:
         """The newest row of the journal."""
         return self.recorder.next - 1
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that this start has journalled."""
+        return 0 if self._journal is None else self._journal.nbytes
+
     def _append(self, effect: AppendRow) -> Event | None:
         ended = self._journal.append(effect) if self._journal is not None else None
         if self.appended is not None:
@@ -316,8 +321,7 @@ class KeptState:
         return Unsaved(now.row - last.row, now.nbytes - last.nbytes, touched)
 
     def _present(self) -> _Mark:
-        nbytes = 0 if self._journal is None else self._journal.nbytes
-        return _Mark(self.recorder.next - 1, nbytes, _updates(self.recorder.engine))
+        return _Mark(self.newest, self.nbytes, _updates(self.recorder.engine))
 
     def _write(self, effect: WriteSnapshot) -> None:
         """Begin to write a capture, once the journal has all its rows.
@@ -406,7 +410,7 @@ class KeptState:
             "row": recorder.next - 1,
             "acks": recorder.acks.name.lower(),
             "wanted": self._acks.name.lower(),
-            "journal_bytes": 0 if self._journal is None else self._journal.nbytes,
+            "journal_bytes": self.nbytes,
             "lag_rows": recorder.lag,
             "lag_bytes": 0 if self._journal is None else self._journal.lag,
             "ended": recorder.ended,

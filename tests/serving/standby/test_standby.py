@@ -335,6 +335,37 @@ def test_the_journal_keeps_what_a_new_standby_is_still_to_be_sent(tmp_path: Path
         assert asyncio.run(greet()) in (1, LARGEST)
 
 
+def test_the_bytes_that_a_standby_lacks_are_told(tmp_path: Path) -> None:
+    """What it was sent and has not kept is not what it has, and neither is the rest."""
+    with ServerThread(policy="asgd", state=tmp_path / "a") as server:
+        train(server.url, PLAIN, 1, 3)
+
+        def behind(running: Any) -> tuple[int, int, int]:
+            [row] = running._state_report()["standbys"]
+            return row["behind_rows"], row["behind_bytes"], running._state.nbytes
+
+        async def run() -> None:
+            peer = await connected(server.url)
+            peer.send(hello())
+            assert isinstance(await peer.receive(), StandbyWelcome)
+            last = 0
+            while (found := server.call(behind))[0]:
+                if last < server.call(lambda running: running._state.newest):
+                    rows = await peer.receive()
+                    assert isinstance(rows, JournalRows)
+                    last = rows.last
+                    peer.send(RowsKept(0, last, last, 0))
+                await asyncio.sleep(0.01)
+            assert found[1] == 0
+            await asyncio.to_thread(train, server.url, PLAIN, 2, 3)
+            rows_behind, nbytes, journal = server.call(behind)
+            assert rows_behind > 3
+            assert nbytes == journal - found[2] > 3 * 256
+            peer.close()
+
+        asyncio.run(run())
+
+
 def fed_by(
     play: Callable[[Peer, StandbyHello], Awaitable[None]], folder: Path, **settings: Any
 ) -> contextlib.AbstractContextManager[StandbyThread]:
