@@ -16,8 +16,13 @@ from aiops.common import formatting
 from aiops.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from aiops.lab.torture.campaign import Campaign
-    from aiops.lab.torture.trial import TrialResult
+    from aiops.lab.torture.trial_series import TrialFindings, TrialSeries
+
+_COUNTS = (
+    *("outcomes", "faults", "trials_by_policy", "trials_by_acks"),
+    *("kills_by_policy", "kills_by_transport", "kills_by_acks"),
+)
+"""The keys of a report that count by a name."""
 
 app = typer.Typer(
     help="Kill servers and workers, cut networks, damage disks, and count what is lost.",
@@ -35,6 +40,10 @@ Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON 
 Keep = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Put the files of failed trials here.")
 ]
+States = Annotated[int | None, typer.Option(min=1, help="Begin no trial after this many.")]
+Seeds = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append seeds that fail to this file.")
+]
 
 
 @app.command()
@@ -49,7 +58,10 @@ def workers(
     as_json: Json = False,
 ) -> None:
     """Kill workers, and check that each acknowledged push counts once, any other at most once."""
-    _torture("workers", count, seconds, seed, jobs, only, report, keep, as_json=as_json)
+    from aiops.lab.torture.campaign import Campaign
+
+    bounds = count, _seconds(count, seconds), seed, processors(jobs)
+    _torture(Campaign("workers", *bounds, _chosen(only, "workers"), folder=keep), report, as_json)
 
 
 @app.command()
@@ -64,13 +76,10 @@ def servers(
     as_json: Json = False,
 ) -> None:
     """Kill servers with --state: workers ride it out, no push is lost, the parameters are equal."""
-    _torture("servers", count, seconds, seed, jobs, only, report, keep, as_json=as_json)
+    from aiops.lab.torture.campaign import Campaign
 
-
-States = Annotated[int | None, typer.Option(min=1, help="Begin no trial after this many.")]
-Seeds = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Append seeds that fail to this file.")
-]
+    bounds = count, _seconds(count, seconds), seed, processors(jobs)
+    _torture(Campaign("servers", *bounds, _chosen(only, "servers"), folder=keep), report, as_json)
 
 
 @app.command()
@@ -78,13 +87,17 @@ def states(
     count: States = None,
     seconds: Seconds = None,
     seed: Seed = 0,
+    jobs: Jobs = 0,
     only: Only = None,
     report: Report = None,
     seeds: Seeds = None,
     as_json: Json = False,
 ) -> None:
     """Damage states of simulated servers (power, torn sectors, flips): read right, or refused."""
-    _simulate("states", count, seconds, seed, only, report, seeds, as_json=as_json)
+    from aiops.lab.torture.seed_campaign import SeedCampaign
+
+    bounds = count, _seconds(count, seconds), seed, processors(jobs)
+    _torture(SeedCampaign("states", *bounds, _chosen(only), seeds=seeds), report, as_json)
 
 
 @app.command()
@@ -92,44 +105,43 @@ def clusters(
     count: States = None,
     seconds: Seconds = None,
     seed: Seed = 0,
+    jobs: Jobs = 0,
     only: Only = None,
     report: Report = None,
     seeds: Seeds = None,
     as_json: Json = False,
 ) -> None:
     """Simulate clusters with faults: no push is lost unless told, and all goes on afterwards."""
-    _simulate("clusters", count, seconds, seed, only, report, seeds, as_json=as_json)
+    from aiops.lab.torture.seed_campaign import SeedCampaign
+
+    bounds = count, _seconds(count, seconds), seed, processors(jobs)
+    _torture(SeedCampaign("clusters", *bounds, _chosen(only), seeds=seeds), report, as_json)
 
 
-def _simulate(
-    what: str,
-    count: int | None,
-    seconds: float | None,
-    seed: int,
-    only: list[str] | None,
-    report: Path | None,
-    seeds: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Run simulated trials, print what they found, and exit with status 1 if it was anything."""
+def _seconds(count: int | None, seconds: float | None) -> float | None:
+    return 60.0 if count is None and seconds is None else seconds
+
+
+def _chosen(only: list[str] | None, what: str = "") -> tuple[str, ...]:
+    """Return the variants of ``--only``."""
     from aiops.lab.torture.plan import VARIANTS
-    from aiops.lab.torture.seed_campaign import SeedCampaign, SeedResult
 
-    names = tuple(only or VARIANTS)
-    for name in names:
+    for name in only or ():
         if name not in VARIANTS:
             raise UsageError(f"--only {name} is not a policy here; {nearest(name, VARIANTS)}")
-    if count is None and seconds is None:
-        seconds = 60.0
-    campaign = SeedCampaign(what, count, seconds, seed, names, seeds)
+        if what == "workers" and not VARIANTS[name].additive:
+            raise UsageError(f"--only {name}: a model under it is no sum of pushes to be counted")
+    return tuple(only or VARIANTS)
+
+
+def _torture(campaign: TrialSeries[Any, Any], report: Path | None, as_json: bool) -> None:
+    """Run trials, print what they found, and exit with status 1 if it was anything."""
     errors = Console(stderr=True, highlight=False)
     bar = progress_bar("{task.description}", errors)
-    task = bar.add_task(f"no {what} yet", total=1.0)
+    task = bar.add_task(campaign.progress, total=1.0)
 
-    def on_trial(result: SeedResult) -> None:
-        text = f"{campaign.tried:,} {what}, {len(campaign.failures)} failures"
-        bar.update(task, completed=campaign.done, description=text)
+    def on_trial(result: TrialFindings) -> None:
+        bar.update(task, completed=campaign.done, description=campaign.progress)
         if result.wrong:
             errors.print(f"seed {result.plan.seed}: {result.wrong[0]}", style="red", markup=False)
 
@@ -142,116 +154,42 @@ def _simulate(
     if as_json:
         print(json.dumps(found))
     else:
-        _show_simulated(what, found)
+        _show(campaign.what, found)
     if campaign.failures:
         raise typer.Exit(1)
     if campaign.stopped:
         raise typer.Exit(INTERRUPTED)
 
 
-def _show_simulated(what: str, report: dict[str, Any]) -> None:
+def _show(what: str, report: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    cells = {
-        "tried": f"{report['tried']:,} {what} in {report['trials']:,} trials",
-        "seeds": " to ".join(f"{seed:,}" for seed in report["seeds"]),
-        "time": formatting.seconds(report["seconds"]),
-        "failures": f"{len(report['failures']):,}",
-    }
-    if what == "clusters":
-        cells["acknowledged"] = f"{report['acknowledged']:,} pushes"
-        cells["lost"] = f"{report['lost']:,} of them, as their workers were told"
-    for name in ("outcomes", "faults", "trials_by_policy", "trials_by_acks"):
-        if name in report:
-            counts = report[name].items()
-            cells[name.replace("_", " ")] = ", ".join(f"{key} {count:,}" for key, count in counts)
+    cells = _killed(what, report) if "kills" in report else _simulated(what, report)
+    cells["seeds"] = " to ".join(f"{seed:,}" for seed in report["seeds"])
+    cells["time"] = formatting.seconds(report["seconds"])
+    cells["failures"] = f"{len(report['failures']):,}"
+    for name, counts in report.items():
+        if isinstance(counts, dict) and name in _COUNTS:
+            listed = ", ".join(f"{key} {count:,}" for key, count in counts.items())
+            cells[name.replace("_", " ")] = listed
     console.print(tables.facts(cells))
-    _show_failures(console, report["failures"])
-
-
-def _torture(
-    what: str,
-    count: int | None,
-    seconds: float | None,
-    seed: int,
-    jobs: int,
-    only: list[str] | None,
-    report: Path | None,
-    keep: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Run trials, print what they found, and exit with status 1 if it was anything."""
-    from aiops.lab.torture.campaign import Campaign
-    from aiops.lab.torture.plan import VARIANTS
-
-    names = tuple(only or VARIANTS)
-    for name in names:
-        if name not in VARIANTS:
-            raise UsageError(f"--only {name} is not a policy here; {nearest(name, VARIANTS)}")
-        if only and what == "workers" and not VARIANTS[name].additive:
-            raise UsageError(f"--only {name}: a model under it is no sum of pushes to be counted")
-    if count is None and seconds is None:
-        seconds = 60.0
-    campaign = Campaign(what, count, seconds, seed, processors(jobs), names, keep)
-    with _Progress(campaign), interrupts(campaign.stop):
-        campaign.run()
-    if report is not None:
-        campaign.save(report)
-    if as_json:
-        print(json.dumps(campaign.report()))
-    else:
-        _show(campaign)
-    if campaign.failures:
-        raise typer.Exit(1)
-    if campaign.stopped:
-        raise typer.Exit(INTERRUPTED)
-
-
-class _Progress:
-    """A progress bar on stderr, and above it the trials that failed."""
-
-    def __init__(self, campaign: Campaign) -> None:
-        self._campaign = campaign
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = progress_bar("{task.description}", self._console)
-        self._task = self._bar.add_task(f"no {campaign.what} killed yet", total=1.0)
-        campaign.on_trial = self._trial
-
-    def _trial(self, result: TrialResult) -> None:
-        campaign = self._campaign
-        text = f"{campaign.kills:,} {campaign.what} killed, {len(campaign.failures)} failures"
-        self._bar.update(self._task, completed=campaign.done, description=text)
-        if result.wrong:
-            self._console.print(f"seed {result.plan.seed}: {result.wrong[0]}", style="red")
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-
-def _show(campaign: Campaign) -> None:
-    report = campaign.report()
-    console = Console(highlight=False)
-    cells = {
-        "killed": f"{report['kills']:,} {campaign.what} in {report['trials']:,} trials,"
-        f" {report['before_ready']:,} of them before they were ready",
-        "acknowledged": f"{report['acknowledged']:,} pushes",
-        "uncertain": f"{report['uncertain']:,} pushes, {report['uncertain_applied']:,} are applied",
-        "seeds": " to ".join(f"{seed:,}" for seed in report["seeds"]),
-        "time": formatting.seconds(report["seconds"]),
-        "failures": f"{len(report['failures']):,}",
-    }
-    for name in ("policy", "transport", "acks"):
-        kills = report[f"kills_by_{name}"]
-        cells[f"by {name}"] = ", ".join(f"{key} {count:,}" for key, count in kills.items())
-    console.print(tables.facts(cells))
-    _show_failures(console, report["failures"])
-
-
-def _show_failures(console: Console, failures: list[dict[str, Any]]) -> None:
-    for failure in failures:
+    for failure in report["failures"]:
         console.print(f"\nagain: {failure['again']}", style="red", soft_wrap=True)
         for text in failure["wrong"]:
             console.print(f"  {text}", soft_wrap=True, markup=False)
+
+
+def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
+    return {
+        "killed": f"{report['kills']:,} {what} in {report['trials']:,} trials,"
+        f" {report['before_ready']:,} of them before they were ready",
+        "acknowledged": f"{report['acknowledged']:,} pushes",
+        "uncertain": f"{report['uncertain']:,} pushes, {report['uncertain_applied']:,} are applied",
+    }
+
+
+def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
+    found = {"tried": f"{report['tried']:,} {what} in {report['trials']:,} trials"}
+    if what == "clusters":
+        found["acknowledged"] = f"{report['acknowledged']:,} pushes"
+        found["lost"] = f"{report['lost']:,} of them, as their workers were told"
+    return found

@@ -1,168 +1,126 @@
-"""Many simulated trials, one after the other, and their report."""
+"""Campaigns of simulated trials, in several processes."""
 
 from __future__ import annotations
 
-import time
+import contextlib
+import gc
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
-from aiops.errors import AiopsError
-from aiops.lab import run_record
-from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
+from aiops.lab.processes import PipedProcess
+from aiops.lab.torture.cluster_plan import draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
 from aiops.lab.torture.plan import VARIANTS
-from aiops.lab.torture.states import StatesResult, examine
+from aiops.lab.torture.states import MOMENTS, StatesResult, examine
+from aiops.lab.torture.trial_series import TrialSeries
 
-
-class SeedResult(Protocol):
-    """The findings of a seed."""
-
-    plan: ClusterPlan
-    wrong: list[str]
+SeedResult: TypeAlias = SimulatedResult | StatesResult
 
 
 @dataclass(slots=True)
-class SeedCampaign:
+class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
     """Simulated trials until there are enough, or the time is over.
+
+    ``what``: ``states`` or ``clusters``; damaged states or clusters are counted. Several jobs are
+    as many processes; one is this process.
 
     Attributes
     ----------
-    what
-        ``states`` or ``clusters``.
-    count
-        Damaged states, or clusters, after which no trial begins; None: no bound.
-    seconds
-        Time after which none begins; None: no bound.
-    seed
-        That of the first trial; each next one has the next.
-    names
-        The variants to choose from.
     seeds
         A file to which seeds that fail are appended, for the tests; None: none.
-    on_trial
-        Is called after each trial.
-    results
-        Of the trials so far.
     """
 
-    what: str
-    count: int | None = None
-    seconds: float | None = None
-    seed: int = 0
-    names: tuple[str, ...] = tuple(VARIANTS)
     seeds: Path | None = None
-    on_trial: Callable[[SeedResult], None] | None = None
-    results: list[SimulatedResult | StatesResult] = field(default_factory=list)
-    stopped: bool = False
-    _since: float = 0.0
 
     @property
-    def tried(self) -> int:
+    def counted(self) -> int:
         """The damaged states or clusters so far."""
-        return sum(r.states if isinstance(r, StatesResult) else 1 for r in self.results)
+        if self.what == "clusters":
+            return len(self.results)
+        return sum(r.states for r in self.results if isinstance(r, StatesResult))
 
     @property
-    def failures(self) -> list[SimulatedResult | StatesResult]:
-        """The trials that found something wrong."""
-        return [result for result in self.results if result.wrong]
+    def least(self) -> int:
+        """The least that a trial counts."""
+        return 1 if self.what == "clusters" else MOMENTS
 
     @property
-    def done(self) -> float:
-        """The part that is done, from 0 to 1."""
-        parts = [0.0]
-        if self.count is not None:
-            parts.append(self.tried / self.count)
-        if self.seconds is not None:
-            parts.append((time.monotonic() - self._since) / self.seconds)
-        return min(1.0, max(parts))
-
-    def stop(self) -> None:
-        """Begin no other trial."""
-        self.stopped = True
+    def progress(self) -> str:
+        """A few words about what is done so far."""
+        return f"{self.counted:,} {self.what}, {len(self.failures)} failures"
 
     def run(self) -> None:
         """Run the trials."""
-        self._since = time.monotonic()
         with quietly():
-            while not self.stopped and not (self.results and self.done >= 1.0):
-                result = try_seed(self.what, self.seed + len(self.results), self.names)
-                self.results.append(result)
-                if result.wrong and self.seeds is not None:
-                    with self.seeds.open("a", encoding="utf-8") as file:
-                        file.write(f"{self.what} {result.plan.seed}  # {result.wrong[0]:.150}\n")
-                if self.on_trial is not None:
-                    self.on_trial(result)
+            TrialSeries.run(self)
 
-    def again(self, result: SeedResult) -> str:
-        """Return the command that repeats a trial."""
-        only = "" if self.names == tuple(VARIANTS) else "".join(f" --only {n}" for n in self.names)
-        return f"aiops torture {self.what} --seed {result.plan.seed} --count 1{only}"
+    def helper(self) -> AbstractContextManager[PipedProcess | None]:
+        """Return the process of a job; None if it is this one."""
+        if self.jobs == 1:
+            return contextlib.nullcontext()
+        return PipedProcess("a job", partial(_serve, self.what, self.names))
 
-    def report(self) -> dict[str, Any]:
-        """Return the record of all trials."""
-        options = {
-            "count": self.count,
-            "seconds": self.seconds,
-            "seed": self.seed,
-            "only": list(self.names),
-        }
+    def try_seed(self, seed: int, helper: PipedProcess | None) -> SeedResult:
+        """Carry out the trial of a seed; note it if it failed."""
+        if helper is None:
+            result = try_seed(self.what, seed, self.names)
+        else:
+            helper.send(seed)
+            result = helper.receive()
+        if result.wrong and self.seeds is not None:
+            with self.seeds.open("a", encoding="utf-8") as file:
+                file.write(f"{self.what} {result.plan.seed}  # {result.wrong[0]:.150}\n")
+        return result
+
+    def findings(self, results: list[SeedResult]) -> dict[str, Any]:
+        """Return what the report says of results."""
         policies, acks, faults = Counter[str](), Counter[str](), Counter[str]()
-        for result in self.results:
+        outcomes = Counter[str]()
+        for result in results:
             policies[result.plan.variant] += 1
             acks[result.plan.acks] += 1
             faults.update(fault.kind for fault in result.plan.faults)
+            if isinstance(result, StatesResult):
+                outcomes.update(result.outcomes)
         found: dict[str, Any] = {
-            "seconds": round(time.monotonic() - self._since, 1),
-            "trials": len(self.results),
-            "tried": self.tried,
+            "tried": self.counted,
             "trials_by_policy": dict(sorted(policies.items())),
             "trials_by_acks": dict(sorted(acks.items())),
             "faults": dict(sorted(faults.items())),
-            "seeds": [self.seed, self.seed + max(len(self.results), 1) - 1],
         }
         if self.what == "states":
-            outcomes = Counter[str]()
-            for result in self.results:
-                if isinstance(result, StatesResult):
-                    outcomes.update(result.outcomes)
-            found["outcomes"] = dict(sorted(outcomes.items()))
-        else:
-            clusters = [result for result in self.results if isinstance(result, SimulatedResult)]
-            for name in ("acknowledged", "lost", "starts"):
-                found[name] = sum(getattr(result, name) for result in clusters)
-            found["virtual_seconds"] = round(sum(result.virtual for result in clusters))
-        found["failures"] = [
-            {
-                "seed": result.plan.seed,
-                "again": self.again(result),
-                "wrong": result.wrong,
-                "plan": asdict(result.plan),
-            }
-            for result in self.failures
-        ]
-        return run_record.record("torture", self.what, options, found)
-
-    def save(self, path: Path) -> None:
-        """Write the report.
-
-        Raises
-        ------
-        AiopsError
-            When the file cannot be written.
-        """
-        try:
-            run_record.write_rows(path, self.report())
-        except OSError as error:
-            raise AiopsError(f"{path}: {error.strerror}") from None
+            return {**found, "outcomes": dict(sorted(outcomes.items()))}
+        clusters = [result for result in results if isinstance(result, SimulatedResult)]
+        for name in ("acknowledged", "lost", "starts"):
+            found[name] = sum(getattr(result, name) for result in clusters)
+        return {**found, "virtual_seconds": round(sum(result.virtual for result in clusters))}
 
 
-def try_seed(
-    what: str, seed: int, names: tuple[str, ...] = tuple(VARIANTS)
-) -> SimulatedResult | StatesResult:
+def try_seed(what: str, seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> SeedResult:
     """Carry out the trial of a seed."""
     if what == "states":
         return examine(seed, names)
     return ClusterTrial(draw_cluster(seed, names)).run()
+
+
+def _serve(what: str, names: tuple[str, ...], pipe: Connection) -> None:
+    """Carry out the trials of the seeds that come, until the pipe ends."""
+    gc.freeze()  # what was imported stays
+    with quietly():
+        while (seed := _received(pipe)) is not None:
+            result = try_seed(what, seed, names)
+            with contextlib.suppress(OSError):
+                pipe.send(result)
+
+
+def _received(pipe: Connection) -> int | None:
+    try:
+        seed: int = pipe.recv()
+    except (EOFError, OSError):
+        return None
+    return seed
