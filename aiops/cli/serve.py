@@ -146,7 +146,10 @@ def serve(config: Config) -> None:
 
     def announce(url: str) -> None:
         print(url, flush=True)
-        logger.info("serving %s at %s", config.policy, url)
+        if config.standby is None:
+            logger.info("serving %s at %s", config.policy, url)
+        else:
+            logger.info("standing by for %s at %s", config.standby, url)
 
     with runner:
         runner.run(run(config, announce))
