@@ -28,6 +28,7 @@ from aiops.wire.messages import Message, Welcome
 from aiops.wire.sinks import Sink
 from tests.driven import Driven
 from tests.support import PATIENCE
+from tests.zygote import ForkedPopen
 
 
 def frame(message: Message, *payloads: bytes) -> bytes:
@@ -202,7 +203,7 @@ class Process:
 
     def __init__(self, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        self.popen = subprocess.Popen(
+        self.popen = ForkedPopen(
             [sys.executable, "-m", "aiops.server", *flags],
             stdout=subprocess.PIPE,
             stderr=self._stderr,

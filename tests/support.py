@@ -17,6 +17,7 @@ import numpy as np
 
 import aiops
 from aiops.serving.server import Server
+from tests.zygote import ForkedPopen
 
 PATIENCE = 20.0
 """Seconds after which a test gives up waiting; never reached when all is well."""
@@ -111,7 +112,7 @@ class Process:
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.url = ""
-        self.popen = subprocess.Popen(
+        self.popen = ForkedPopen(
             [sys.executable, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

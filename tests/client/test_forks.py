@@ -25,6 +25,7 @@ from aiops.serving.server import Server
 from tests import forking
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
+from tests.zygote import ForkedPopen
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -44,7 +45,7 @@ def run(case: str, where: str, env: dict[str, str] | None = None) -> Any:
     command = [sys.executable, *quiet, "-m", "tests.forking", case, where]
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     root = Path(__file__).parents[1].parent
-    with subprocess.Popen(
+    with ForkedPopen(
         command, **piped, text=True, env={**os.environ, **(env or {})}, cwd=root, process_group=0
     ) as process:
         try:
@@ -130,7 +131,7 @@ def test_a_server_notices_the_end_of_a_parent_whose_child_lives(
     case: str, env: dict[str, str] | None
 ) -> None:
     with ServerThread(policy="asgd", **SETTINGS) as server, aiops.Client(server.url) as client:
-        process = subprocess.Popen(
+        process = ForkedPopen(
             [sys.executable, "-m", "tests.forking", case, server.url],
             stdin=subprocess.PIPE,
             env={**os.environ, **(env or {})},

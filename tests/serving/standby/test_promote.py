@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +20,7 @@ from aiops.errors import AiopsError
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.serving.state import kept_state
+from tests import zygote
 from tests.proxy import Proxy
 from tests.support import PATIENCE, Process, ServerThread
 
@@ -85,10 +83,7 @@ def pair(tmp_path: Path) -> Iterator[Start]:
 
 def promote(url: str) -> str:
     """Run ``aiops promote``; return what it prints."""
-    command = [sys.executable, "-m", "aiops", "promote", url]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=3 * PATIENCE, check=False
-    )
+    done = zygote.run("-m", "aiops", "promote", url)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -239,15 +234,7 @@ def test_nothing_is_promoted_before_it_has_a_state(tmp_path: Path) -> None:
     standby = Process("-m", "aiops.server", "--port", "0", *flags)
     try:
         url = standby.line()
-        command = [sys.executable, "-m", "aiops", "promote", url]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=3 * PATIENCE,
-            check=False,
-            env=os.environ,
-        )
+        done = zygote.run("-m", "aiops", "promote", url)
         assert done.returncode == 2
         assert "has no whole state" in done.stderr
         standby.signal(signal.SIGTERM)
