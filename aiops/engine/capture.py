@@ -49,7 +49,9 @@ from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes
 from aiops.state.plain import pack, unpack
 from aiops.store.capture_job import CaptureJob
+from aiops.store.delta_replica import DeltaReplica
 from aiops.store.gradient import Gradient
+from aiops.store.parameters import Store
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import SparseTable
 
@@ -178,7 +180,7 @@ def _add_all(found: Capture, engine: Engine, leases: Sequence[Lease]) -> None:
     """Add everything, and leases on the versions that it has."""
     found.versions = [engine.version, *(table.version for table in engine.tables)]
     budget, training = engine.budget, engine.training
-    versions = CapturedVersions(engine)
+    versions = CapturedVersions(engine.store, engine.replica)
     found.owners = {
         "engine": engine.state(),
         "policy": policy_state(engine.policy),
@@ -222,13 +224,13 @@ def policy_state(policy: Policy) -> dict[str, Any]:
 
 
 class CapturedVersions:
-    """Numbers the versions of an engine's parameters and of its replica that a capture has.
+    """Numbers the versions of the parameters and of the delta replica that a capture has.
 
     The first is the current version, and if there is a replica the second is its newest one.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._store, self._replica = engine.store, engine.replica
+    def __init__(self, store: Store | None, replica: DeltaReplica | None) -> None:
+        self._store, self._replica = store, replica
         self._found: dict[Version, int] = {}  # thousands of clients may read one each
         for owner in (self._store, self._replica):
             if owner is not None:
@@ -309,18 +311,25 @@ def _add_training(
     versions.add(found)
     for place, gradient in enumerate(gradients.found):
         found.arrays[f"gradient/{place}"] = gradient.data
-    arrays = store.updater.arrays()
-    if engine.machine.device is None:
-        found.overwritten = arrays
-    else:
-        found.copies.append(partial(_on_host, store.updater.compute.on_host, arrays))
+    add_overwritten(found, store, engine.replica, on_device=engine.machine.device is not None)
     found.copies += [partial(_rows, table) for table in tables]
-    found.copied = sum(array.nbytes for array in arrays.values())
     found.copied += sum(table.nbytes + table.made * _ID_BYTES for table in tables)
-    if replies is not None:
+
+
+def add_overwritten(
+    found: Capture, store: Store, replica: DeltaReplica | None, *, on_device: bool
+) -> None:
+    """Add what updates of a store and steps of its replica overwrite, to be copied."""
+    arrays = store.updater.arrays()
+    if on_device:
+        found.copies.append(partial(_on_host, store.updater.compute.on_host, arrays))
+    else:
+        found.overwritten |= arrays
+    found.copied += sum(array.nbytes for array in arrays.values())
+    if replica is not None:
         parts = {
-            "replica/payloads": replies.replica.payloads(),
-            "replica/encoders": replies.replica.encoder_arrays(),
+            "replica/payloads": replica.payloads(),
+            "replica/encoders": replica.encoder_arrays(),
         }
         found.copies.append(partial(_joined, parts))
         found.copied += sum(array.nbytes for each in parts.values() for array in each)

@@ -158,10 +158,14 @@ class JournalEnded:
 
 @value
 class SnapshotWritten:
-    """A snapshot is on the disk: it has all events up to this row."""
+    """A snapshot is on the disk: it has all events up to this row.
+
+    ``why``: the reason for which it is not, a sentence.
+    """
 
     time: float
     row: int
+    why: str = ""
 
 
 @value

@@ -21,9 +21,13 @@ from aiops.engine.update_queue import QueueItem
 from aiops.errors import UsageError
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Bytes, Layout
+from aiops.model.placement import Placement
+from aiops.model.shared_memory import Memory
 from aiops.model.tables import Tables
 from aiops.store.capture_job import CaptureJob
+from aiops.store.delta_replica import DeltaReplica
 from aiops.store.gradient import Gradient
+from aiops.store.parameters import Store
 from aiops.store.snapshots import Lease, Version
 
 ReadArray: TypeAlias = Callable[[str, Array], object]
@@ -51,6 +55,8 @@ def restore(
     read: ReadArray,
     queued: Queued | None = None,
     leases: list[Lease] | None = None,
+    begun: Callable[[Training], object] = lambda training: None,
+    kept: Callable[[Gradient], object] = lambda gradient: None,
 ) -> list[Effect]:
     """Restore a captured state.
 
@@ -67,6 +73,10 @@ def restore(
         count as never received; their clients push again, since they have no answer.
     leases
         Receives a lease for each that was given to the capture, in their order.
+    begun
+        Called when the model is there, before anything is queued.
+    kept
+        Called with each gradient that may be applied again.
 
     Returns
     -------
@@ -90,15 +100,18 @@ def restore(
         engine.membership.restore(owners["membership"], _no_lease)
         return []
     training = _begun(engine, owners, read)
-    versions = RestoredVersions(training, engine, owners["versions"], read)
+    replica, memory = engine.replica, engine.machine.memory
+    versions = RestoredVersions(training.store, replica, memory, owners["versions"], read)
     if leases is not None:
         leases += map(versions.lease, owners.get("leases", ()))
-    _restore_store(training, owners, read)
+    begun(training)
+    restore_store(training.store, replica, owners, read)
+    _restore_tables(training, owners, read)
     engine.membership.restore(owners["membership"], versions.lease)
     layout = training.store.layout
     forgotten = [Member.from_state(row, layout, versions.lease) for row in owners["forgotten"]]
     members = {member.number: member for member in (*forgotten, *engine.membership)}
-    _restore_updates(training, owners, members, read, queued or _no_journal)
+    _restore_updates(training, owners, members, read, queued or _no_journal, kept)
     effects: list[Effect] = [
         effect for effect in training.begun if not isinstance(effect, DistributeModel)
     ]
@@ -143,7 +156,7 @@ def _no_journal(row: int) -> None:
     return None
 
 
-def _aligned(read: ReadArray, name: str, nbytes: int) -> Bytes:
+def aligned_array(read: ReadArray, name: str, nbytes: int) -> Bytes:
     """Return an array of bytes in aligned memory."""
     data = aligned(nbytes)
     read(name, data)
@@ -153,9 +166,11 @@ def _aligned(read: ReadArray, name: str, nbytes: int) -> Bytes:
 def _begun(engine: Engine, owners: Mapping[str, Any], read: ReadArray) -> Training:
     """Make everything that depends on the model, with the parameters of the capture."""
     rows, described = owners["model"]
-    layout = Layout(rows, empty=bool(described))
-    tables = Tables.from_description(described, layout.index)
-    return engine.begin(Definition(layout, _aligned(read, "params", layout.nbytes), tables))
+    layout, options = Layout(rows, empty=bool(described)), engine.options
+    tables, nbytes = Tables.from_description(described, layout.index), layout.nbytes
+    if options.shards > 1:  # the first part is here
+        nbytes = Placement.even(layout, options.shards, options.shard_bytes).layouts[0].nbytes
+    return engine.begin(Definition(layout, aligned_array(read, "params", nbytes), tables))
 
 
 class RestoredVersions:
@@ -163,24 +178,24 @@ class RestoredVersions:
 
     def __init__(
         self,
-        training: Training,
-        engine: Engine,
+        store: Store,
+        replica: DeltaReplica | None,
+        memory: Memory,
         rows: Sequence[Sequence[Any]],
         read: ReadArray,
     ) -> None:
-        self._store, self._replies = training.store, training.delta_replies
+        self._store, self._replica = store, replica
         self._found: list[tuple[bool, Version]] = []
-        layout, memory = self._store.layout, engine.machine.memory
         for place, (name, of_replica, *numbers) in enumerate(rows):
-            arena = self._store.current.room  # which has the parameters already
+            arena = store.current.room  # which has the parameters already
             if place:
-                arena = Arena(layout) if of_replica else memory.arena(layout)
+                arena = Arena(store.held) if of_replica else memory.arena(store.held)
                 read(name, arena.data)
-            version = Version.from_description(numbers, arena, layout)
+            version = Version.from_description(numbers, arena, store.layout)
             self._found.append((of_replica, version))
-        self._store.restore(*self._of(replica=False))
-        if self._replies is not None:
-            self._replies.replica.restore_versions(*self._of(replica=True))
+        store.restore(*self._of(replica=False))
+        if replica is not None:
+            replica.restore_versions(*self._of(replica=True))
 
     def _of(self, *, replica: bool) -> tuple[Version, list[Version]]:
         """Return the current version, and the older ones in the order of their numbers."""
@@ -190,25 +205,29 @@ class RestoredVersions:
     def lease(self, place: int) -> Lease:
         """Return a lease on a version, by its number in the capture."""
         of_replica, version = self._found[place]
-        if of_replica and self._replies is not None:
-            return self._replies.replica.lease_of(version)
+        if of_replica and self._replica is not None:
+            return self._replica.lease_of(version)
         return self._store.lease_of(version)
 
 
-def _restore_store(training: Training, owners: Mapping[str, Any], read: ReadArray) -> None:
-    """Restore the optimiser's state, the replica's increments and the rows of tables."""
-    store, replies = training.store, training.delta_replies
+def restore_store(
+    store: Store, replica: DeltaReplica | None, owners: Mapping[str, Any], read: ReadArray
+) -> None:
+    """Restore the optimiser's state, and the replica's increments."""
     store.restore_sums(owners["sums"])
     store.updater.restore(owners["filled"], read)
-    if replies is not None:
-        state, replica = owners["replica"], replies.replica
-        payloads = sum(row[2] for _number, _nbytes, rows in state["increments"] for row in rows)
+    if replica is not None:
+        state = owners["replica"]
         arrays = sum(array.nbytes for array in replica.encoder_arrays())
         replica.restore(
             state,
-            _aligned(read, "replica/payloads", payloads),
-            _aligned(read, "replica/encoders", arrays),
+            aligned_array(read, "replica/payloads", replica.payload_bytes(state)),
+            aligned_array(read, "replica/encoders", arrays),
         )
+
+
+def _restore_tables(training: Training, owners: Mapping[str, Any], read: ReadArray) -> None:
+    """Restore the rows of tables."""
     for table, counts in zip(training.table_requests.stores, owners["tables"], strict=True):
         ids = np.empty(counts["made"], np.int64)
         records = np.empty((len(ids), table.columns), table.dtype)
@@ -223,14 +242,16 @@ def _restore_updates(
     members: Mapping[int, Member],
     read: ReadArray,
     queued: Queued,
+    kept: Callable[[Gradient], object],
 ) -> None:
     """Restore the queue, and the answers that wait."""
+    layouts = training.store.layout, training.store.held
     gradients = [
-        Gradient.from_description(
-            row, _aligned(read, f"gradient/{place}", row[0]), training.store.layout
-        )
+        Gradient.from_description(row, aligned_array(read, f"gradient/{place}", row[0]), *layouts)
         for place, row in enumerate(owners["gradients"])
     ]
+    for gradient in gradients:
+        kept(gradient)
     updates, replies, rows = training.updates, training.delta_replies, owners["queue"]
     updates.held.restore(owners["held"], members)
     queue: list[QueueItem] = []

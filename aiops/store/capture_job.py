@@ -20,6 +20,8 @@ class CaptureJob:
     ----------
     number
         The snapshot's.
+    row
+        The row of the journal after which the state is captured; 0: it is not captured.
     cost
         Bytes read and written.
     error
@@ -27,6 +29,7 @@ class CaptureJob:
     """
 
     number: int
+    row: int = 0
     cost: int = 0
     error: MemoryError | None = None
     _copy: Callable[[], object] | None = None

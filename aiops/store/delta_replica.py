@@ -331,10 +331,7 @@ class DeltaReplica:
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """Return everything but versions and arrays as plain values, for `restore`.
-
-        All pieces are here: the model is on one shard.
-        """
+        """Return everything but versions and arrays as plain values, for `restore`."""
         return {
             "increments": [
                 [step.number, step.nbytes, [[at, *each[:2]] for at, each in step.coded.items()]]
@@ -356,6 +353,11 @@ class DeltaReplica:
         encoders = self._encoders.values()
         return [array for encoder in encoders for array in encoder.state().values()]
 
+    def payload_bytes(self, state: Mapping[str, Any]) -> int:
+        """Return the bytes of `payloads` when `state` was returned."""
+        rows = (row for _number, _nbytes, rows in state["increments"] for row in rows)
+        return sum(nbytes for piece, _codec, nbytes in rows if piece < len(self._own))
+
     def restore_versions(self, current: Version, older: Sequence[Version]) -> None:
         """Continue with these versions, as `SnapshotPool.restore` does."""
         self._snapshots.restore(current, older)
@@ -371,6 +373,9 @@ class DeltaReplica:
         for number, nbytes, rows in state["increments"]:
             coded = {}
             for piece, codec, length in rows:
+                if piece >= len(self._own):  # another shard has it
+                    coded[piece] = Coded(codec, length, None)
+                    continue
                 coded[piece] = Coded(codec, length, payloads[begin : begin + length])
                 begin += length
             self._increments.append(Increment(number, coded, nbytes))

@@ -72,19 +72,36 @@ class Gradient:
 
     def described(self) -> list[Any]:
         """Return everything but the bytes, as plain values, for `from_description`."""
-        cover = self.cover
-        numbers = [] if cover.level is not None else [cover.tensors, cover.starts, cover.each]
-        return [len(self.data), cover.whole, cover.level, numbers, [*map(tuple, self.parts)]]
+        whole = None if self.whole is None else _described(self.whole)
+        parts = [*map(tuple, self.parts)]
+        return [len(self.data), _described(self.cover), parts, self.number, whole]
 
     @classmethod
-    def from_description(cls, row: Sequence[Any], data: Bytes, layout: Layout) -> Gradient:
-        """Return the gradient of a model that `described` returned this row of."""
-        _nbytes, whole, level, numbers, parts = row
-        cover = Cover(layout.all, layout.starts, True, level, None)
-        if level is None:
-            tensors, starts, each = numbers
-            cover = Cover(layout.all if whole else tensors, starts, whole, None, each)
-        return cls(data, cover, tuple(Part(*part) for part in parts))
+    def from_description(
+        cls, row: Sequence[Any], data: Bytes, layout: Layout, held: Layout
+    ) -> Gradient:
+        """Return the gradient of a model that `described` returned this row of.
+
+        ``layout``: the whole model's; ``held``: that of the pieces that are held here.
+        """
+        _nbytes, cover, parts, number, whole = row
+        found = cls(data, _cover(cover, held), tuple(Part(*part) for part in parts), number)
+        found.whole = None if whole is None else _cover(whole, layout)
+        return found
+
+
+def _described(cover: Cover) -> list[Any]:
+    """Return a cover as plain values, for `_cover`."""
+    numbers = [] if cover.level is not None else [cover.tensors, cover.starts, cover.each]
+    return [cover.whole, cover.level, numbers]
+
+
+def _cover(row: Sequence[Any], layout: Layout) -> Cover:
+    whole, level, numbers = row
+    if level is not None:
+        return Cover(layout.all, layout.starts, True, level, None)
+    tensors, starts, each = numbers
+    return Cover(layout.all if whole else tensors, starts, whole, None, each)
 
 
 @dataclass(slots=True)
