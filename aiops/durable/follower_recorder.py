@@ -7,12 +7,14 @@ then an acknowledgement of the lead's, which needs the reports of all, holds for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.durable.recorder import AppendRow
+from aiops.durable.recorder import AppendRow, KeepSnapshots, WriteSnapshot
 from aiops.durable.recovery import Recovered, differs, unexpected
 from aiops.durable.rows import JournalRow, check_of
 from aiops.durable.shard_rows import (
@@ -24,6 +26,7 @@ from aiops.durable.shard_rows import (
     portion_row,
 )
 from aiops.engine.buffer_pool import unbounded
+from aiops.engine.capture import Capture
 from aiops.engine.events import (
     Applied,
     Apply,
@@ -33,15 +36,22 @@ from aiops.engine.events import (
     JournalEnded,
     Note,
     Received,
+    Reply,
+    SnapshotWritten,
     Warm,
 )
 from aiops.engine.receive import PushSink
+from aiops.engine.restore import Captured, ReadArray
 from aiops.errors import DamagedState, UsageError
+from aiops.model.layout import Array
 from aiops.shards.follower import Follower
+from aiops.shards.shard_capture import capture_shard, restore_shard
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
-from aiops.wire.server_messages import LoadShard, ShardParts
+from aiops.store.capture_job import CaptureJob
+from aiops.store.updater import NONE
+from aiops.wire.server_messages import KeepSets, LoadShard, ShardParts, SnapshotSaved
 
 
 @value
@@ -53,8 +63,27 @@ class BeginShard:
     shards: int
 
 
+FollowerEffect: TypeAlias = (
+    Effect | AppendRow | EncodedReply | BeginShard | WriteSnapshot | KeepSnapshots
+)
+"""An effect of a follower with a journal."""
+
+
+@value
+class _ShardTaking:
+    """A capture on its way."""
+
+    ticket: int
+    row: int
+    time: float
+    capture: Capture
+    job: CaptureJob
+
+
 class FollowerRecorder:
-    """A follower with a journal.
+    """A follower with a journal, and captures of its state.
+
+    A capture's number is the row of the lead's journal that it is of (`Follower.snapshots`).
 
     Parameters
     ----------
@@ -69,13 +98,20 @@ class FollowerRecorder:
     ----------
     next
         The number of the next row.
-    recording, ended
+    recording, ended, room
         As of `aiops.durable.recorder.Recorder`.
+    writing
+        The capture that is being written.
     """
 
     def __init__(self, follower: Follower, gate: CommitGate, first: int) -> None:
         self.follower, self._gate, self.next = follower, gate, first
         self.recording, self.ended = True, ""
+        self._taking: _ShardTaking | None = None  # until its job is done
+        self.writing: WriteSnapshot | None = None
+        self._due: WriteSnapshot | None = None  # until the journal has all of its rows
+        self._committed = first - 1
+        self.room: dict[str, Array] = {}
         self._later = gate.wanted >= Acks.DURABLE  # a thread writes rows, and syncs them
 
     @property
@@ -92,23 +128,101 @@ class FollowerRecorder:
         """Return False: a follower has no steady exchanges."""
         return False
 
-    def handle(self, event: Event) -> list[Effect | AppendRow | EncodedReply | BeginShard]:
+    def handle(self, event: Event) -> list[FollowerEffect]:
         """Handle an event; return its effects, in order, the writing of its row first."""
         if isinstance(event, Committed):
-            return [*self._gate.committed(event.row)]
+            self._committed = event.row
+            return [*self._gate.committed(event.row), *self._write()]
         if isinstance(event, JournalEnded):
-            return self._journal_ended(event)
+            return [*self._journal_ended(event), *self._write()]
+        if isinstance(event, SnapshotWritten):
+            return [*self._written(event)]
         row = self._row(event) if self.recording else None
         if row is None:
-            return [*self.follower.handle(event)]
+            return [*self._kept(event), *self._captured(event, self.follower.handle(event))]
         begin = self._begin(event)
         number, self.next = self.next, self.next + 1
         if self._later and row.payload is not None:  # it may be changed before it is written
             row = replace(row, payload=row.payload.copy())
-        effects = self.follower.handle(event)
+        portion = self.follower.portion_of(event) if isinstance(event, Received) else None
+        if portion is not None:
+            portion.row = number
+        effects = self._captured(event, self.follower.handle(event))
         if self._later or self.holds:
-            effects = self._gate.hold(effects, number)
+            effects = self._gate.hold(effects, number)  # type: ignore[arg-type,assignment]
         return [*begin, AppendRow(number, row, self._later), *effects]
+
+    # ------------------------------------------------------------ snapshots
+
+    def _captured(self, event: Event, effects: list[Effect]) -> list[FollowerEffect]:
+        """Capture the state if that was just ordered; return all effects of an event."""
+        taking = self._taking
+        if taking is not None and isinstance(event, Applied) and event.ticket == taking.ticket:
+            self._taking = None
+            self._due = WriteSnapshot(taking.capture, taking.row, event.time - taking.time)
+            if taking.job.error is not None:
+                taking.capture.release()
+                self._due = None
+                why = "there is no memory for a copy of the state"
+                return [*effects, *self._report(taking.capture.number, why)]
+            return [*effects, *self._write()]
+        for effect in effects:
+            if isinstance(effect, Apply) and isinstance(effect.job, CaptureJob) and effect.job.row:
+                return [*effects, *self._begin_capture(effect.ticket, effect.job, event.time)]
+        return [*effects]
+
+    def _begin_capture(self, ticket: int, job: CaptureJob, now: float) -> list[Effect]:
+        """Capture the state after the present event, and have its job copy the rest."""
+        follower = self.follower
+        assert follower.shard is not None, "it has the job"
+        if self._due is not None or self.writing is not None:
+            return self._report(job.row, "an earlier snapshot is being written")
+        try:
+            found = capture_shard(follower, follower.shard, job.row, ticket)
+        except MemoryError:
+            return self._report(job.row, "there is no memory for a capture of the state")
+        found.room = self.room
+        job.begin(partial(found.copy, follower.machine.parallel_map), found.copied)
+        self._taking = _ShardTaking(ticket, self.next - 1, now, found, job)
+        return []
+
+    def _write(self) -> list[Effect | WriteSnapshot]:
+        """Return the effect that writes a capture, once the journal has all of its rows."""
+        due = self._due
+        if due is None or (self._later and self.recording and self._committed < due.row):
+            return []
+        self._due, self.writing = None, due
+        return [due]
+
+    def _written(self, event: SnapshotWritten) -> list[Effect]:
+        """Report a snapshot that is on the disk, or is not."""
+        written, self.writing = self.writing, None
+        if written is None:
+            return []
+        written.capture.release()
+        if not event.why:
+            self.follower.snapshots[written.capture.number] = written.row
+        return self._report(written.capture.number, event.why)
+
+    def _report(self, cut: int, why: str) -> list[Effect]:
+        lead = self.follower.lead
+        return [] if lead is None else [Reply(lead, SnapshotSaved(cut, why))]
+
+    def _kept(self, event: Event) -> list[KeepSnapshots]:
+        """Return the effect that removes snapshots, if that is what an event orders."""
+        if not isinstance(event, Received) or event.peer != self.follower.lead:
+            return []
+        if not isinstance(event.message, KeepSets):
+            return []
+        known = self.follower.snapshots
+        rows = tuple(known[cut] for cut in event.message.cuts if cut in known)
+        if not rows or len(rows) < len(event.message.cuts):
+            return []
+        for cut in [cut for cut, row in known.items() if row < rows[-1] and row not in rows]:
+            del known[cut]
+        return [KeepSnapshots(rows)]
+
+    # ------------------------------------------------------------ rows
 
     def _row(self, event: Event) -> JournalRow | None:
         """Return the row of an event; None: it changes nothing that outlives a connection."""
@@ -138,9 +252,7 @@ class FollowerRecorder:
         begin = BeginShard(follower.run, order.shard, shards)
         return [begin, AppendRow(1, row, self._later)]
 
-    def _journal_ended(
-        self, event: JournalEnded
-    ) -> list[Effect | AppendRow | EncodedReply | BeginShard]:
+    def _journal_ended(self, event: JournalEnded) -> list[Effect | EncodedReply]:
         self.recording, self.ended = False, event.why
         wanted = self._gate.wanted.name.lower()
         text = f"{event.why}; its reports mean 'applied' from here on, not {wanted!r}"
@@ -163,7 +275,31 @@ class FollowerReplayer:
         self._effects: list[Effect] = []
         self._checks: dict[int, int] = {}  # by ticket, of the last update
         self._bounds = unbounded(follower.pools)
+        self._snapshot, self.lost = 0, 0
         follower.replaying(run)
+
+    def restore(
+        self, row: int, found: Captured, read: ReadArray, queued: Mapping[int, JournalFrame]
+    ) -> None:
+        """Begin after a snapshot; parameters and errors as of `Replayer.restore`."""
+        follower, owners = self._follower, found.owners
+        shard = restore_shard(follower, found, read)
+        self._bounds.update(unbounded(follower.pools))
+        for _kind, (portion, _number) in owners["queue"]:
+            frame = queued.get(portion)
+            if frame is not None:
+                self._restore_portion(frame, row_fields(frame.kind, frame.row, f"row {portion:,}"))
+            elif portion:
+                self.lost += 1
+        ticket: Any = owners["ticket"]
+        self._checks = {ticket: check_of(ticket, NONE)}
+        self._row = self._snapshot = row
+        self._effects.append(Warm(shard.store.warming()))
+
+    def _restore_portion(self, frame: JournalFrame, fields: dict[str, Any]) -> None:
+        number, message = portion_of(fields)
+        assert isinstance(message, ShardParts), "a portion comes with its header"
+        self._follower.restore_portion(number, message.parts, frame.payload, frame.number)
 
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row."""
@@ -185,9 +321,7 @@ class FollowerReplayer:
             if frame.kind == RowKind.ORDER:
                 self._note(self._follower.handle(order_of(frame, fields)))
             elif frame.kind == RowKind.PORTION:
-                number, message = portion_of(fields)
-                assert isinstance(message, ShardParts), "a portion comes with its header"
-                self._follower.restore_portion(number, message, frame.payload)
+                self._restore_portion(frame, fields)
             elif frame.kind == RowKind.APPLIED:
                 self._check(fields["ticket"], fields["check"])
         except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
@@ -201,7 +335,8 @@ class FollowerReplayer:
         for pool, bound in self._bounds.items():
             pool.bound = bound
         self._follower.replayed()
-        return Recovered(self._row, 0, self._nbytes, self._time, tuple(self._effects))
+        effects = tuple(self._effects)
+        return Recovered(self._row, self._snapshot, self._nbytes, self._time, effects)
 
     def _note(self, effects: Sequence[Effect]) -> None:
         """Carry out the updates among some effects: here nothing happens beside them."""

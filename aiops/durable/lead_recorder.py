@@ -9,11 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aiops.durable.commit_gate import CommitGate
-from aiops.durable.recorder import NO_GENERATIONS, AppendRow, Recorder, RecorderEffect
+from aiops.durable.recorder import (
+    NO_GENERATIONS,
+    AppendRow,
+    KeepSnapshots,
+    Recorder,
+    RecorderEffect,
+)
 from aiops.durable.recovery import Replayer, differs, unexpected
 from aiops.durable.rows import AppliedMark, check_of, passes
 from aiops.durable.shard_rows import lead_events, lead_row, measured_row, sums_of
-from aiops.engine.events import Applied, Effect, Event, Resumed, Warm
+from aiops.engine.events import (
+    Applied,
+    Effect,
+    Event,
+    Order,
+    Received,
+    Resumed,
+    SnapshotWritten,
+    Warm,
+)
+from aiops.engine.training import Training
 from aiops.model.layout import Ints
 from aiops.shards.lead import Lead
 from aiops.shards.updating import clip
@@ -21,7 +37,9 @@ from aiops.state.directory import GenerationFile
 from aiops.state.frames import JournalFrame
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.delta_replica import ReplicaJob
+from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
+from aiops.wire.server_messages import KeepSets
 
 
 class LeadRecorder(Recorder):
@@ -45,6 +63,19 @@ class LeadRecorder(Recorder):
         super().__init__(lead.engine, gate, first, generations)
         self.lead = lead
         lead.journalled_by(self._decide, self._measured)
+
+    def handle(self, event: Event) -> list[RecorderEffect]:
+        """Handle an event, as `Recorder.handle`."""
+        effects, found = super().handle(event), list[RecorderEffect]()
+        if isinstance(event, SnapshotWritten):
+            effects += self.lead.saved(0, event.row, well=not event.why)
+        for effect in effects:
+            if isinstance(effect, Order) and not effect.shard:  # to this server
+                assert isinstance(effect.message, KeepSets), "it is the only one"
+                found.append(KeepSnapshots(effect.message.cuts))
+            else:
+                found.append(effect)
+        return found
 
     def _handle(self, event: Event) -> list[RecorderEffect]:
         return self._gated(self.lead.handle(event))
@@ -72,7 +103,12 @@ class LeadRecorder(Recorder):
         leased = self.engine.freeze()
         number, self.next = self.next, self.next + 1
         append = self._append(number, lead_row(event, leased), event)
-        return [append, *self.engine.handle(event, leased)]  # type: ignore[list-item]
+        if isinstance(event, Received):
+            event = Received(event.time, event.peer, event.message, event.sink, number)
+        found: list[RecorderEffect] = [append, *self.engine.handle(event, leased)]
+        if self._taking is not None:
+            found = self._captured(event, found)
+        return found  # type: ignore[return-value]
 
     def _measured(self, ticket: int, squares: float) -> list[Effect]:
         if not self.recording:
@@ -106,6 +142,12 @@ class LeadReplayer(Replayer):
             return
         self._sums = sums_of(frame) if frame.kind == RowKind.APPLIED else None
         super().feed(frame)
+
+    def _begun(self, training: Training) -> None:
+        self._lead.restored(training)
+
+    def _gradient_kept(self, gradient: Gradient) -> None:
+        self._lead.keep_gradient(gradient)
 
     def _events(self, frame: JournalFrame) -> list[Event | AppliedMark]:
         return lead_events(self._lead, frame)

@@ -94,6 +94,13 @@ class WriteSnapshot:
     pause: float
 
 
+@value
+class KeepSnapshots:
+    """Keep the snapshots of these rows, and remove what earlier ones alone need."""
+
+    rows: tuple[int, ...]
+
+
 WAITS = "pushes that came while there was no journal wait to be applied"
 """The reason for which a snapshot cannot be taken yet."""
 
@@ -113,7 +120,14 @@ class SnapshotFailed:
 
 
 RecorderEffect: TypeAlias = (
-    Effect | AppendRow | EncodedReply | Supersede | BeginJournal | WriteSnapshot | SnapshotFailed
+    Effect
+    | AppendRow
+    | EncodedReply
+    | Supersede
+    | BeginJournal
+    | WriteSnapshot
+    | SnapshotFailed
+    | KeepSnapshots
 )
 """An effect of an engine with a journal."""
 
@@ -225,7 +239,7 @@ class Recorder:
         if isinstance(event, JournalEnded):
             return self._journal_ended(event)
         if isinstance(event, SnapshotWritten):
-            return self._resumed()
+            return [] if event.why else self._resumed()
         if isinstance(event, SnapshotDue):
             self._taking = _Taking(event.number)
             self.next += not self.recording
@@ -349,6 +363,7 @@ class Recorder:
             taking.why = WAITS
             return
         taking.capture, taking.job, found.room = found, job, self.room
+        job.row = taking.row
         job.begin(partial(found.copy, self.engine.machine.parallel_map), found.copied)
 
     def _ended(self, taking: _Taking, now: float) -> WriteSnapshot | SnapshotFailed:

@@ -12,11 +12,13 @@ from aiops.engine.capture import Capture, capture, settings_of
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Effect, Event, Received, Reply, Warm
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
+from aiops.engine.training import Training
 from aiops.errors import DamagedState
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.capture_job import CaptureJob
+from aiops.store.gradient import Gradient
 
 
 @value
@@ -100,14 +102,21 @@ class Replayer:
             if frame is None:
                 self.lost += 1
                 return None
-            event = events_of(self._engine, frame)[0]
+            event = self._events(frame)[0]
             if not isinstance(event, Received):
                 raise DamagedState(f"row {number:,} is no push, and was queued", row=number)
             return event
 
-        self._note(restore(self._engine, found, read, received))
+        hooks = self._begun, self._gradient_kept
+        self._note(restore(self._engine, found, read, received, None, *hooks))
         self._row = self._snapshot = row
         self._time = self._engine.now
+
+    def _begun(self, training: Training) -> None:
+        """Note that there is a model, before anything is queued."""
+
+    def _gradient_kept(self, gradient: Gradient) -> None:
+        """Note a gradient that may be applied again."""
 
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row, which has no events."""

@@ -35,6 +35,7 @@ them out in the order in which they were decided:
 `SendParams`        send a client (or the lead) these bytes of a version
 `SendIncrements`    the same from the delta replica, for coded fetches
 `HoldVersion`       keep a version that the rule will compare a gradient with, or let it go
+`KeepSets`          remove the snapshots that no set needs
 `CountTraffic`      report the bytes exchanged with each client
 ==================  ==============================================================================
 
@@ -91,4 +92,13 @@ portions and versions that are not known, and keep those that are. Connections a
 follower is lost, the lead ends its clients' connections with `Unavailable`, and they come back when
 all shards are there. A follower that is at neither of the two versions that are possible is
 refused.
+
+**Snapshots.** A snapshot of the whole model is a set, one of each server, of the same cut: the row
+of the lead's journal after which they are captured. The lead's engine issues a `CaptureJob` in the
+place of an update, and `Updating` orders it of the followers as it orders an update. So every
+server captures its state between the same two updates; portions and orders that belong to later
+ones are in the rows that follow. Each writes its own beside training. A follower says when its
+snapshot is on the disk (`SnapshotSaved`), and `SnapshotSets` tells when the set is whole. Then
+`KeepSets` has all remove older sets, and the rows that these alone need. A server goes on from its
+newest snapshot that is not damaged, whole set or not, as its journal leads to the same moment.
 """

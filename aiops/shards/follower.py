@@ -30,6 +30,8 @@ from aiops.engine.events import (
 from aiops.engine.steady import Steady
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import aligned
+from aiops.model.layout import Bytes
+from aiops.model.parts import Parts
 from aiops.shards.orders import LOST, write_fault
 from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
@@ -43,6 +45,7 @@ from aiops.wire.server_messages import (
     ExpectPush,
     FinishPush,
     HoldVersion,
+    KeepSets,
     LeadHello,
     LoadShard,
     PushArrived,
@@ -78,12 +81,16 @@ class Follower:
 
     Attributes
     ----------
+    machine
+        As given.
     shard
         Everything that needs a model; None until the lead sends it.
     lead
         The connection of its lead; None: it has none.
     run
         The run of its lead.
+    snapshots
+        By row of the lead's journal, the row of its own after which there is a snapshot of it.
     state_report
         Returns what statistics tell of the state that it keeps.
     """
@@ -97,9 +104,9 @@ class Follower:
         kept: bool = False,
     ) -> None:
         self.algorithm, self.options, self.kept = algorithm, options, kept
-        self._machine = machine or Resources()
-        parallel_map = self._machine.parallel_map
-        make = self._machine.memory.buffer
+        self.machine = machine or Resources()
+        parallel_map = self.machine.parallel_map
+        make = self.machine.memory.buffer
         self.admission = Admission(
             options.max_model, options.backend, parallel_map=parallel_map, make=make
         )
@@ -109,6 +116,7 @@ class Follower:
         self.lead: int | None = None
         self.run = ""
         self.state_report: Callable[[], dict[str, Any]] = dict
+        self.snapshots: dict[int, int] = {}
         self._hello: LeadHello | None = None  # of its last lead
         self._recovered = False  # there was a state of its run
 
@@ -147,7 +155,7 @@ class Follower:
 
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
-        rule = self.algorithm.rule() if self._machine.device is None else None
+        rule = self.algorithm.rule() if self.machine.device is None else None
         return Warm(Warmup(rule, self.options.backend).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
@@ -199,9 +207,27 @@ class Follower:
             return None
         return self._buffers.awaited(*key, event.message)
 
-    def restore_portion(self, number: int, message: ShardParts, payload: memoryview) -> None:
-        """Have a complete portion again, from a journal; ValueError if it is none."""
-        self._buffers.restore(number, message.parts, payload)
+    def restore_portion(
+        self, number: int, parts: Parts, payload: memoryview, row: int = 0, *, keep: bool = False
+    ) -> None:
+        """Have a complete portion again, from a row of a journal; ValueError if it is none.
+
+        ``keep``: its gradient alone, whose room is free.
+        """
+        self._buffers.restore(number, parts, payload, row)
+        if keep:
+            self._buffers.forget(number, keep=True)
+
+    def load(self, order: LoadShard, data: Bytes) -> Shard:
+        """Make the shard that an order describes, of these bytes; ValueError if it cannot be."""
+        given = self.algorithm, self.options, self.machine, self._buffers
+        self.shard = Shard(order, data, *given)
+        return self.shard
+
+    @property
+    def portions(self) -> list[ExpectedPortion]:
+        """The portions that are complete, and have no fault."""
+        return self._buffers.usable
 
     # ------------------------------------------------------------ connections
 
@@ -251,7 +277,11 @@ class Follower:
         if shard is None:
             return ShardState(0, self.kept, "", 0, 0, 0, 0, False, {})
         report, measured = shard.done or (UpdateDone(0, b""), False)
-        holds = {"portions": tuple(self._buffers.complete), "versions": tuple(shard.held)}
+        holds = {
+            "portions": tuple(self._buffers.complete),
+            "versions": tuple(shard.held),
+            "snapshots": tuple(sorted(self.snapshots)),
+        }
         numbers = shard.shard, shard.shards, shard.version, report.id
         return ShardState(0, self.kept, self.run, *numbers, measured, holds)
 
@@ -347,6 +377,8 @@ class Follower:
             case HoldVersion():
                 self._loaded.hold(order)
                 return []
+            case KeepSets():
+                return []
             case CountTraffic():
                 return self._report(
                     TrafficCounted(order.id, self._clients.counted(), self.state_report())
@@ -373,9 +405,7 @@ class Follower:
         if self.shard is not None:
             raise ValueError("it has begun already")
         data = sink.data if isinstance(sink, LoadSink) else aligned(0)
-        given = self.algorithm, self.options, self._machine, self._buffers
-        self.shard = Shard(order, data, *given)
-        return [Warm(self.shard.store.warming())]
+        return [Warm(self.load(order, data).store.warming())]
 
     def _expect(self, order: ExpectPush) -> list[Effect]:
         self._buffers.expect(order)

@@ -195,6 +195,11 @@ class Gathering:
         push.arrived = True
         return push
 
+    def keeps(self, gradient: Gradient) -> None:
+        """Have a gradient of a snapshot, of which the followers keep their portions."""
+        self.known[gradient.number] = True
+        gradient.on_drop = partial(self._note_finished, FinishPush(gradient.number, False))
+
     def _divided(self, message: Push) -> tuple[list[list[Part]], Cover]:
         pieces = self._placement.announced_pieces(message.parts)
         return pieces, self._placement.cover(pieces)

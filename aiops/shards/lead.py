@@ -46,6 +46,9 @@ from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
 from aiops.shards.sharded_model import ShardedModel
+from aiops.shards.snapshot_sets import SnapshotSets
+from aiops.store.capture_job import CaptureJob
+from aiops.store.gradient import Gradient
 from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     Error,
@@ -60,9 +63,11 @@ from aiops.wire.messages import (
     Welcome,
 )
 from aiops.wire.server_messages import (
+    KeepSets,
     PushArrived,
     ShardParts,
     ShardState,
+    SnapshotSaved,
     TrafficCounted,
     UpdateDone,
 )
@@ -81,6 +86,13 @@ class Lead:
     kept
         Whether it keeps a state, and each follower one of its own. Then a follower that is lost is
         waited for.
+
+    Attributes
+    ----------
+    engine, kept
+        As given.
+    sets
+        The snapshots that all servers have.
     """
 
     def __init__(
@@ -94,6 +106,7 @@ class Lead:
         self._model: ShardedModel | None = None
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._count = TrafficCount(len(addresses))
+        self.sets = SnapshotSets()
         self._now = 0.0  # the time of the last event
 
     # ------------------------------------------------------------ the shell's calls
@@ -248,6 +261,8 @@ class Lead:
                     return [] if peer is None else [Drop(peer, why)]
                 fault = read_fault(message.fault)
                 return self._pass(model.gathering.arrived(message.id, shard, fault))
+            case SnapshotSaved():
+                return self.saved(shard, message.id, well=not message.why)
             case ShardParts() if model is not None:
                 model.portion_came(shard, message)
         return []
@@ -272,6 +287,7 @@ class Lead:
         if event.shard in followers.lost:
             return []
         followers.lost[event.shard] = event.why
+        self.sets.lost(event.shard)
         if self.kept:
             return self._wait_for_followers()
         effects: list[Effect] = [
@@ -328,12 +344,24 @@ class Lead:
         """Go on with a follower that has come, or come back."""
         lost = self._followers.lost.pop(shard, None)
         effects: list[Effect] = []
+        cuts = state.holds.get("snapshots", ())
+        self.sets.holds(shard, [cut for cut in cuts if type(cut) is int])
         if self._model is not None:
             effects += self._model.resume(shard, state) or []
         if lost is None or self._followers.lost:
             return effects
         effects.append(Note(f"{self._name(shard)} is back, and all of the model with it"))
         return effects + [Drop(peer, "all shards are there again") for peer in self._clients]
+
+    def saved(self, shard: int, cut: int, *, well: bool) -> list[Effect]:
+        """Note that a server (0: this one) has synced its snapshot, or has none; return orders."""
+        self.sets.saved(shard, cut, well=well)
+        return self.remove_snapshots()
+
+    def remove_snapshots(self) -> list[Effect]:
+        """Return the orders to remove what no set needs, the lead's own (0) among them."""
+        kept = self.sets.kept()
+        return [Order(shard, KeepSets(0, kept)) for shard in self.sets.servers if kept]
 
     def move(self, shard: int, host: str, port: int) -> None:
         """Have clients reach a follower at another address from here on."""
@@ -348,6 +376,18 @@ class Lead:
         self._handled, self._on_measured = handled, on_measured
         if self._model is not None:
             self._model.updating.on_measured = on_measured
+
+    def restored(self, training: Training) -> None:
+        """Have the model of a snapshot."""
+        [effect] = [each for each in training.begun if isinstance(each, DistributeModel)]
+        orders = self._distribute(effect, training)
+        if self._model is not None:
+            self._model.restored([each for each in orders if isinstance(each, Order)])
+
+    def keep_gradient(self, gradient: Gradient) -> None:
+        """Have a gradient of a snapshot, which may be applied again."""
+        if self._model is not None:
+            self._model.keep_gradient(gradient)
 
     def replayed(self, effects: Sequence[Effect]) -> None:
         """Note the effects of an event that the engine has handled before."""
@@ -405,7 +445,9 @@ class Lead:
                 case DistributeModel() if training is not None:
                     found += self._distribute(effect, training)
                 case Apply() if self._model is not None and not self._model.alone:
-                    found += self._model.updating.begin(effect)
+                    if isinstance(effect.job, CaptureJob) and effect.job.row:
+                        self.sets.begin(effect.job.row)
+                    found += self._model.updating.begin(effect, self.engine.version)
                 case Reply():
                     found += self._reply(effect)
                 case _:
@@ -425,6 +467,7 @@ class Lead:
             "fetch_codec": fetched.announced if fetched else (),
         }
         model.updating.on_measured = self._on_measured
+        self.sets.servers = model.placement.used
         orders = model.load(effect, self._followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}

@@ -21,6 +21,10 @@ from aiops.wire.server_messages import SendIncrements, SendParams
 REPLICA = "replica"
 """The key of work on the delta replica: the number of the oldest increment to keep."""
 
+CAPTURE = "capture"
+"""The key of a capture in the place of an update: the row of the lead's journal that it is of, and
+0 if there is nothing to capture."""
+
 LOST = "lost"
 """The code of a fault: the client's connection to this shard was lost."""
 

@@ -40,6 +40,9 @@ class ExpectedPortion:
     sink: Sink | None = None
     gradient: Gradient | None = None  # once all of it is there
     fault: Refused | None = None
+    parts: Parts = ()  # its own, once they are known
+    row: int = 0  # of the journal, if that has it
+    kept: bool = False  # its gradient alone, whose room is free
 
 
 class ShardBuffers:
@@ -101,7 +104,7 @@ class ShardBuffers:
             if room.gradient is not None and isinstance(sink, PushSink):
                 data = sink.keep().data
                 room.gradient = Gradient(data, room.gradient.cover, room.gradient.parts)
-                room.sink = None
+                room.sink, room.kept = None, True
             self._grant()
             return
         del self._by_number[number]
@@ -148,8 +151,17 @@ class ShardBuffers:
             return None
         return room if isinstance(room.sink, PushSink) and room.sink.fault is None else None
 
-    def restore(self, number: int, parts: Parts, payload: memoryview) -> None:
-        """Have a complete portion again, from a journal.
+    @property
+    def usable(self) -> list[ExpectedPortion]:
+        """The portions that are complete, and have no fault."""
+        return [
+            room
+            for _number, room in sorted(self._by_number.items())
+            if room.gradient is not None and room.fault is None
+        ]
+
+    def restore(self, number: int, parts: Parts, payload: memoryview, row: int = 0) -> None:
+        """Have a complete portion again, from a row of a journal, or from a snapshot.
 
         Raises
         ------
@@ -163,7 +175,7 @@ class ShardBuffers:
         sink.view(0, 0)[:] = payload
         sink.filled(0, 0, len(payload))
         room = ExpectedPortion(number, ("", 0, number), ranges_of(parts), granted=True, sink=sink)
-        room.gradient = sink.take()
+        room.gradient, room.parts, room.row = sink.take(), parts, row
         self._by_number[number] = room
 
     # ------------------------------------------------------------ portions
@@ -183,7 +195,7 @@ class ShardBuffers:
         else:
             parts = moved(message.parts, -self._begin)
             sink = self._admission.sink_for(Push(message.id, 0, False, -1, parts))
-        room.sink = sink
+        room.sink, room.parts = sink, message.parts
         self._grant()
         return sink
 

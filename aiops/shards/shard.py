@@ -8,7 +8,8 @@ sent (`aiops.shards`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Applied, Apply, Effect, Options, Reply
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints, Layout
-from aiops.model.parts import Part
+from aiops.model.parts import LARGEST, Part
 from aiops.model.placement import RAW, Placement
-from aiops.shards.orders import REPLICA, ShardWork
+from aiops.shards.orders import CAPTURE, REPLICA, ShardWork
 from aiops.shards.receive import ShardBuffers
+from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store, UpdateJob
 from aiops.store.resources import Resources
@@ -81,6 +83,8 @@ class Shard:
         Parameters, versions, leases, optimiser state.
     replica
         Answers coded fetches; None: they are not enabled.
+    order
+        The order that it was made of.
     shard, shards
         Its number, and the number of all.
     done
@@ -101,8 +105,7 @@ class Shard:
         machine: Resources,
         buffers: ShardBuffers,
     ) -> None:
-        whole = Layout((row[:3] for row in order.model), empty=True)
-        placement = Placement(whole, [0, *(row[2] for row in order.shards)])
+        placement = _placement(order)
         if not 0 < order.shard < len(placement):
             raise ValueError(f"there is no shard {order.shard}")
         layout = placement.layouts[order.shard]
@@ -132,14 +135,20 @@ class Shard:
                 shard=order.shard,
                 parallel_map=machine.parallel_map,
             )
-        self._buffers = buffers
+        self._buffers, self.order = buffers, replace(order, parts=())
         self.shard, self.shards = order.shard, len(placement)
         self.done: tuple[UpdateDone, bool] | None = None
         self._awaited = True  # the outstanding update is: it was ordered by the present lead
-        self._outstanding: dict[int, UpdateJob | ReplicaJob] = {}  # one or none, by its ticket
+        # One or none, by its ticket:
+        self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob] = {}
         self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
         self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
         buffers.begin(layout)
+
+    @staticmethod
+    def nbytes_of(order: LoadShard) -> int:
+        """Return the bytes of the shard that an order describes."""
+        return _placement(order).layouts[order.shard].nbytes
 
     @property
     def idle(self) -> bool:
@@ -157,6 +166,16 @@ class Shard:
     def held(self) -> list[tuple[int, bool]]:
         """The versions that are kept for the rule; True: those of the delta replica."""
         return sorted(self._held)
+
+    @property
+    def leases(self) -> Mapping[tuple[int, bool], Lease]:
+        """The leases on those versions."""
+        return self._held
+
+    def restore(self, ticket: int, leases: Mapping[tuple[int, bool], Lease]) -> None:
+        """Continue from a capture, which was done as this update, with these versions held."""
+        self.done = UpdateDone(ticket, b""), False
+        self._held = dict(leases)
 
     def lose_lead(self) -> None:
         """Report the outstanding update only to a lead that orders it again."""
@@ -177,9 +196,20 @@ class Shard:
         self._reach(order.version)
         if self._outstanding:
             raise ValueError("one update at a time")
-        job = self._follow(order) if REPLICA in order.work else self._update(order)
+        job: UpdateJob | ReplicaJob | CaptureJob
+        if CAPTURE in order.work:
+            job = self._capture(order)
+        else:
+            job = self._follow(order) if REPLICA in order.work else self._update(order)
         self._outstanding[order.id], self._awaited = job, True
         return Apply(order.id, job)
+
+    def _capture(self, order: RunUpdate) -> CaptureJob:
+        """Return the job that takes the place of an update, while the state is captured."""
+        row = order.work[CAPTURE]
+        if type(row) is not int or not 0 <= row <= LARGEST:
+            raise ValueError(f"run_update.work.capture: {row!r} is no row")
+        return CaptureJob(row, row)
 
     def _update(self, order: RunUpdate) -> UpdateJob:
         store = self.store
@@ -215,7 +245,7 @@ class Shard:
         job = self._outstanding.pop(event.ticket)
         if isinstance(job, ReplicaJob):
             job.replica.followed(job, event.sums)
-        elif job.target is not None:
+        elif isinstance(job, UpdateJob) and job.target is not None:
             self._computed = job.target, job.touched
         report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes())
         self.done = report, isinstance(job, UpdateJob) and job.measure
@@ -284,3 +314,8 @@ class Shard:
         if replica or number != self.store.version:
             raise ValueError(f"version {number} is not held any more")
         return self.store.current
+
+
+def _placement(order: LoadShard) -> Placement:
+    whole = Layout((row[:3] for row in order.model), empty=True)
+    return Placement(whole, [0, *(row[2] for row in order.shards)])

@@ -6,7 +6,7 @@ return the orders that they entail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiops.shards.collecting import Collecting
 from aiops.shards.gathering import Gathering
 from aiops.shards.orders import send_increments, send_params
 from aiops.shards.updating import Updating
+from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import Message
@@ -129,6 +130,15 @@ class ShardedModel:
         if not self._training.store.rule.reads:
             return set()
         return self._training.held_versions(self._membership)
+
+    def restored(self, loads: Sequence[Order]) -> None:
+        """Continue from a snapshot: all followers with a part of the model have it."""
+        self.loads = {each.shard: each for each in loads if each.shard not in self.placement.used}
+
+    def keep_gradient(self, gradient: Gradient) -> None:
+        """Have the portions of a gradient of a snapshot, which may be applied again."""
+        if gradient.number:
+            self.gathering.keeps(gradient)
 
     def housekeeping(self) -> list[Effect]:
         """Free the portions of finished pushes; keep the versions that the rule will read."""

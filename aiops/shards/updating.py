@@ -11,13 +11,13 @@ from aiops.engine.events import Applied, Apply, Effect, Order, Reported
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
-from aiops.shards.orders import REPLICA, work_of
+from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import TableJob
-from aiops.store.updater import clipping
+from aiops.store.updater import NONE, clipping
 from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
 
 
@@ -26,7 +26,7 @@ class _Update:
     """The update that is outstanding."""
 
     ticket: int
-    job: UpdateJob | ReplicaJob
+    job: UpdateJob | ReplicaJob | CaptureJob
     missing: set[int] = field(default_factory=set)  # shards that have not reported their part
     sums: list[Ints] = field(default_factory=list)  # by shard
     orders: dict[int, Order] = field(default_factory=dict)  # by shard, of the present round
@@ -37,7 +37,7 @@ class Updating:
 
     If the norm of a gradient is clipped, each takes two rounds: all shards measure their part of
     the norm, then all take the step with the factor that follows from the sum. Work on the delta
-    replica (`aiops.store.delta_replica`) takes one round.
+    replica (`aiops.store.delta_replica`) takes one round, and so does a capture.
 
     Parameters
     ----------
@@ -62,12 +62,18 @@ class Updating:
         self.versions = [0] * (len(placement) - 1)
         self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
-    def begin(self, effect: Apply) -> list[Effect]:
-        """Begin an update; return the orders to the followers, and the lead's own part."""
+    def begin(self, effect: Apply, version: int) -> list[Effect]:
+        """Begin an update; return the orders to the followers, and the lead's own part.
+
+        ``version``: the model's.
+        """
         job = effect.job
-        if isinstance(job, TableJob | CaptureJob):  # they are the lead's alone
+        if isinstance(job, TableJob):  # it is the lead's alone
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
+        if isinstance(job, CaptureJob):
+            update.sums = [NONE] * len(self._placement)
+            return [*self._order(update, version, {CAPTURE: job.row}), effect]
         if isinstance(job, ReplicaJob):
             return [*self._have_followed(update, job), effect]
         job.measure = bool(job.clip) and job.target is not None
@@ -123,6 +129,8 @@ class Updating:
         sums, job = np.frombuffer(message.sums, "<i8").astype(np.int64), update.job
         if isinstance(job, ReplicaJob):
             expected = [len(placement.layouts[event.shard].tensors)]
+        elif isinstance(job, CaptureJob):
+            expected = [0]
         else:
             rows = placement.rows(event.shard, job.touched)
             expected = [0, 1 if job.measure else rows.stop - rows.start]
@@ -144,6 +152,8 @@ class Updating:
         del self._outstanding[update.ticket]
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
+        if isinstance(job, CaptureJob):
+            return Applied(time, update.ticket, NONE)
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
     def _step(self, update: _Update, job: UpdateJob) -> list[Effect]:
@@ -155,13 +165,15 @@ class Updating:
 
     def _have_followed(self, update: _Update, job: ReplicaJob) -> list[Effect]:
         """Order the followers to bring their parts of the delta replica up to the model."""
-        placement = self._placement
-        update.missing = set(placement.used)
-        update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in placement.layouts]
-        work = {REPLICA: job.replica.oldest}
-        message = RunUpdate(update.ticket, 0, job.model.number, work)
-        self._computing = job.model.number
-        update.orders = {shard: Order(shard, message) for shard in placement.used[1:]}
+        layouts = self._placement.layouts
+        update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in layouts]
+        return self._order(update, job.model.number, {REPLICA: job.replica.oldest})
+
+    def _order(self, update: _Update, version: int, work: dict[str, int]) -> list[Effect]:
+        """Order the same work of all followers, which leaves the model at this version."""
+        message, used = RunUpdate(update.ticket, 0, version, work), self._placement.used
+        update.missing, self._computing = set(used), version
+        update.orders = {shard: Order(shard, message) for shard in used[1:]}
         return [*update.orders.values()]
 
     def _issue(self, update: _Update, job: UpdateJob) -> list[Effect]:

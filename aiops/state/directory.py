@@ -129,6 +129,16 @@ class StateListing:
         """Return the first row of the segment after the one that begins with ``first``, or None."""
         return min((other for other in self.segments if other > first), default=None)
 
+    def beside(self, rows: Sequence[int], needed: int) -> Removal:
+        """Return the files that can go, when these snapshots and later ones are to stay.
+
+        ``needed``: the first row that one of them refers to. The last segment always stays.
+        """
+        old = [row for row in self.snapshots if row < max(rows) and row not in rows]
+        oldest = min(*rows, needed - 1) + 1
+        covered = [first for first, following in pairwise(self.segments) if following <= oldest]
+        return Removal(tuple(old[::-1]), tuple(covered))
+
     def removable(self, keep: int, needed: int | None = None) -> Removal:
         """Return the files that can go, when the last ``keep`` snapshots are to stay.
 

@@ -41,6 +41,7 @@ from aiops.wire.server_messages import (
     ExpectPush,
     FinishPush,
     HoldVersion,
+    KeepSets,
     LeadHello,
     LoadShard,
     PushArrived,
@@ -51,6 +52,7 @@ from aiops.wire.server_messages import (
     ShardParts,
     ShardState,
     ShardWelcome,
+    SnapshotSaved,
     TrafficCounted,
     UpdateDone,
 )
@@ -77,7 +79,8 @@ KINDS: Mapping[str, type[Message]] = {
         *(ShardHello, ShardWelcome, ShardParts),
         *(JoinRound, Round, RingHello, RingChunk),
         *(LeadHello, LoadShard, ExpectPush, RunUpdate, SendParams, SendIncrements, HoldVersion),
-        *(FinishPush, CountTraffic, ShardState, PushArrived, UpdateDone, TrafficCounted),
+        *(FinishPush, KeepSets, CountTraffic, ShardState, PushArrived, UpdateDone),
+        *(SnapshotSaved, TrafficCounted),
         *(StandbyHello, StandbyWelcome, SnapshotPart, JournalRows, RowsKept),
         *(Promote, Promoted, Fence),
     )

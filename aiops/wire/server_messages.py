@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.model.parts import Parts, Ranges
-from aiops.wire.fields import Blob, Nonce, Plain, Rows, ShardTable, Text, UInt
+from aiops.wire.fields import Blob, Nonce, Plain, Rows, ShardTable, Text, UInt, Versions
 from aiops.wire.messages import Hello, Message
 from aiops.wire.standby_messages import StandbyHello
 
@@ -164,6 +164,17 @@ class FinishPush(Message):
 
 
 @value
+class KeepSets(Message):
+    """The snapshots of these rows of the lead's journal (``cuts``) are on all shards.
+
+    Earlier ones are not needed, nor what the journal has for them alone.
+    """
+
+    kind = "keep_sets"
+    cuts: Versions
+
+
+@value
 class CountTraffic(Message):
     """Request what has crossed between this follower and each client."""
 
@@ -177,8 +188,8 @@ class ShardState(Message):
     ``run`` (empty: it holds none), ``shard`` and ``shards`` say of what. ``version`` is the newest
     that it has computed, ``update`` the last that it has done (0: none), or has ``measured``.
     ``holds`` has the numbers of the pushes of which it has the ``portions``, and the ``versions``
-    that it keeps: number, and true for one of the delta replica. ``kept``: it keeps a state of its
-    own.
+    that it keeps: number, and true for one of the delta replica. Its ``snapshots`` are the rows of
+    the lead's journal of which it has one. ``kept``: it keeps a state of its own.
     """
 
     kind = "shard_state"
@@ -206,6 +217,17 @@ class UpdateDone(Message):
 
     kind = "update_done"
     sums: Blob
+
+
+@value
+class SnapshotSaved(Message):
+    """The snapshot of row ``id`` of the lead's journal is on the disk, unless there is a ``why``.
+
+    That is the reason for which it is not.
+    """
+
+    kind = "snapshot_saved"
+    why: Text
 
 
 @value

@@ -1,7 +1,8 @@
-"""The world of `tests.shards.world` with a journal for each server, any of which may be killed.
+"""The world of `tests.shards.world` with a state for each server, any of which may be killed.
 
-The journals are lists in memory: a row is in its list before the effects of its event are carried
-out. What else a server had is lost when it is killed, as is all that was on its way to or from it.
+A state is in memory: a row is in the journal before the effects of its event are carried out, and a
+snapshot is among the snapshots at a step of its own. What else a server had is lost when it is
+killed, as is all that was on its way to or from it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ from aiops.algorithms import find
 from aiops.durable.commit_gate import Acks, CommitGate
 from aiops.durable.follower_recorder import BeginShard, FollowerRecorder, FollowerReplayer
 from aiops.durable.lead_recorder import LeadRecorder, LeadReplayer
-from aiops.durable.recorder import AppendRow
+from aiops.durable.recorder import AppendRow, KeepSnapshots, SnapshotFailed, WriteSnapshot
+from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
-from aiops.engine.events import Apply, Committed, Order, Resumed
+from aiops.engine.events import (
+    Apply,
+    Committed,
+    Order,
+    Resumed,
+    SnapshotDue,
+    SnapshotWritten,
+)
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.state.frames import JournalFrame
+from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader, SnapshotPlan
 from tests.shards.world import Actor, Host, Leash, World
 
 
@@ -28,7 +38,11 @@ class KeptHost(Host):
 
     def __init__(self, world: World, coordinator: Any) -> None:
         super().__init__(world, coordinator)
-        self.journal: list[JournalFrame] = []
+        self.journal: dict[int, JournalFrame] = {}  # by row
+        self.rows = 0
+        self.snapshots: dict[int, bytes] = {}  # files, by row
+        self.captured: WriteSnapshot | None = None  # to be written
+        self.restored = 0  # how often it went on from a snapshot
         self.synced = 0  # rows that are committed, with acks durable
         self.generation = 1
         self.recorder = self.recorded(1)
@@ -46,10 +60,18 @@ class KeptHost(Host):
                 row = effect.row
                 payload = b"" if row.payload is None else bytes(row.payload)
                 given = row.kind, row.time, row.flags, row.row, memoryview(payload), 0, 0, 0
-                assert effect.number == len(self.journal) + 1
-                self.journal.append(JournalFrame(effect.number, *given))
+                assert effect.number == self.rows + 1
+                self.rows = effect.number
+                self.journal[self.rows] = JournalFrame(effect.number, *given)
                 if effect.pinned is not None and not effect.later:
                     effect.pinned.unpin()
+            elif isinstance(effect, WriteSnapshot):
+                assert self.captured is None
+                self.captured = effect
+            elif isinstance(effect, KeepSnapshots):
+                self.keep(effect.rows)
+            elif isinstance(effect, SnapshotFailed):
+                raise AssertionError(effect.why)
             elif isinstance(effect, Order) and not self.orders:
                 pass  # no follower is connected yet
             elif not isinstance(effect, BeginShard):
@@ -57,15 +79,62 @@ class KeptHost(Host):
 
     def commit(self) -> None:
         """The disk has synced all rows that are written."""
-        self.synced = len(self.journal)
+        self.synced = self.rows
         self.post(Committed(self.world.now, self.synced))
+
+    @property
+    def may_save(self) -> bool:
+        """Whether the disk may have the snapshot that is being written."""
+        lacks = getattr(self.recorder, "lacks", lambda row: False)
+        return self.captured is not None and not lacks(self.captured.row)
+
+    def save(self) -> None:
+        """The disk has the snapshot."""
+        effect, self.captured = self.captured, None
+        assert effect is not None
+        found = effect.capture
+        numbers = effect.row, self.generation, "run", found.versions
+        plan = SnapshotPlan(
+            SnapshotHeader(*numbers, found.settings, {}, found.owners), found.arrays
+        )
+        data = bytearray(plan.length)
+        for at, buffers in plan.pieces():
+            whole = b"".join(buffers)
+            data[at : at + len(whole)] = whole
+        self.snapshots[effect.row] = bytes(data)
+        if isinstance(self.coordinator, Lead):
+            found.release()
+        self.post(SnapshotWritten(self.world.now, effect.row))
+
+    def keep(self, rows: tuple[int, ...]) -> None:
+        """Remove what is not needed for these snapshots, or later ones."""
+        assert {*rows} <= {*self.snapshots}
+        for row in [row for row in self.snapshots if row < rows[-1] and row not in rows]:
+            del self.snapshots[row]
+        needed = {row for each in rows for row in needed_rows(self.read(each).header.owners)}
+        for row in [row for row in self.journal if row <= rows[0] and row not in needed]:
+            del self.journal[row]
+
+    def read(self, row: int) -> SnapshotFile:
+        data = memoryview(self.snapshots[row])
+
+        def read(at: int, into: memoryview) -> int:
+            part = data[at : at + len(into)]
+            into[: len(part)] = part
+            return len(part)
+
+        return SnapshotFile(read, len(data), f"snapshot {row}")
 
     def restart(self, coordinator: Any) -> None:
         """Begin again from the journal."""
         world: Any = self.world
         if world.acks >= Acks.DURABLE:  # of what the disk's thread had not written, a part is lost
-            del self.journal[world.random.randint(self.synced, len(self.journal)) :]
-            self.synced = len(self.journal)
+            self.rows = world.random.randint(self.synced, self.rows)
+            self.synced = self.rows
+            self.journal = {row: self.journal[row] for row in self.journal if row <= self.rows}
+        if len(self.snapshots) > 2 and world.random.random() < world.damages:
+            del self.snapshots[max(self.snapshots)]  # no set needs it alone
+        self.captured = None
         self.coordinator, self.lines, self.ended = coordinator, {}, None
         self.kernels.clear()
         self.events.clear()
@@ -75,13 +144,25 @@ class KeptHost(Host):
             replayer = LeadReplayer(coordinator)
         else:
             replayer = FollowerReplayer(coordinator, "run")
-        for frame in self.journal:
+        base = max(self.snapshots, default=0)
+        if base:
+            self.restored += 1
+            file = self.read(base)
+            queued = {row: self.journal[row] for row in needed_rows(file.header.owners)}
+            replayer.restore(base, file.header, file.array, queued)
+        for row in [row for row in sorted(self.journal) if row > base]:
+            frame = self.journal[row]
             if frame.kind == 1:
                 replayer.begin(frame)
             else:
                 replayer.feed(frame)
         recovered = replayer.finish()
-        self.recorder = self.recorded(len(self.journal) + 1)
+        self.recorder = self.recorded(self.rows + 1)
+        if isinstance(coordinator, Lead):
+            coordinator.sets.holds(0, self.snapshots)
+        else:
+            cuts = {self.read(row).header.owners["cut"]: row for row in self.snapshots}
+            coordinator.snapshots.update(cuts)
         if isinstance(coordinator, Lead):
             resumed = Resumed(self.world.now, self.generation)
             self.perform(self.recorder.resumed(resumed, recovered.outstanding))
@@ -111,6 +192,8 @@ class KeptWorld(World):
         self.made: Callable[[], Lead] = lambda: self.lead_brain
         self.kills = 0.0  # how likely a step is to kill servers
         self.killed = 0
+        self.dues = 0.0  # how likely a step is that a snapshot is due
+        self.damages = 0.5  # how likely a newest snapshot is not whole that no set needs
         super().__init__(seed, shards, policy, settings, **options)
 
     def host(self, coordinator: Any) -> Host:
@@ -160,6 +243,8 @@ class KeptWorld(World):
         began = [actor for actor in self.actors if actor.lines]
         while True:
             self.now += 0.001
+            if self.random.random() < self.dues:
+                self.take_snapshot()
             if self.random.random() < self.kills:
                 count = len(self.hosts)
                 self.kill(self.random.sample(range(count), self.random.choice((1, 1, count))))
@@ -172,7 +257,19 @@ class KeptWorld(World):
                 return
             found[0]()
 
+    def take_snapshot(self) -> bool:
+        """Have a snapshot be due, unless one is on its way."""
+        lead: Any = self.lead
+        recorder = lead.recorder
+        busy = recorder.capturing or lead.captured or self.lead_brain.sets.writing
+        if busy or self.lead_brain.lost or recorder.engine.training is None:
+            return False
+        self.lead.post(SnapshotDue(self.now, recorder.next))
+        return True
+
     def step(self) -> bool:
+        if self.random.random() < self.dues and self.take_snapshot():
+            return True
         if self.random.random() < self.kills:
             count = len(self.hosts)
             self.kill(self.random.sample(range(count), self.random.choice((1, 1, 1, count))))
@@ -183,7 +280,8 @@ class KeptWorld(World):
         found = super().choices()
         hosts: list[Any] = self.hosts
         if self.acks >= Acks.DURABLE:
-            found += [host.commit for host in hosts if host.synced < len(host.journal)]
+            found += [host.commit for host in hosts if host.synced < host.rows]
+        found += [host.save for host in hosts if host.may_save]
         for actor in self.actors:
             if actor.lines and actor.session.pending.refused is not None:
                 found.append(partial(self.ask_refused, actor))

@@ -19,6 +19,7 @@ from aiops.client import Client
 from aiops.client.params import Params
 from aiops.errors import ConnectionLost, UsageError
 from aiops.net.disk import SystemDisk
+from aiops.state.directory import StateListing
 from tests.shards.world import Actor, World
 from tests.support import PATIENCE, Process, ServerThread, assert_same
 
@@ -182,6 +183,40 @@ def test_it_ends_and_goes_on_within_a_process(tmp_path: Path) -> None:
             assert all(each["row"] > 3 * start for each in (state, *state["shards"]))
             assert {each["run"] for each in state["shards"]} == {state["run"]}
     assert_same(params.numpy(), expected)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_start_replays_from_a_snapshot_and_folders_are_bounded(tmp_path: Path) -> None:
+    """Each server removes its journal's beginning once a set of snapshots is whole."""
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "snapshot_every": 0.01}
+    folders, before = [tmp_path / "lead" / "shard-0", tmp_path / "follower"], None
+
+    def bounded() -> bool:
+        found = [StateListing(path.name for path in folder.iterdir()) for folder in folders]
+        return all(each.snapshots and each.segments[0] > 1 for each in found)
+
+    for _start in range(2):
+        follower = ServerThread(**settings, shards=1, follower=True, state=folders[1])
+        with follower:
+            given = {**settings, "shards": 2, "followers": [follower.url.removeprefix("aiops://")]}
+            lead = ServerThread(**given, state=tmp_path / "lead")
+            with lead, Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client:
+                if before is None:
+                    params = client.define(MODEL)
+                    for step in range(5_000):
+                        client.exchange(params, gradients(step % 7))
+                        if step % 50 == 0 and bounded():
+                            break
+                    before = params
+                params = client.fetch()
+                assert_same(params.numpy(), before.numpy())
+                assert params.version == before.version
+                state = client.stats()["state"]
+                assert all(each["snapshot"] > 0 for each in (state, *state["shards"]))
+    assert bounded()
+    for folder in folders:
+        found = StateListing(path.name for path in folder.iterdir())
+        assert len(found.snapshots) <= 4, "two sets, one that was not whole, and the newest"
 
 
 @pytest.mark.usefixtures("small_segments")

@@ -29,6 +29,23 @@ def test_each_push_counts_once(seed: int, shards: int, acks: Acks) -> None:
     assert all((a == -total).all() for a in params.values())
 
 
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_each_push_counts_once_with_snapshots(seed: int, shards: int, acks: Acks) -> None:
+    """Servers are killed at any moment of a set: ordered, captured, synced on some, on all."""
+    world = KeptWorld(seed, shards, acks=acks)
+    checkers = [Checker(2.0**n, 6) for n in range(3)]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.kills, world.dues = 0.005, 0.02
+    world.run()
+    world.kills = world.dues = 0
+    params = final(world, MODEL)
+    total = sum(c.sent for c in checkers)
+    assert params.version == 18
+    assert all((a == -total).all() for a in params.values())
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
 @pytest.mark.parametrize("policy", [*POLICIES, "hardsync clipped", "fasgd clipped", "asgd codec"])
@@ -44,9 +61,9 @@ def test_policies(policy: str, seed: int, acks: Acks) -> None:
     world = KeptWorld(seed, 3, policy, settings, acks, workers=3, **options)
     checkers = [Checker(2.0**n, 5, SINGLE) for n in range(3)]
     world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
-    world.kills = 0.002
+    world.kills, world.dues = 0.002, 0.01
     world.run()
-    world.kills = 0
+    world.kills = world.dues = 0
     Checker.check(final(world, SINGLE))
     for host in world.hosts:
         assert host.coordinator.pools[0].out == 0, "every buffer has come back"
@@ -62,9 +79,9 @@ def test_coded_parameters(policy: str, seed: int, acks: Acks) -> None:
     world = KeptWorld(seed, 3, policy, settings, acks, fetch_codec=("fp16",), fetch_lag=1)
     checkers = [Checker(2.0**n, 5, model) for n in range(3)]
     world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
-    world.kills = 0.001
+    world.kills, world.dues = 0.001, 0.01
     world.run()
-    world.kills = 0
+    world.kills = world.dues = 0
     params = final(world, model)
     total = sum(c.sent for c in checkers)
     assert params.version == 15
@@ -78,7 +95,7 @@ class Killed(KeptWorld):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.kills = 0.004
+        self.kills, self.dues = 0.004, 0.01
         self.worlds.append(self)
 
 
@@ -100,6 +117,8 @@ def test_the_same_to_the_last_bit(policy: str, settings: dict[str, Any], shards:
     Killed.worlds.clear()
     arrays, receipts, got = trained(shards, policy, settings, kind=Killed)
     assert Killed.worlds[0].killed >= 3
+    hosts: Any = Killed.worlds[0].hosts
+    assert sum(host.restored for host in hosts) >= 3
     assert version == got > 0
     assert receipts == said
     for name, array in expected.items():

@@ -107,6 +107,8 @@ class KeptState:
         when the policy has attributes that cannot be kept.
     """
 
+    _alone = True  # no other server's snapshots belong to its own
+
     def __init__(
         self,
         files: StateFiles,
@@ -149,7 +151,8 @@ class KeptState:
         if recording:
             engine.admission.incoming = CopiedIncoming
         self._snapshots = SnapshotWriter(
-            files.disk, files.folder, files.segments, None if recording else row
+            *(files.disk, files.folder, files.segments, None if recording else row),
+            alone=self._alone,
         )
         given = engine, CommitGate(acks), row + 1, files.generations
         self.recorder = self._made_recorder(*given, recording=recording)
@@ -275,7 +278,8 @@ class KeptState:
         now, recorder = self._clock(), self.recorder
         if self._waiting is not None:
             self._write(self._waiting)
-        if not (self._writing or recorder.capturing or recorder.engine.training is None):
+        busy = self._writing or recorder.capturing or recorder.engine.training is None
+        if not busy and self._may_capture():
             if not (recorder.recording or self._captured):
                 self._rule.at_once(now)  # without a journal there is nothing else
                 self._captured = True
@@ -284,6 +288,10 @@ class KeptState:
             if self._rule.due(now, self._unsaved()):
                 self._post(SnapshotDue(now, recorder.next))
         self._timer = self._loop.call_later(pause, self._look, pause)
+
+    def _may_capture(self) -> bool:
+        """Return whether a snapshot can be taken now."""
+        return True
 
     def _try_again(self, now: float) -> None:
         """Say once a minute that there is no journal; have one again if there is room."""
@@ -457,7 +465,7 @@ def header_of(files: StateFiles, found: Capture, row: int) -> SnapshotHeader:
     """Return the header of a snapshot of the state after a row."""
     wrote = {"aiops": __version__, "numpy": np.__version__, "byteorder": sys.byteorder}
     numbers = row, files.generation, files.run, found.versions
-    return SnapshotHeader(*numbers, found.settings, wrote, found.owners)
+    return SnapshotHeader(*numbers, found.settings, wrote, found.owners, *files.place)
 
 
 def _no_journal(effect: AppendRow) -> JournalEnded | None:

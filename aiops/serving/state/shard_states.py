@@ -12,13 +12,20 @@ from typing import Any
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.follower_recorder import BeginShard, FollowerRecorder
 from aiops.durable.lead_recorder import LeadRecorder, LeadReplayer
-from aiops.durable.recorder import AppendRow, Recorder, Supersede
+from aiops.durable.recorder import (
+    AppendRow,
+    KeepSnapshots,
+    Recorder,
+    Supersede,
+    WriteSnapshot,
+)
 from aiops.durable.recovery import Replayer
 from aiops.engine.engine import Engine
-from aiops.engine.events import Effect, Event, Resumed
+from aiops.engine.events import Effect, Event, Resumed, SnapshotWritten
 from aiops.errors import UsageError
 from aiops.serving.state.journal_writer import JournalWriter
-from aiops.serving.state.kept_state import KeptState
+from aiops.serving.state.kept_state import KeptState, header_of
+from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
@@ -28,7 +35,7 @@ _log = logging.getLogger("aiops.server")
 
 
 class LeadState(KeptState):
-    """The state of a sharded model's lead. There are no snapshots: the journal has all.
+    """The state of a sharded model's lead, whose snapshots are a set with those of its followers.
 
     Parameters
     ----------
@@ -53,6 +60,7 @@ class LeadState(KeptState):
         self._lead = lead
         given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
         super().__init__(*given, perform)
+        lead.sets.holds(0, files.snapshots)
 
     def resume(self) -> None:
         """Go on where the earlier lead ended, before followers are connected."""
@@ -82,11 +90,25 @@ class LeadState(KeptState):
     ) -> Recorder:
         return LeadRecorder(self._lead, gate, first, generations)
 
-    def _look(self, pause: float) -> None:
-        """Take no snapshot."""
+    def actions(
+        self, reply: Callable[[EncodedReply], None], supersede: Callable[[Supersede], None]
+    ) -> Mapping[type[Any], Callable[[Any], Event | None]]:
+        """Return what carries out the effects that only a server with a state has."""
+        return {**super().actions(reply, supersede), KeepSnapshots: self._keep}
+
+    def _keep(self, effect: KeepSnapshots) -> None:
+        self._snapshots.keep(effect.rows)
+
+    def _may_capture(self) -> bool:
+        """Return whether all servers are there, and have written the snapshots before."""
+        return not (self._lead.lost or self._lead.sets.writing)
+
+    def _not_written(self, now: float, why: str) -> None:
+        super()._not_written(now, why)
+        self._post(SnapshotWritten(now, self._lead.sets.cut, why))
 
     def _write_last(self) -> None:
-        """Write no snapshot."""
+        """Write no snapshot: it would be in no set."""
 
 
 class FollowerState:
@@ -142,11 +164,15 @@ class FollowerState:
             clock.go_on(recovered.time)
             self._writer = files.begin_rows(row, [self._version], acks, post_threadsafe)
             _log.info(
-                "%s: generation %d of run %s: %d rows, version %d, in %.2f s",
-                *(files.folder, files.generation, files.run, row, self._version),
-                time.perf_counter() - began,
+                "%s: generation %d of run %s: snapshot at row %d, %d rows since, version %d, in"
+                " %.2f s",
+                *(files.folder, files.generation, files.run, recovered.snapshot),
+                *(row - recovered.snapshot, self._version, time.perf_counter() - began),
             )
         self.recorder = FollowerRecorder(follower, CommitGate(acks), row + 1)
+        self._snapshots = SnapshotWriter(files.disk, files.folder, files.segments, alone=False)
+        follower.snapshots = files.cuts()
+        self._clock, self._mark = clock, max(files.snapshots, default=0)
         follower.state_report = self.report
 
     @property
@@ -157,7 +183,12 @@ class FollowerState:
         self, reply: Callable[[EncodedReply], None], supersede: Callable[[Supersede], None]
     ) -> Mapping[type[Any], Callable[[Any], Event | None]]:
         """Return what carries out the effects that only a follower with a state has."""
-        return {AppendRow: self._append, BeginShard: self._begin_shard}
+        return {
+            AppendRow: self._append,
+            BeginShard: self._begin_shard,
+            WriteSnapshot: self._write,
+            KeepSnapshots: self._keep,
+        }
 
     def begin(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
         """Carry out what the replay has left: the compiling of kernels."""
@@ -175,6 +206,21 @@ class FollowerState:
         self._writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
         _log.info("%s: a new state, run %s", files.folder, files.run)
 
+    def _write(self, effect: WriteSnapshot) -> None:
+        """Begin to write a capture."""
+
+        def done(nbytes: int) -> None:
+            if not self._snapshots.why:
+                self._mark = effect.row
+            event = SnapshotWritten(self._clock(), effect.row, self._snapshots.why)
+            self._post_threadsafe(event)
+
+        header = header_of(self._files, effect.capture, effect.row)
+        self._snapshots.begin(effect.capture, header, done)
+
+    def _keep(self, effect: KeepSnapshots) -> None:
+        self._snapshots.keep(effect.rows)
+
     def _append(self, effect: AppendRow) -> Event | None:
         assert self._writer is not None, "the model comes first"
         return self._writer.append(effect)
@@ -189,13 +235,17 @@ class FollowerState:
             "row": recorder.next - 1,
             "acks": recorder.acks.name.lower(),
             "ended": recorder.ended,
+            "snapshot": self._mark,
+            "snapshot_error": self._snapshots.why,
         }
 
     def end(self, *, trusted: bool = True) -> None:
         """Close the journal, and unlock the folder."""
+        self._snapshots.wait()
+        self._snapshots.end()
         if self._writer is not None:
             self._writer.end()
         self._files.close()
 
     def stop(self) -> None:
-        """Do nothing: there are no snapshots."""
+        """Do nothing: its lead orders snapshots."""

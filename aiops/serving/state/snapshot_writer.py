@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class SnapshotWriter:
         The files of the journal.
     last
         The last row of the journal, if it is written no more. None: it goes on.
+    alone
+        Whether what its own snapshots cover can go. Else `keep` says so.
 
     Attributes
     ----------
@@ -50,7 +52,10 @@ class SnapshotWriter:
         folder: Path,
         segments: SegmentFiles,
         last: int | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
+        self._alone, self._writing = alone, False
         self._disk, self._folder, self._segments, self._last = disk, folder, segments, last
         self._thread: DiskThread | None = None
         self._has_spare = False  # a snapshot that is not needed any more, to be overwritten
@@ -70,8 +75,19 @@ class SnapshotWriter:
 
         ``done`` is called on the thread, at last, with the number of bytes written.
         """
+        self.wait()
+        self._writing = True
         run = partial(self._run, capture, header, done)
         self._thread = self._disk.thread(run, "aiops-snapshot")
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Begin to remove what these snapshots and later ones do not need, rising.
+
+        While one is being written nothing is removed.
+        """
+        if not self._writing:
+            self.wait()
+            self._thread = self._disk.thread(partial(self._remove_beside, rows), "aiops-snapshot")
 
     def wait(self) -> None:
         """Return when nothing is being written."""
@@ -105,7 +121,8 @@ class SnapshotWriter:
                 file.close()
             self._disk.rename(part, self._folder / name)
             self._needed[header.row] = _first_needed(header)
-            self._clean()
+            if self._alone:
+                self._clean()
             self.why = ""
         except (OSError, MemoryError, UsageError) as error:
             why = getattr(error, "strerror", None) or str(error) or "there is no memory for it"
@@ -146,6 +163,7 @@ class SnapshotWriter:
         try:
             nbytes = self.write(capture, header)
         finally:
+            self._writing = False
             done(nbytes)
 
     def _clean(self) -> None:
@@ -157,7 +175,21 @@ class SnapshotWriter:
         segments = removal.segments
         if self._last is not None and len(kept) == KEPT and needed > self._last:
             segments = listing.segments
-        for row in removal.snapshots:
+        self._remove(removal.snapshots, segments)
+
+    def _remove_beside(self, rows: Sequence[int]) -> None:
+        """Remove what these snapshots and later ones do not need."""
+        try:
+            listing = StateListing(self._disk.names(self._folder))
+            needed = min([self.fed(), *map(self._first_needed, rows)])
+            removal, last = listing.beside(rows, needed), self._last
+            covered = last is not None and needed > last
+            self._remove(removal.snapshots, listing.segments if covered else removal.segments)
+        except (OSError, MemoryError) as error:
+            _log.error("%s: old files were not removed: %s", self._folder, error)
+
+    def _remove(self, snapshots: Sequence[int], segments: Sequence[int]) -> None:
+        for row in snapshots:
             path = self._folder / snapshot_name(row)
             if self._has_spare:
                 self._disk.remove(path)

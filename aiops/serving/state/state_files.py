@@ -147,6 +147,33 @@ class StateFiles:
             self.generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE))
         self.generation = self.generations.generation
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the shard, and of all shards."""
+        return self._shard or (0, 1)
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """The rows of the snapshots, the newest first."""
+        return StateListing(self.disk.names(self.folder)).snapshots
+
+    def cuts(self) -> dict[int, int]:
+        """Return the rows of a follower's snapshots, by the row of its lead's that each is of."""
+        found = {}
+        for row in StateListing(self.disk.names(self.folder)).snapshots:
+            name = directory.snapshot_name(row)
+            file = self.disk.open(self.folder / name)
+            try:
+                header = SnapshotFile(partial(_read_at, file), file.size(), name).header
+                cut = header.owners.get("cut")
+                if type(cut) is int:
+                    found[cut] = row
+            except DamagedState as error:
+                _log.error("%s", error)
+            finally:
+                file.close()
+        return found
+
     def identify(self, run: str, shard: int, shards: int) -> None:
         """Write that the directory holds the state of this shard of this run."""
         self.run, self._shard = run, (shard, shards)
@@ -198,11 +225,12 @@ class StateFiles:
         listing = StateListing(self.disk.names(self.folder))
         replayer = FollowerReplayer(follower, self.run)
         check = partial(check_follower, follower=follower, where=str(self.folder))
-        segments = listing.segments_after(0)
         try:
-            scan = JournalScan(self._segment, listing, 0, segments, self.run, passed=0)
-            last = self._replay(scan, 0, replayer, check)
-            self._read_to(listing, 0, scan, last)
+            base = self._restored(listing, replayer, follower.machine.parallel_map)
+            segments = listing.segments_after(base)
+            scan = JournalScan(self._segment, listing, base, segments, self.run, passed=base)
+            last = self._replay(scan, base, replayer, check)
+            self._read_to(listing, base, scan, last)
         finally:
             while self._reading:
                 self._reading.pop().close()
@@ -279,7 +307,10 @@ class StateFiles:
         return found
 
     def _restored(
-        self, listing: StateListing, replayer: Replayer, parallel_map: ParallelMap
+        self,
+        listing: StateListing,
+        replayer: Replayer | FollowerReplayer,
+        parallel_map: ParallelMap,
     ) -> int:
         """Restore the newest snapshot that is whole; return its row, 0 if there is none."""
         for row in listing.snapshots:

@@ -29,6 +29,7 @@ from aiops.wire.server_messages import (
     ExpectPush,
     FinishPush,
     HoldVersion,
+    KeepSets,
     LeadHello,
     LoadShard,
     PushArrived,
@@ -39,6 +40,7 @@ from aiops.wire.server_messages import (
     ShardParts,
     ShardState,
     ShardWelcome,
+    SnapshotSaved,
     TrafficCounted,
     UpdateDone,
 )
@@ -173,6 +175,9 @@ def one_of_each() -> list[Example]:
     return sorted(found, key=lambda example: order.index(example.name))
 
 
+_HOLDS = {"portions": (9,), "versions": (), "snapshots": (18_000, 18_220)}
+
+
 def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     """Return one small message of each kind that shards have to do with."""
     version = messages.PROTOCOL
@@ -196,13 +201,15 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", SendIncrements(3, "5f0c", 1, 8, (), ((8, 12, 1),))),
         _sent("client", HoldVersion(0, 8, True, False)),
         _sent("client", FinishPush(1, False)),
+        _sent("client", KeepSets(0, (18_000, 18_220))),
         _sent("client", CountTraffic(2)),
         _sent(
             "server",
-            ShardState(0, True, "8c2f", 1, 2, 7, 3, False, {"portions": (9,), "versions": ()}),
+            ShardState(0, True, "8c2f", 1, 2, 7, 3, False, _HOLDS),
         ),
         _sent("server", PushArrived(1, {})),
         _sent("server", UpdateDone(1, struct.pack("<q", 1 << 22))),
+        _sent("server", SnapshotSaved(18_220, "")),
         _sent(
             "server",
             TrafficCounted(

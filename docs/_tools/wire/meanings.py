@@ -177,7 +177,10 @@ MEANINGS: Mapping[str, str] = {
     "update": "The `id` of the last update that it has done; 0: none.",
     "measured": "Whether it has only measured that update's norm.",
     "holds": "`portions`: the pushes of which it has its part, by the lead's count; `versions`:"
-    " those that it keeps, each with whether it is one of the delta replica.",
+    " those that it keeps, each with whether it is one of the delta replica; `snapshots`: the rows"
+    " of the lead's journal of which it has a snapshot.",
+    "cuts": "Rows of the lead's journal, rising.",
+    "why": "Empty, or the reason, a sentence.",
     "shard_state.run": "Empty, or the run that it holds a shard of.",
     "state": "Empty, or its part of the statistics about the state that it keeps.",
     "shard_state.shards": "The number of shards.",
