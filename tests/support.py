@@ -61,6 +61,11 @@ class ServerThread:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the server did not stop"
 
+    def wait(self) -> None:
+        """Wait until the server has ended by itself."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the server did not end"
+
     def call(self, function: Callable[[Server], Any]) -> Any:
         """Run a function of the server on its own loop, and return the result."""
         assert self._loop is not None

@@ -250,8 +250,10 @@ def test_lead_and_followers_keep_states_or_none_does(tmp_path: Path) -> None:
 
     lost = pytest.raises(ConnectionLost, match="its lead is gone")
     refused = pytest.raises(UsageError, match=r"keeps a state and .* does not")
-    with lost, alone as follower, refused:
-        begin(follower.url)
+    with lost, alone as follower:
+        with refused:
+            begin(follower.url)
+        follower.wait()
 
 
 @pytest.mark.usefixtures("small_segments")
