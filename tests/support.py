@@ -62,9 +62,11 @@ class ServerThread:
         assert not self._thread.is_alive(), "the server did not stop"
 
     def wait(self) -> None:
-        """Wait until the server has ended by itself."""
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the server did not end"
+        """Wait until the server begins to end by itself."""
+        assert self._loop is not None
+        assert self.server is not None
+        ending = self.server._ending.wait()
+        asyncio.run_coroutine_threadsafe(ending, self._loop).result(PATIENCE)
 
     def call(self, function: Callable[[Server], Any]) -> Any:
         """Run a function of the server on its own loop, and return the result."""
