@@ -10,7 +10,7 @@ _ROW, _BYTES, _TOUCHED = 100e-6, 1e9, 4e9
 _REPLAY = 1.0
 """Seconds of replay: with more, a start takes noticeably longer."""
 
-_JOURNAL = 256 << 20
+_JOURNAL = 128 << 20
 """Bytes of a journal: its segments are used again and again, and stay in the system's cache."""
 
 _PAUSES, _WRITINGS = 10.0, 3.0

@@ -20,8 +20,12 @@ from aiops.state import directory
 from aiops.state.directory import MAX_SPARES, StateListing
 from aiops.state.frames import END, HEAD
 
-_ROWS, _LARGE = 4, 256 << 20
-"""A segment has room for this number of rows as long as the longest, up to this number of bytes."""
+_ROWS, _LARGE = 32, 64 << 20
+"""A segment has room for this number of rows as long as the longest, up to this number of bytes.
+
+Short segments are soon used again, so that fewer are made; to begin one takes as long as to write a
+row of 1 MiB.
+"""
 
 _FEWEST, _SPARE_BYTES = 2, 1 << 30
 """Of spares: these many at least, and no more than are so long together."""
@@ -124,7 +128,7 @@ class SegmentFiles:
         """Have a file ready for the next segment, if there is room for one."""
         with self._guard, contextlib.suppress(OSError):
             if self._ready is None:
-                self._ready = self._make(0)
+                self._ready = self._make(HEAD + self._longest + len(END))
 
     def retire(self, segments: Sequence[int]) -> None:
         """Keep the files of segments that are not needed any more, or remove them, in order.

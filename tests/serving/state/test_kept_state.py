@@ -62,6 +62,7 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
 
     def copied(running: Any) -> tuple[str, dict[str, Any]]:
         running._state._snapshots.wait()  # a copy takes a while, and it may rename meanwhile
+        running._state.flush()  # this may come within a turn of the event loop
         shutil.copytree(folder, to)
         return digest(running.engine), statistics.decided(running.engine.report())
 
@@ -378,6 +379,45 @@ def test_no_answer_leaves_before_it_is_said_that_the_journal_has_ended(
         worker.step(gradient)
         assert worker.stats()["state"]["ended"].endswith("Input/output error")
     assert set(promised) == {Acks.APPLIED}
+
+
+def test_answers_leave_when_their_rows_are_in_the_file(tmp_path: Path) -> None:
+    """Those of several workers in one turn of the event loop are written together."""
+    staged, waited = list[int](), list[int]()
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "s") as server,
+        aiops.Worker(server.url, PLAIN) as one,
+        aiops.Worker(server.url, PLAIN) as other,
+    ):
+        gradient = {"w": np.ones(64, np.float32)}
+        for worker in (one, other, one, other):
+            worker.step(gradient)
+
+        def watch(running: Any) -> None:
+            journal = running._state._journal
+            together = running._answer_together
+
+            def answer(*given: Any) -> None:
+                waited.append(journal._staged)
+                together(*given)
+
+            running._answer_together = answer
+            for peer in running.connections.peers.values():
+                send = peer.link.send
+
+                def sent(buffers: Any, *given: Any, send: Any = send) -> None:
+                    staged.append(journal._staged)
+                    send(buffers, *given)
+
+                peer.link.send = sent
+
+        server.call(watch)
+        for worker in (one, other, one, other):
+            worker.step(gradient)
+    assert len(waited) == 4
+    assert min(waited) > 0
+    assert set(staged) == {0}
+    assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 8
 
 
 def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
@@ -725,7 +765,7 @@ def test_rows_that_a_loss_of_power_took_are_lost_with_all_that_follow(
     """With `written` a segment is not synced before the next one begins."""
     wide = {"w": np.zeros(2048, np.float32)}
     with ServerThread(policy="asgd", acks="written", state=tmp_path / "s") as server:
-        train(server.url, wide, 1, 30)
+        train(server.url, wide, 1, 90)
         copy(server, tmp_path / "s", tmp_path / "state")
     whole = recovered(tmp_path / "state", {"policy": "asgd"}).version
     _first, second, third, *_others = sorted((tmp_path / "state").glob("journal-*"))
