@@ -182,6 +182,7 @@ class FollowerRecorder:
         except MemoryError:
             return self._report(job.row, "there is no memory for a capture of the state")
         found.room = self.room
+        self.next += not self.recording  # without a journal, snapshots have numbers that rise
         job.begin(partial(found.copy, follower.machine.parallel_map), found.copied)
         self._taking = _ShardTaking(ticket, self.next - 1, now, found, job)
         return []

@@ -92,6 +92,7 @@ def test_killed_it_goes_on_to_the_last_bit(
     steps = 4
     expected, report = undisturbed(steps * (len(kills) + 1))
     flags = (*FLAGS, "--shards", "3", "--state", str(tmp_path / "state"), "--acks", acks)
+    flags += ("--snapshot-every", "0.01")  # so that most are killed with some, and rows since
     done, params, server, client = 0, None, None, None
     try:
         for kill in (*kills, None):
@@ -136,6 +137,7 @@ def test_followers_elsewhere_keep_their_own_state(tmp_path: Path) -> None:
     processes = [follower(1), follower(2)]
     urls = ",".join(process.url for process in processes)
     flags = (*FLAGS, "--followers", urls, "--state", str(tmp_path / "lead"))
+    flags += ("--snapshot-every", "0.01")
     lead = Process("-m", "aiops.server", "--port", "0", *flags)
     try:
         with Client(lead.line(), role="worker", name="w", timeout=PATIENCE) as client:
