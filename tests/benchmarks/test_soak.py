@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,11 +164,20 @@ def test_the_governor_does_not_make_up_for_a_time_in_which_all_stood_still(
     assert waited == [0.0, pytest.approx(0.5)]
 
 
+def more_looks(figures: Any, samples: list[Sample]) -> Any:
+    """The figures of a memory that goes on as it was last seen: as many looks as they need."""
+    last = samples[-1]
+    later = [last._replace(seconds=last.seconds + look) for look in range(1, 21)]
+    return figures([*samples, *later])
+
+
 @pytest.mark.slow
 def test_a_tiny_run_makes_a_whole_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(soak, "_FEWEST", 1)  # a loaded machine looks seldom
+    monkeypatch.setattr(soak, "_figures", partial(more_looks, soak._figures))
     file, plot = tmp_path / "out.json", tmp_path / "out.svg"
     line = "--minutes 0.05 --size 64KiB --seats 2 --known 3 --share 1"
     soak.main([*line.split(), f"--json={file}", f"--plot={plot}"])

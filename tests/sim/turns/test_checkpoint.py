@@ -117,7 +117,7 @@ def kept(run: Run, path: Path) -> bytes:
 def test_all_that_is_kept_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None:
     """An interrupted run has the same state at the end: engine, clients, streams, accounts."""
     task, path, rng = WideTask(), tmp_path / "run.ckpt", random.Random(name)
-    for case in drawn(name, 4):
+    for case in drawn(name, 2):
         with Run(case, task) as run:
             run.dispatcher.run(40)
             expected = kept(run, path)
