@@ -11,6 +11,22 @@ _PIECE = 1 << 20
 """Bytes that are read at a time, if less is looked at."""
 
 
+class Room:
+    """Memory into which the large slices of several files are read, one after the other.
+
+    Each lasts until the next one only. New memory takes longer than the reading.
+    """
+
+    def __init__(self) -> None:
+        self._data = np.empty(0, np.uint8)
+
+    def of(self, nbytes: int) -> Bytes:
+        """Return so many bytes of it."""
+        if nbytes > len(self._data):
+            self._data = np.empty(nbytes, np.uint8)
+        return self._data[:nbytes]
+
+
 class FileBytes:
     """Stands for the bytes of a file; slices of it are views of memory of their own.
 
@@ -21,15 +37,13 @@ class FileBytes:
     ----------
     read, length
         Reads from the file, and how many bytes it has.
-    again
-        Whether a slice of a MiB or more lasts until the next such slice only: its memory is used
-        again. New memory takes as long as the reading.
+    room
+        Where slices of a MiB or more are read; default: each into memory of its own.
     """
 
-    def __init__(self, read: Read, length: int, *, again: bool = False) -> None:
-        self._read, self._length, self._again = read, length, again
+    def __init__(self, read: Read, length: int, room: Room | None = None) -> None:
+        self._read, self._length, self._room = read, length, room
         self._begin, self._piece = 0, memoryview(b"")
-        self._room = np.empty(0, np.uint8)
 
     def __len__(self) -> int:
         return self._length
@@ -37,18 +51,16 @@ class FileBytes:
     def __getitem__(self, where: slice) -> memoryview:
         begin, stop, _step = where.indices(self._length)
         if stop - begin >= _PIECE:
-            if self._again and stop - begin > len(self._room):
-                self._room = np.empty(stop - begin, np.uint8)
-            return self._filled(self._room if self._again else None, begin, stop)
+            return self._filled(self._room, begin, stop)
         at = begin - self._begin
         if at < 0 or stop - self._begin > len(self._piece):
             self._piece = self._filled(None, begin, min(begin + _PIECE, self._length))
             self._begin, at = begin, 0
         return self._piece[at : at + stop - begin]
 
-    def _filled(self, room: Bytes | None, begin: int, stop: int) -> memoryview:
+    def _filled(self, room: Room | None, begin: int, stop: int) -> memoryview:
         """Read a range into some memory, or new; bytes that the file does not have are zeros."""
         nbytes = max(stop - begin, 0)
-        data = np.empty(nbytes, np.uint8) if room is None else room[:nbytes]
+        data = np.empty(nbytes, np.uint8) if room is None else room.of(nbytes)
         data[self._read(begin, data.data) :] = 0
         return data.data

@@ -9,7 +9,7 @@ import pytest
 
 from aiops.errors import DamagedState
 from aiops.state import file_bytes
-from aiops.state.file_bytes import FileBytes
+from aiops.state.file_bytes import FileBytes, Room
 from aiops.state.frames import SegmentHead, SegmentScan, frame
 
 
@@ -45,7 +45,7 @@ def test_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large slices share it; small ones have their own."""
     monkeypatch.setattr(file_bytes, "_PIECE", 64)
     data = bytes(range(250))
-    found = FileBytes(File(data), len(data), again=True)
+    found = FileBytes(File(data), len(data), Room())
     first, small = found[0:100], found[200:210]
     assert bytes(first) == data[:100]
     assert bytes(found[100:180]) == data[100:180]
@@ -91,3 +91,13 @@ def test_damage_is_found_as_in_memory() -> None:
     for bad in (bytes(data), FileBytes(File(bytes(data)), len(data))):
         with pytest.raises(DamagedState, match="its head"):
             SegmentScan(bad, "journal-1", first=1)
+
+
+def test_files_share_a_room() -> None:
+    """The memory of the first large slice is that of the next file's."""
+    room, size = Room(), 1 << 20
+    one = FileBytes(File(b"a" * size), size, room)[0:size]
+    assert set(bytes(one)) == {ord("a")}
+    other = FileBytes(File(b"b" * size), size, room)[0:size]
+    assert set(bytes(other)) == {ord("b")}
+    assert set(bytes(one)) == {ord("b")}, "it lasted until then"

@@ -25,7 +25,7 @@ from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
 from aiops.state.directory import GenerationFile, StateIdentity, StateListing
-from aiops.state.file_bytes import FileBytes
+from aiops.state.file_bytes import FileBytes, Room
 from aiops.state.frames import JournalFrame
 from aiops.state.journal_scan import JournalScan
 from aiops.state.snapshot_file import SnapshotFile
@@ -243,7 +243,7 @@ class StateFiles:
         if self._damaged and not (base or listing.segments):
             raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
         segments = listing.segments_after(base)
-        read = partial(self._segment, again=True)  # a row is handled before the next is read
+        read = partial(self._segment, room=Room())  # a row is handled before the next is read
         scan = JournalScan(read, listing, base, segments, self.run, passed=base)
         if replayer.lost:  # then what follows was lost too, or is of no use
             self._base, self._void = base, tuple(each for each in segments if each > base)
@@ -495,11 +495,11 @@ class StateFiles:
         """Unlock the directory."""
         self._lock.release()
 
-    def _segment(self, name: str, *, again: bool = False) -> FileBytes:
+    def _segment(self, name: str, *, room: Room | None = None) -> FileBytes:
         """Return the bytes of a segment; the file stays open until all have been read."""
         file = self.disk.open(self.folder / name)
         self._reading.append(file)
-        return FileBytes(partial(_read_at, file), file.size(), again=again)
+        return FileBytes(partial(_read_at, file), file.size(), room)
 
     def _read(self, name: str) -> memoryview:
         file = self.disk.open(self.folder / name)
