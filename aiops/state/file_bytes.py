@@ -21,7 +21,7 @@ class Room:
         self._data = np.empty(0, np.uint8)
 
     def of(self, nbytes: int) -> Bytes:
-        """Return so many bytes of it."""
+        """Return its first bytes."""
         if nbytes > len(self._data):
             self._data = np.empty(nbytes, np.uint8)
         return self._data[:nbytes]
