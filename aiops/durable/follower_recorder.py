@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.durable.recorder import AppendRow, KeepSnapshots, WriteSnapshot
+from aiops.durable.recorder import WAITS, AppendRow, BeginJournal, KeepSnapshots, WriteSnapshot
 from aiops.durable.recovery import Recovered, differs, unexpected
 from aiops.durable.rows import JournalRow, check_of
 from aiops.durable.shard_rows import (
@@ -64,7 +64,7 @@ class BeginShard:
 
 
 FollowerEffect: TypeAlias = (
-    Effect | AppendRow | EncodedReply | BeginShard | WriteSnapshot | KeepSnapshots
+    Effect | AppendRow | EncodedReply | BeginShard | BeginJournal | WriteSnapshot | KeepSnapshots
 )
 """An effect of a follower with a journal."""
 
@@ -98,7 +98,7 @@ class FollowerRecorder:
     ----------
     next
         The number of the next row.
-    recording, ended, room
+    recording, resuming, ended, room
         As of `aiops.durable.recorder.Recorder`.
     writing
         The capture that is being written.
@@ -107,6 +107,7 @@ class FollowerRecorder:
     def __init__(self, follower: Follower, gate: CommitGate, first: int) -> None:
         self.follower, self._gate, self.next = follower, gate, first
         self.recording, self.ended = True, ""
+        self.resuming = False
         self._taking: _ShardTaking | None = None  # until its job is done
         self.writing: WriteSnapshot | None = None
         self._due: WriteSnapshot | None = None  # until the journal has all of its rows
@@ -171,21 +172,34 @@ class FollowerRecorder:
                 return [*effects, *self._begin_capture(effect.ticket, effect.job, event.time)]
         return [*effects]
 
-    def _begin_capture(self, ticket: int, job: CaptureJob, now: float) -> list[Effect]:
+    def _begin_capture(
+        self, ticket: int, job: CaptureJob, now: float
+    ) -> Sequence[FollowerEffect]:
         """Capture the state after the present event, and have its job copy the rest."""
         follower = self.follower
         assert follower.shard is not None, "it has the job"
         if self._due is not None or self.writing is not None:
             return self._report(job.row, "an earlier snapshot is being written")
+        if self.ended and any(not (each.row or each.kept) for each in follower.portions):
+            return self._report(job.row, WAITS)
         try:
             found = capture_shard(follower, follower.shard, job.row, ticket)
         except MemoryError:
             return self._report(job.row, "there is no memory for a capture of the state")
         found.room = self.room
-        self.next += not self.recording  # without a journal, snapshots have numbers that rise
+        begin = list[FollowerEffect]()
+        if not self.recording:
+            begin.append(self._resume())
         job.begin(partial(found.copy, follower.machine.parallel_map), found.copied)
         self._taking = _ShardTaking(ticket, self.next - 1, now, found, job)
-        return []
+        return begin
+
+    def _resume(self) -> BeginJournal:
+        """Have a journal again, which promises nothing before there is this snapshot before it."""
+        self.next += 1  # a row is missing between the journals, so that none is read as one
+        self._committed = self.next - 1
+        self.recording = self.resuming = True
+        return BeginJournal(self.next)
 
     def _write(self) -> list[Effect | WriteSnapshot]:
         """Return the effect that writes a capture, once the journal has all of its rows."""
@@ -195,15 +209,27 @@ class FollowerRecorder:
         self._due, self.writing = None, due
         return [due]
 
-    def _written(self, event: SnapshotWritten) -> list[Effect]:
+    def _written(self, event: SnapshotWritten) -> list[FollowerEffect]:
         """Report a snapshot that is on the disk, or is not."""
+        notes = self._resumed(event)
         written, self.writing = self.writing, None
         if written is None:
-            return []
+            return notes
         written.capture.release()
         if not event.why:
             self.follower.snapshots[written.capture.number] = written.row
-        return self._report(written.capture.number, event.why)
+        return [*notes, *self._report(written.capture.number, event.why)]
+
+    def _resumed(self, event: SnapshotWritten) -> list[FollowerEffect]:
+        """Promise again what is wanted, if the journal that was begun goes on behind a snapshot."""
+        if not self.resuming:
+            return []
+        if event.why:
+            return self._journal_ended(JournalEnded(event.time, event.why))
+        self.resuming, self.ended = False, ""
+        self._gate.close()
+        wanted = self._gate.wanted.name.lower()
+        return [Note(f"there is a journal again: its reports mean {wanted!r} from row {self.next}")]
 
     def _report(self, cut: int, why: str) -> list[Effect]:
         lead = self.follower.lead
@@ -253,8 +279,11 @@ class FollowerRecorder:
         begin = BeginShard(follower.run, order.shard, shards)
         return [begin, AppendRow(1, row, self._later)]
 
-    def _journal_ended(self, event: JournalEnded) -> list[Effect | EncodedReply]:
+    def _journal_ended(self, event: JournalEnded) -> list[FollowerEffect]:
         self.recording, self.ended = False, event.why
+        if self.resuming:  # it has promised nothing
+            self.resuming = False
+            return []
         wanted = self._gate.wanted.name.lower()
         text = f"{event.why}; its reports mean 'applied' from here on, not {wanted!r}"
         return [Note(text), *self._gate.open()]

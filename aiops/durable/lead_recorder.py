@@ -99,7 +99,10 @@ class LeadRecorder(Recorder):
     def _decide(self, event: Event) -> list[Effect]:
         """Journal an event, and have the engine handle it."""
         if not self.recording or passes(event):
-            return self.engine.handle(event)
+            handled: list[RecorderEffect] = [*self.engine.handle(event)]
+            if self._taking is not None:
+                handled = self._captured(event, handled)
+            return handled  # type: ignore[return-value]
         leased = self.engine.freeze()
         number, self.next = self.next, self.next + 1
         append = self._append(number, lead_row(event, leased), event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -18,7 +19,9 @@ from aiops.cli.state_replay import engine_at
 from aiops.client import Client
 from aiops.client.params import Params
 from aiops.errors import ConnectionLost, UsageError
+from aiops.net import disk
 from aiops.net.disk import SystemDisk
+from aiops.serving.state import kept_state
 from aiops.state.directory import StateListing
 from tests.shards.world import Actor, World
 from tests.support import PATIENCE, Process, ServerThread, assert_same
@@ -219,6 +222,52 @@ def test_a_start_replays_from_a_snapshot_and_folders_are_bounded(tmp_path: Path)
     for folder in folders:
         found = StateListing(path.name for path in folder.iterdir())
         assert len(found.snapshots) <= 4, "two sets, one that was not whole, and the newest"
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("acks", ["written", "durable"])
+def test_the_better_promise_is_taken_up_again_when_there_is_room(
+    acks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_state, "_RETRY", 0.01)
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "snapshot_every": 0.01}
+    follower = ServerThread(
+        **settings, acks=acks, shards=1, follower=True, state=tmp_path / "follower"
+    )
+
+    def full(*_given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def given() -> dict[str, Any]:
+        urls = [follower.url.removeprefix("aiops://")]
+        return {**settings, "acks": acks, "shards": 2, "followers": urls, "state": tmp_path / "s"}
+
+    def promises(client: Client) -> set[str]:
+        state = client.stats()["state"]
+        return {each["acks"] for each in (state, *state["shards"])}
+
+    with follower, ServerThread(**given()) as lead:
+        with Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client:
+            params = client.define(MODEL)
+            client.exchange(params, gradients(0))
+            with monkeypatch.context() as patch:
+                patch.setattr(disk._SystemFile, "write" if acks == "written" else "sync", full)
+                for step in range(5_000):
+                    client.exchange(params, gradients(step % 7))
+                    if promises(client) == {"applied"}:
+                        break
+            for step in range(5_000):
+                client.exchange(params, gradients(step % 7))
+                if promises(client) == {acks}:
+                    break
+            assert promises(client) == {acks}
+            client.exchange(params, gradients(1))
+    follower = ServerThread(
+        **settings, acks=acks, shards=1, follower=True, state=tmp_path / "follower"
+    )
+    with follower, ServerThread(**given()) as lead:
+        with Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client:
+            assert_same(client.fetch().numpy(), params.numpy())
 
 
 @pytest.mark.usefixtures("small_segments")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.durable.commit_gate import Acks
+from aiops.engine.events import JournalEnded
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_orders_of_events import MODEL, POLICIES, SINGLE, Checker, final
 from tests.shards.test_policies import trained
@@ -44,6 +45,42 @@ def test_each_push_counts_once_with_snapshots(seed: int, shards: int, acks: Acks
     total = sum(c.sent for c in checkers)
     assert params.version == 18
     assert all((a == -total).all() for a in params.values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Acks) -> None:
+    """Disks of some servers, or of all, are full for a while; later all servers are killed."""
+    world = KeptWorld(seed, 3, acks=acks)
+    world.damages = 0  # of snapshots, whose predecessors have no journal behind them
+    checkers = [Checker(2.0**n, 8) for n in range(3)]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    hosts: Any = world.hosts
+    while world.engine.version < 4:
+        world.step()
+    full = world.random.sample(hosts, world.random.randint(1, 3))
+    for host in full:
+        host.post(JournalEnded(world.now, "the disk is full"))
+    while world.engine.version < 8:
+        world.step()
+    assert [host for host in hosts if not host.recorder.recording] == [
+        host for host in hosts if host in full
+    ]
+    for _ in range(20_000):
+        recorder = hosts[0].recorder
+        if not any(host.recorder.ended or host.recorder.resuming for host in hosts):
+            break
+        if not recorder.recording:
+            hosts[0].perform([recorder.resume()])
+        world.take_snapshot()
+        world.step()
+    assert [host.recorder.acks for host in hosts] == [acks] * 3
+    world.kill(range(3))
+    assert all(host.restored for host in full)
+    world.run()
+    params = final(world, MODEL)
+    assert params.version == 24
+    assert all((a == -sum(c.sent for c in checkers)).all() for a in params.values())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,6 +14,7 @@ from aiops.durable.follower_recorder import BeginShard, FollowerRecorder
 from aiops.durable.lead_recorder import LeadRecorder, LeadReplayer
 from aiops.durable.recorder import (
     AppendRow,
+    BeginJournal,
     KeepSnapshots,
     Recorder,
     Supersede,
@@ -21,7 +22,7 @@ from aiops.durable.recorder import (
 )
 from aiops.durable.recovery import Replayer
 from aiops.engine.engine import Engine
-from aiops.engine.events import Effect, Event, Resumed, SnapshotWritten
+from aiops.engine.events import Effect, Event, JournalEnded, Resumed, SnapshotWritten
 from aiops.errors import UsageError
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState, header_of
@@ -186,6 +187,7 @@ class FollowerState:
         return {
             AppendRow: self._append,
             BeginShard: self._begin_shard,
+            BeginJournal: self._begin_again,
             WriteSnapshot: self._write,
             KeepSnapshots: self._keep,
         }
@@ -206,10 +208,31 @@ class FollowerState:
         self._writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
         _log.info("%s: a new state, run %s", files.folder, files.run)
 
+    def _begin_again(self, effect: BeginJournal) -> Event | None:
+        """Begin another journal, if there is room for it and for the snapshot before it."""
+        files, shard = self._files, self._follower.shard
+        nbytes = 0 if shard is None else shard.store.cost
+        try:
+            if files.disk.free(files.folder) < 2 * nbytes + files.disk.segment:
+                return JournalEnded(self._clock(), self.recorder.ended)
+            if self._writer is not None:
+                self._writer.end()
+            self._writer = files.begin_again(effect.first, self._acks, self._post_threadsafe)
+        except OSError as error:
+            why = f"{files.folder}: {error.strerror or error}"
+            return JournalEnded(self._clock(), why)
+        return None
+
     def _write(self, effect: WriteSnapshot) -> None:
         """Begin to write a capture."""
+        resuming = self.recorder.resuming
 
         def done(nbytes: int) -> None:
+            if resuming and not self._snapshots.why:
+                try:
+                    self._files.segments.reveal()
+                except OSError as error:
+                    self._snapshots.why = f"the journal cannot go on: {error.strerror or error}"
             if not self._snapshots.why:
                 self._mark = effect.row
             event = SnapshotWritten(self._clock(), effect.row, self._snapshots.why)

@@ -436,7 +436,7 @@ class StateFiles:
         self.segments.hide()
         return JournalWriter(
             *(self.disk, self.folder, self.run, self.generation, first, acks),
-            *(self._salt, post, self.segments),
+            *(self._salt, post, self.segments, self.place),
             synced=first - 1,
         )
 
