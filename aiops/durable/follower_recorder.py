@@ -172,9 +172,7 @@ class FollowerRecorder:
                 return [*effects, *self._begin_capture(effect.ticket, effect.job, event.time)]
         return [*effects]
 
-    def _begin_capture(
-        self, ticket: int, job: CaptureJob, now: float
-    ) -> Sequence[FollowerEffect]:
+    def _begin_capture(self, ticket: int, job: CaptureJob, now: float) -> Sequence[FollowerEffect]:
         """Capture the state after the present event, and have its job copy the rest."""
         follower = self.follower
         assert follower.shard is not None, "it has the job"

@@ -246,28 +246,34 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
         state = client.stats()["state"]
         return {each["acks"] for each in (state, *state["shards"])}
 
-    with follower, ServerThread(**given()) as lead:
-        with Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client:
-            params = client.define(MODEL)
-            client.exchange(params, gradients(0))
-            with monkeypatch.context() as patch:
-                patch.setattr(disk._SystemFile, "write" if acks == "written" else "sync", full)
-                for step in range(5_000):
-                    client.exchange(params, gradients(step % 7))
-                    if promises(client) == {"applied"}:
-                        break
+    with (
+        follower,
+        ServerThread(**given()) as lead,
+        Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client,
+    ):
+        params = client.define(MODEL)
+        client.exchange(params, gradients(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(disk._SystemFile, "write" if acks == "written" else "sync", full)
             for step in range(5_000):
                 client.exchange(params, gradients(step % 7))
-                if promises(client) == {acks}:
+                if promises(client) == {"applied"}:
                     break
-            assert promises(client) == {acks}
-            client.exchange(params, gradients(1))
+        for step in range(5_000):
+            client.exchange(params, gradients(step % 7))
+            if promises(client) == {acks}:
+                break
+        assert promises(client) == {acks}
+        client.exchange(params, gradients(1))
     follower = ServerThread(
         **settings, acks=acks, shards=1, follower=True, state=tmp_path / "follower"
     )
-    with follower, ServerThread(**given()) as lead:
-        with Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client:
-            assert_same(client.fetch().numpy(), params.numpy())
+    with (
+        follower,
+        ServerThread(**given()) as lead,
+        Client(lead.url, role="worker", name="w", timeout=PATIENCE) as client,
+    ):
+        assert_same(client.fetch().numpy(), params.numpy())
 
 
 @pytest.mark.usefixtures("small_segments")
