@@ -382,7 +382,8 @@ class TestPlans:
 
     async def test_a_failed_push_is_told_by_the_step_after_it(self) -> None:
         async with serve("no-delay", 2, lr=1, tau_max=2) as server, AsyncWorker(server.url, START):
-            worker = await AsyncWorker(server.url, START, timeout=1).connect()
+            worker = await AsyncWorker(server.url, START).connect()
+            worker._client.timeout = 1.0
             await worker.step(ones(worker.params))
             await until(lambda: waiting_at(server) == 1, "the first push")
             background = worker._background

@@ -437,8 +437,9 @@ class TestConnections:
 
     def test_deadline(self, connect: Connect, server: Any) -> None:
         server.call(lambda s: s.engine.plan.update(patience=0.0))
-        with Proxy(server.url) as proxy, connect(proxy.url, timeout=0.3) as client:
+        with Proxy(server.url) as proxy, connect(proxy.url) as client:
             client.ping()
+            getattr(client, "client", client).timeout = 0.3
             proxy.stall("down", after=0)
             with pytest.raises(DeadlineExceeded, match=r"a sign of life in .*timeout=\.\.\."):
                 client.ping()

@@ -303,9 +303,10 @@ class TestServerGone:
         settings: dict[str, Any] = {"policy": "hardsync", "workers": 2}
         with (
             ServerThread(kernels="numpy", **settings) as server,
-            Worker(server.url, START, timeout=0.5) as worker,
+            Worker(server.url, START) as worker,
             ThreadPoolExecutor(1) as pool,
         ):
+            worker._client.timeout = 0.5
             future = pool.submit(worker.step, ones(START))
             eventually(
                 lambda: server.call(lambda s: s.engine.report()["waiting"]) == 1,
@@ -317,7 +318,8 @@ class TestServerGone:
 
     def test_a_server_that_stays_away(self) -> None:
         with ServerThread(policy="asgd", kernels="numpy") as server:
-            worker = Worker(server.url, START, timeout=0.4)
+            worker = Worker(server.url, START)
+            worker._client.timeout = 0.4
         with pytest.raises(ConnectionLost, match="is the server running"):
             worker.step(ones(START))
         worker.close()

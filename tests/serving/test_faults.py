@@ -583,7 +583,8 @@ class TestRestart:
     def test_a_server_that_does_not_come_back(self) -> None:
         """The error says so after the client's own time-out, however long a barrier may take."""
         with serving("--policy", "hardsync", "--workers", "2") as server:
-            worker = Worker(server.url, START, timeout=0.5)
+            worker = Worker(server.url, START)
+            worker._client.timeout = 0.5
             assert worker.plan["patience"] == 300
             with ThreadPoolExecutor(1) as pool, Client(server.url) as observer:
                 step = pool.submit(worker.step, ONES)

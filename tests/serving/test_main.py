@@ -86,7 +86,8 @@ class TestProcess:
         ):
 
             def work() -> str:
-                with Worker(server.url, {"w": np.zeros(3, np.float32)}, timeout=2.0) as worker:
+                with Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker:
+                    worker._client.timeout = 2.0
                     with pytest.raises(Unavailable) as caught:
                         worker.step(ones(worker.params))
                     return str(caught.value)

@@ -199,11 +199,12 @@ class TestFailure:
         with (  # noqa: PT012  (it is the end of the server that raises)
             pytest.raises(ArithmeticError, match="a kernel failed"),
             ServerThread(policy="asgd", kernels="numpy") as server,
-            Client(server.url, role="worker", timeout=1.0) as client,
+            Client(server.url, role="worker") as client,
         ):
             server.call(lambda s: s.engine.plan.update(patience=0.0))
             params = client.define({"w": np.zeros(count, np.float32)})
             client.exchange(params, ones(params))
+            client.timeout = 1.0
             monkeypatch.setattr(UpdateJob, "run", fail)
             monkeypatch.setattr(Updater, "whole", fail)
             with pytest.raises(
@@ -226,9 +227,11 @@ class TestFailure:
         with (  # noqa: PT012  (it is the end of the server that raises)
             pytest.raises(ZeroDivisionError),
             ServerThread(policy="tests.serving.test_server:Failing", kernels="numpy") as server,
-            Client(server.url, timeout=0.5) as observer,
-            Worker(server.url, {"w": np.zeros(3, np.float32)}, timeout=0.5) as worker,
+            Client(server.url) as observer,
+            Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker,
         ):
+            observer.ping()
+            observer.timeout = worker._client.timeout = 0.5
             why = r"error of its own \(ZeroDivisionError: division"
             with pytest.raises(ConnectionLost, match=why):
                 worker.step({"w": np.ones(3, np.float32)})
