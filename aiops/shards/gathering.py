@@ -8,7 +8,7 @@ the order in which they were sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -147,6 +147,7 @@ class Gathering:
         self._placement, self._admission = placement, admission
         self._numbers = count(1)
         self.known: dict[int, bool] = {}
+        self._spread_to: dict[int, frozenset[int]] = {}  # the followers with portions of those
         self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
         self._queues: dict[int, deque[Received]] = {}  # by connection
         self.finished: list[FinishPush] = []
@@ -226,7 +227,7 @@ class Gathering:
             if theirs
         }
         whole = replace(message, parts=tuple(part for theirs in pieces for part in theirs))
-        self.known[number] = False
+        self.known[number], self._spread_to[number] = False, frozenset(missing)
         return SpreadPush(
             number, peer, message, whole, own, cover, missing, now, self._note_finished
         )
@@ -236,7 +237,17 @@ class Gathering:
             self.known[message.id] = True
         elif self.known.pop(message.id, None) is None:
             return  # a sink may be freed twice
+        else:
+            self._spread_to.pop(message.id, None)
         self.finished.append(message)
+
+    def lacks(self, shard: int, portions: Container[int]) -> bool:
+        """Return whether a follower lacks its portion of a push that the engine has."""
+        return any(
+            shard in self._spread_to.get(number, ()) and number not in portions
+            for number in self.known
+            if number not in self._pushes
+        )
 
     def begin_numbers(self, generation: int) -> None:
         """Give pushes other numbers from here on than any earlier start of the server has."""

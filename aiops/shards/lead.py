@@ -331,9 +331,9 @@ class Lead:
             return f"{name} holds a model, and its lead has none: give both the states of one time"
         if self._model.resume(shard, state) is None:
             return (
-                f"{name} is at version {state.version:,}, and its lead at {self.engine.version:,}:"
-                " their states are not of one time (of copies, or after a loss of power without"
-                " --acks durable)"
+                f"{name} is at version {state.version:,}, and its lead at {self.engine.version:,},"
+                " or it lacks its part of a push that its lead has: their states are not of one"
+                " time (of copies, or after a loss of power without --acks durable)"
             )
         return ""
 

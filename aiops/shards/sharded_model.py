@@ -97,6 +97,8 @@ class ShardedModel:
     def resume(self, shard: int, state: ShardState) -> list[Effect] | None:
         """Make a follower's state that of the lead; None: it cannot be, as it is of another time.
 
+        Then it is at another version, or lacks its portion of a push that the lead's engine has.
+
         A follower has carried out the orders up to one of them. Its lead may have decided more
         since, of which one update at most.
         """
@@ -109,6 +111,8 @@ class ShardedModel:
             return effects
         again = self.updating.resume(shard, state, self._training.store.version)
         if again is None:
+            return None
+        if self.gathering.lacks(shard, state.holds.get("portions", ())):
             return None
         known, freed = self.gathering.known, {m.id for m in self.gathering.finished}
         for number in state.holds.get("portions", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +46,23 @@ def test_each_push_counts_once_with_snapshots(seed: int, shards: int, acks: Acks
     total = sum(c.sent for c in checkers)
     assert params.version == 18
     assert all((a == -total).all() for a in params.values())
+
+
+def test_a_follower_that_lost_a_portion_is_refused() -> None:
+    """As after a loss of power: the lead has a push in its journal, the follower not its part."""
+    world = KeptWorld(3, 2)
+    world.actors = [Actor(world, f"worker-{n}", Checker(2.0**n, 4)) for n in range(3)]
+    hosts: Any = world.hosts
+    while not (hosts[0].coordinator.engine.training and world.engine.training.updates.queued):
+        world.step()
+    [lead, follower] = hosts
+    number = max(each.number for each in follower.coordinator.portions)
+    state = follower.coordinator.state()
+    assert not world.lead_brain.refusal(1, state)
+    portions = tuple(each for each in state.holds["portions"] if each != number)
+    lost = replace(state, holds={**state.holds, "portions": portions})
+    assert "not of one time" in world.lead_brain.refusal(1, lost)
+    assert lead.recorder.recording
 
 
 @pytest.mark.parametrize("seed", range(12))
