@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from aiops import AsyncClient, Client
+from aiops.client.backoff import Attempts
 from aiops.common.urls import ServerAddress
 from aiops.errors import ConnectionLost
 from aiops.net.dns import addresses, addresses_waited_for, first_reached, literal
@@ -181,16 +182,21 @@ class TestClients:
 
     @pytest.mark.parametrize("client", [Client, AsyncClient])
     def test_a_name_that_nobody_knows(
-        self, client: type[Client] | type[AsyncClient], names: Names
+        self,
+        client: type[Client] | type[AsyncClient],
+        names: Names,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         def unknown() -> list[str]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
         names(unknown)
+        pause = Attempts.pause  # the first attempt is the last: none is cut by the deadline
+        monkeypatch.setattr(Attempts, "pause", lambda self, _now, why: pause(self, self.until, why))
         with pytest.raises(
             ConnectionLost, match=r"'server\.example' cannot be looked up: Name or service not"
         ):
-            connect(client("aiops://server.example:7171", timeout=0.2))
+            connect(client("aiops://server.example:7171", timeout=PATIENCE))
 
     def test_nothing_waits_for_a_look_up_at_the_end(self, silent: threading.Event) -> None:
         async def main() -> None:
