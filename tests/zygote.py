@@ -158,7 +158,11 @@ def _own(environment: Mapping[str, str]) -> dict[str, str]:
 def _zygote(words: Sequence[str], environment: Mapping[str, str]) -> _Zygote | None:
     """Return what forks such a process; None: it must be started."""
     options = [word for word in words[1:] if word.startswith("-")][:1]
-    if words[0] != sys.executable or options not in (["-m"], ["-c"], ["-W"]):
+    if (
+        sys.platform != "linux"
+        or words[0] != sys.executable
+        or options not in (["-m"], ["-c"], ["-W"])
+    ):
         return None
     wanted, mine = _own(environment), _own(os.environ)
     single = wanted != mine
