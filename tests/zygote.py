@@ -12,6 +12,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -212,12 +213,10 @@ def _serve(sock: socket.socket) -> Callable[[], Any]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
-            process = os.fork()
-            if process:
-                os.write(writing, _LENGTH.pack(process))
+            if os.fork():
                 os._exit(0)
             sock.close()
-            return _prepared(order, files)
+            return _prepared(order, files, writing)
         os.close(writing)
         os.waitpid(between, 0)
         said = os.read(reading, _LENGTH.size)
@@ -226,23 +225,22 @@ def _serve(sock: socket.socket) -> Callable[[], Any]:
         sock.sendall(said)
 
 
-def _prepared(order: _Order, files: Sequence[int]) -> Callable[[], Any]:
+def _prepared(order: _Order, files: Sequence[int], writing: int) -> Callable[[], Any]:
     """Make this process the one that is wanted; return its program."""
-    import fcntl
-
+    if order.session:
+        os.setsid()
+    elif order.group >= 0:
+        os.setpgid(0, order.group)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.write(writing, _LENGTH.pack(os.getpid()))  # from now on it may be sent signals
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE) for fd in files]
     os.closerange(3, _ABOVE)
     for fd, to in zip(moved, order.targets, strict=True):
         os.dup2(fd, to)
     os.closerange(_ABOVE, max(moved) + 1)
-    if order.session:
-        os.setsid()
-    elif order.group >= 0:
-        os.setpgid(0, order.group)
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
     gc.enable()
     words = list(order.words)
