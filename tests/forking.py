@@ -512,7 +512,8 @@ def serving(folder: str) -> None:
     used, near = [], []
 
     def written() -> list[tuple[int, int]]:
-        return [(path.stat().st_size, path.stat().st_mtime_ns) for path in (record, save)]
+        paths = [*record.iterdir(), save]
+        return [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(socket.socket())
@@ -549,11 +550,11 @@ def leaving(folder: str) -> None:
             fork_and_report(used)
 
     def fork_and_report(used: bool) -> None:
-        size = record.stat().st_size
+        before = {path.name: path.read_bytes() for path in record.iterdir()}
         process = os.fork()
         if process:
             os.waitpid(process, 0)
-            same = record.stat().st_size == size
+            same = {path.name: path.read_bytes() for path in record.iterdir()} == before
             report(used=[used], children=[], saved=save.exists(), same=same)
             os._exit(0)  # the child has closed the loop, which was this process's, too
 

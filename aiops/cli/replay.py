@@ -6,18 +6,16 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from aiops.cli.flags import Json
 from aiops.errors import UsageError
 
-if TYPE_CHECKING:
-    from aiops.engine.engine import Engine
-
-Journal = Annotated[
-    Path, typer.Argument(help="A file of `aiops serve --record`, or a folder of --state.")
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The folder of `aiops serve --record` or of --state."),
 ]
 Save = Annotated[
     Path | None, typer.Option("--save", help="Write the final model to this .safetensors file.")
@@ -28,66 +26,56 @@ Kernels = Annotated[
 
 
 def replay(
-    journal: Journal, save: Save = None, kernels: Kernels = "auto", as_json: Json = False
+    folder: Folder, save: Save = None, kernels: Kernels = "auto", as_json: Json = False
 ) -> None:
     """Run a recorded run again, to bit-identical parameters.
 
     Prints the final version and the SHA-256 of the parameters. The exit status is 2 when the
-    replay departs from the record, or the file is no journal; a record that was cut short is
-    replayed up to the cut, and the output tells.
+    replay departs from the record, or there is none, and 1 when rows of it are damaged or missing:
+    those before are replayed. A record that was cut short is replayed up to the cut, and the
+    output tells.
 
-    Each file is one run: a server that was started again with the same --record FILE has gone on
-    in FILE.2, then in FILE.3.
+    Each folder is one run: a server that was started again with the same --record DIR has gone on
+    in DIR.2, then in DIR.3.
 
-    Of a folder of --state the rows after its oldest snapshot are run again, up to the newest row.
+    Of a folder of --state the rows after its oldest snapshot are run again, up to the newest row;
+    with --keep-journal all rows since the beginning.
     """
-    from aiops.engine.journal import digest
+    from aiops.cli.state_folder import StateFolder
+    from aiops.cli.state_replay import replay_all
+    from aiops.engine.digest import digest
     from aiops.serving.config import Config
     from aiops.serving.safetensors_io import write_model
 
     Config(kernels=kernels)  # raises for an unknown name
     began = time.perf_counter()
-    engine, events, complete = (_state if journal.is_dir() else _record)(journal, kernels)
-    store = engine.store
+    if folder.is_file():
+        raise UsageError(
+            f"{folder} is a file, and a record is a folder (aiops serve --record DIR): files that"
+            " earlier versions wrote with --record can only be replayed by these"
+        )
+    state = StateFolder(folder)
+    ended, damage = replay_all(state, kernels)
+    engine, store = ended.engine, ended.engine.store
+    last = state.listing.snapshots[:1] == (ended.last,)  # written by a server that ended
     found = {
         "policy": engine.algorithm.name,
         "version": store.version if store is not None else 0,
-        "events": events,
+        "events": ended.rows,
         "sha256": digest(engine),
         "seconds": round(time.perf_counter() - began, 3),
-        "complete": complete,
+        "complete": ended.complete or last,
+        "damage": "" if damage is None else str(damage),
         "kernels": store.backend if store is not None else "",
         "saved": str(save) if save else None,
     }
     if save is not None:
         if store is None:
-            raise UsageError(f"nothing to save: no model was defined in {journal}")
+            raise UsageError(f"nothing to save: no model was defined in {folder}")
         write_model(save, store.current.arena.views, store.version, engine.saved_tables())
     _print(found, as_json=as_json)
-
-
-def _record(file: Path, kernels: str) -> tuple[Engine, int, bool]:
-    """Return the engine at the end of a record, its events, and whether it is complete."""
-    from aiops.engine.journal import replay as run_again
-
-    try:
-        with file.open("rb") as opened:
-            ended = run_again(opened, kernels)
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}") from None
-    return ended.engine, ended.events, ended.complete
-
-
-def _state(folder: Path, kernels: str) -> tuple[Engine, int, bool]:
-    """Return the same for a folder of ``--state``."""
-    from aiops.cli.state_folder import StateFolder
-    from aiops.cli.state_replay import engine_at
-
-    state = StateFolder(folder)
-    files = list(state.files(thorough=False))
-    row: int = state.outcome(files)["row"]
-    engine, rows = engine_at(state, row, kernels, oldest=True)
-    return engine, rows, not any(each.torn for each in files)
+    if damage is not None:
+        raise typer.Exit(1)
 
 
 def _print(found: Mapping[str, Any], *, as_json: bool) -> None:
@@ -101,5 +89,7 @@ def _print(found: Mapping[str, Any], *, as_json: bool) -> None:
     print(f"seconds   {found['seconds']:.3f}  ({found['kernels'] or 'no'} kernels)")
     if found["saved"]:
         print(f"saved     {found['saved']}")
-    if not found["complete"]:
-        print("The record was cut short: this is its state at the cut.")
+    if found["damage"]:
+        print(f"This is the state before the rows that are damaged or missing: {found['damage']}")
+    elif not found["complete"]:
+        print("The record was cut short, or goes on: this is its state at the last row.")

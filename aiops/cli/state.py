@@ -285,7 +285,7 @@ def _export_at(state: Any, row: int, out: Path, *, as_json: bool) -> None:
     from aiops.cli.state_replay import engine_at
     from aiops.serving.safetensors_io import write_model
 
-    engine, _rows = engine_at(state, row)
+    engine = engine_at(state, row)
     store = engine.store
     if store is None:
         raise UsageError(f"no model was defined at row {row:,}")

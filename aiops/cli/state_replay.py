@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from aiops.algorithms import find
 from aiops.cli.state_folder import StateFolder
 from aiops.durable.recovery import Replayer
+from aiops.durable.run_record import Replayed, engine_of, replay, replay_on
 from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
-from aiops.engine.events import Options
 from aiops.errors import DamagedState, UsageError
 from aiops.state.directory import journal_name
 from aiops.state.frames import JournalFrame
-from aiops.state.row_kinds import RowKind, row_fields
 
 
-def engine_at(
-    folder: StateFolder, row: int, kernels: str = "auto", *, oldest: bool = False
-) -> tuple[Engine, int]:
-    """Return an engine in the state after a row, and the number of rows that were replayed.
-
-    It is that of the newest snapshot before, or of the ``oldest``, and the rows since.
+def engine_at(folder: StateFolder, row: int, kernels: str = "auto") -> Engine:
+    """Return an engine in the state after a row: that of the newest snapshot before, and the rows.
 
     Raises
     ------
@@ -31,73 +24,95 @@ def engine_at(
     DamagedState
         When it is damaged.
     """
+    _check_whole(folder)
+    bases = [base for base in folder.listing.snapshots if base <= row]
+    for base in bases:
+        try:
+            found = _replayed_from(folder, base, kernels, until=row)
+            break
+        except DamagedState:
+            if base == bases[-1] and 1 not in folder.listing.segments:
+                raise
+    else:
+        if 1 not in folder.listing.segments:
+            raise UsageError(f"{folder.path} has no snapshot of row {row:,} or an earlier one")
+        found = replay(_frames(folder, 1, until=row), kernels)
+    if found.last < row:
+        raise UsageError(f"the journal of {folder.path} ends at row {found.last:,}")
+    return found.engine
+
+
+def replay_all(folder: StateFolder, kernels: str = "auto") -> tuple[Replayed, DamagedState | None]:
+    """Replay all rows: from the first, or from the oldest snapshot if that is gone.
+
+    Returns
+    -------
+    The end of the replay, and the damage that it ended at, or None.
+
+    Raises
+    ------
+    UsageError, DamagedState
+        When it has no beginning; when the replay departs from the record.
+    """
+    _check_whole(folder)
+    listing, damage = folder.listing, list[DamagedState]()
+    if 1 in listing.segments:
+        return replay(_frames(folder, 1, damage), kernels), damage[0] if damage else None
+    if not listing.snapshots:
+        raise UsageError(f"{folder.path} has no beginning: neither its first row nor a snapshot")
+    found = _replayed_from(folder, listing.snapshots[-1], kernels, damage)
+    return found, damage[0] if damage else None
+
+
+def _check_whole(folder: StateFolder) -> None:
     identity = folder.identity()
     if identity.shards > 1:
         raise UsageError(
             f"{folder.path} holds shard {identity.shard} of {identity.shards}: only all servers"
             " together bring the model back (aiops serve with the same --state)"
         )
-    order = -1 if oldest else 1
-    for base in folder.listing.snapshots[::order]:
-        if base <= row and not (oldest and 1 in folder.listing.segments):
-            try:
-                with folder.snapshot(base) as file:
-                    file.verify()
-                    engine = _engine(file.header.settings, kernels)
-                    replayer = Replayer(engine)
-                    queued = _rows(folder, needed_rows(file.header.owners))
-                    replayer.restore(base, file.header, file.array, queued)
-                    return _replayed(folder, engine, replayer, base, row)
-            except DamagedState:
-                if base == folder.listing.snapshots[-order]:
-                    raise
+
+
+def _replayed_from(
+    folder: StateFolder,
+    base: int,
+    kernels: str,
+    damage: list[DamagedState] | None = None,
+    until: int | None = None,
+) -> Replayed:
+    """Replay the rows after a snapshot."""
+    with folder.snapshot(base) as file:
+        file.verify()
+        engine = engine_of(file.header.settings, kernels)
+        replayer = Replayer(engine)
+        queued = _rows(folder, needed_rows(file.header.owners))
+        replayer.restore(base, file.header, file.array, queued)
+        rows = iter(()) if base == until else _frames(folder, base + 1, damage, until)
+        return replay_on(engine, replayer, rows, base)
+
+
+def _frames(
+    folder: StateFolder,
+    row: int,
+    damage: list[DamagedState] | None = None,
+    until: int | None = None,
+) -> Iterator[JournalFrame]:
+    """Yield the rows from the segment of a row on, up to ``until``.
+
+    ``damage``: where to put the error of a damaged row, which is then the end.
+    """
     try:
-        with folder.segment(1) as scan:
-            first = next(iter(scan), None)
-    except UsageError:
-        first = None
-    if first is None or first.kind != RowKind.BEGIN:
-        raise UsageError(f"{folder.path} has no snapshot of row {row:,} or an earlier one")
-    found = row_fields(first.kind, first.row, "row 1")
-    settings = {"policy": found["policy"], **found["settings"]}
-    engine = _engine({"algorithm": settings, "options": found["options"]}, kernels)
-    replayer = Replayer(engine)
-    replayer.begin(first)
-    return _replayed(folder, engine, replayer, 1, row)
+        for frame in _segment_rows(folder, row):
+            yield frame
+            if frame.number == until:  # the one behind it may be damaged
+                return
+    except DamagedState as error:
+        if damage is None:
+            raise
+        damage.append(error)
 
 
-def _engine(settings: Any, kernels: str) -> Engine:
-    """Return a fresh engine of a state's settings."""
-    try:
-        algorithm: Mapping[str, Any] = settings["algorithm"]
-        chosen = {key: value for key, value in algorithm.items() if key != "policy"}
-        return Engine(
-            find(algorithm["policy"]).make(chosen), Options(**settings["options"], backend=kernels)
-        )
-    except (KeyError, TypeError) as error:
-        raise DamagedState(f"the state's settings are damaged: {error!r}") from None
-
-
-def _replayed(
-    folder: StateFolder, engine: Engine, replayer: Replayer, base: int, row: int
-) -> tuple[Engine, int]:
-    """Feed the rows after a base, up to one; return the engine and the number of rows."""
-    last = base
-    if last < row:
-        for frame in _frames(folder, base + 1):
-            if frame.number > base:
-                replayer.feed(frame)
-                last = frame.number
-            if last == row:
-                break
-    if last < row:
-        raise UsageError(f"the journal of {folder.path} ends at row {last:,}")
-    replayer.finish()
-    return engine, last - base
-
-
-def _frames(folder: StateFolder, row: int) -> Any:
-    """Yield the rows from the segment of a row on."""
+def _segment_rows(folder: StateFolder, row: int) -> Iterator[JournalFrame]:
     for first in folder.listing.segments_after(row - 1):
         with folder.segment(first) as scan:
             yield from scan
@@ -111,9 +126,7 @@ def _rows(folder: StateFolder, rows: list[int]) -> dict[int, JournalFrame]:
     first = folder.listing.segment_of(rows[0]) if rows else None
     if first is None or journal_name(first) not in folder.sizes:
         return found
-    for frame in _frames(folder, rows[0]):
+    for frame in _frames(folder, rows[0], until=rows[-1]):
         if frame.number in rows:
             found[frame.number] = frame
-        if frame.number >= rows[-1]:
-            break
     return found

@@ -39,6 +39,9 @@ from aiops.wire.sinks import Discard, Sink
 LEASED = 1
 """Flag of a row: the current version had readers (`Engine.freeze`)."""
 
+_FINAL = 2
+"""Flag of a row of `Stopping`: no server goes on with the state."""
+
 _PASSING = (Stats, Ping, Pong, Describe)
 """Requests that change nothing: they have no rows."""
 
@@ -86,7 +89,10 @@ def row_of(event: Event, leased: bool) -> JournalRow:
         As `Engine.freeze` returned it.
     """
     kind, fields, payload = _fields(event)
-    return JournalRow(kind, event.time, LEASED * leased, pack(fields), payload)
+    flags = LEASED * leased
+    if isinstance(event, Stopping) and not event.kept:
+        flags |= _FINAL
+    return JournalRow(kind, event.time, flags, pack(fields), payload)
 
 
 def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:
@@ -185,7 +191,7 @@ def _events(engine: Engine, frame: JournalFrame, name: str) -> list[Event | Appl
         case RowKind.SNAPSHOT:
             return [SnapshotDue(time, found["number"])]
         case RowKind.STOPPING:
-            return [Stopping(time, kept=True)]
+            return [Stopping(time, kept=not frame.flags & _FINAL)]
     return []
 
 

@@ -87,7 +87,7 @@ state is the one after the event that issued the job, when no update is outstand
 what updates overwrite in place; nothing else waits for it. It has a ticket like any other, so a
 replay issues it too, and there it does nothing.
 
-**The journal** (`aiops.engine.journal`) is the list of events with their payloads, each written
+**The journal** (`aiops.durable.rows`) is the list of events with their payloads, each written
 before it is handled. A fresh engine makes the same decisions from the same events and, because the
 kernels are deterministic, the same parameters to the last bit. So what decides about parameters
 must come from an event or the options, never from a clock or a random number. A steady exchange

@@ -71,7 +71,7 @@ class Config:
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
     save_every: float | None = _option(None, "Also write it at this interval, in seconds.")
     record: Path | None = _option(
-        None, "Record the run for `aiops replay`; in FILE.2 if FILE exists."
+        None, "Record the run in this folder for `aiops replay`; in DIR.2 if DIR exists."
     )
     state: Path | None = _option(
         None, "Keep all of the server in this folder, and go on from what it holds."
@@ -83,6 +83,9 @@ class Config:
     )
     snapshot_every: float = _option(
         30.0, "Seconds between two snapshots in --state, at most; they shorten its journal."
+    )
+    keep_journal: bool = _option(
+        False, "With --state: keep all of its journal, for `aiops replay`."
     )
     standby: str | None = _option(
         None, "Be the standby of the server at this URL: keep all that it keeps, in --state."
@@ -166,6 +169,10 @@ class Config:
         if self.state is None:
             if level > Acks.APPLIED:
                 raise UsageError(f"--acks {self.acks} needs --state DIR to write to")
+            if self.keep_journal:
+                raise UsageError(
+                    "--keep-journal keeps that of --state DIR: --record DIR needs none"
+                )
             return
         if (self.sharded or self.follower) and level is Acks.REPLICATED:
             raise ConflictError("--acks replicated needs a standby: shards have none yet")
@@ -180,7 +187,17 @@ class Config:
                 " moment; drop --state or --consistency relaxed"
             )
         if self.record is not None:
-            raise ConflictError("--state keeps a journal of the run already: drop --record")
+            raise ConflictError(
+                "--state keeps a journal of the run already: drop --record, and take --keep-journal"
+                " to keep all of it"
+            )
+        if self.keep_journal and self.acknowledgement is Acks.APPLIED:
+            raise ConflictError("--acks applied has no journal to keep: drop --keep-journal")
+        if self.keep_journal and (self.sharded or self.follower or self.standby is not None):
+            raise ConflictError(
+                "--keep-journal is of a server that has all of the model from the beginning, and"
+                " neither shards nor a standby have: drop it"
+            )
 
     def _check_standby(self) -> None:
         parse_all(self.standby or "")

@@ -1,4 +1,4 @@
-"""Open files for a run: each run writes new ones, and none is overwritten."""
+"""Open files and folders for a run: each has new ones, and none is overwritten."""
 
 from __future__ import annotations
 
@@ -39,6 +39,28 @@ def begin(flag: str, path: Path) -> BinaryIO:
         while True:
             with contextlib.suppress(FileExistsError):  # another server was quicker
                 return _unused(path).open("xb")
+    except OSError as error:
+        raise UsageError(f"--{flag} {path}: {error.strerror}") from None
+
+
+def begin_folder(flag: str, path: Path) -> Path:
+    """Make a folder that no run has written to yet, and return its path.
+
+    It is ``path``, or a path with a number, as of `begin`.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be made, or ``path`` is a file.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--{flag} {path} is a file: name a folder, which is made for the run")
+    try:
+        while True:
+            with contextlib.suppress(FileExistsError):  # another server was quicker
+                folder = _unused(path)
+                folder.mkdir(mode=0o700)  # a model is its owner's
+                return folder
     except OSError as error:
         raise UsageError(f"--{flag} {path}: {error.strerror}") from None
 

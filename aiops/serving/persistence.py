@@ -20,7 +20,7 @@ from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout
 from aiops.serving.config import Config
-from aiops.serving.run_files import EVERY, LedgerFile, RecordFile
+from aiops.serving.run_files import EVERY, LedgerFile
 from aiops.serving.safetensors_io import (
     Described,
     check_writable,
@@ -28,6 +28,7 @@ from aiops.serving.safetensors_io import (
     read_tables,
     write_model,
 )
+from aiops.serving.state.record_folder import RecordFolder
 from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")
@@ -68,7 +69,7 @@ class Persistence:
         self._config, self._engine, self._now, self._collect = config, engine, now, collect
         self.note: Callable[[Event], bool | None] | None = None
         self.exchanges: ExchangeRecord | None = None
-        self._record: RecordFile | None = None
+        self._record: RecordFolder | None = None
         self._ledger: LedgerFile | None = None
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
         self._began = 0.0
@@ -95,7 +96,8 @@ class Persistence:
         if config.save is not None:
             check_writable(config.save)
         if config.record is not None:
-            self._record = RecordFile(config.record, config.policy, self._engine)
+            given = config.record, config.policy, self._engine, self._now()
+            self._record = RecordFolder(*given)
             self.note, self.exchanges = self._record.note, self._record
         if config.ledger is not None:
             self._ledger = LedgerFile(config.ledger)

@@ -114,7 +114,9 @@ class Server:
         kept, shard = config.state_folder, None if config.follower else (0, options.shards)
         if kept is not None:
             holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
-            self._state_files = StateFiles(kept, env.disk, holder, run, salt, shard)
+            self._state_files = StateFiles(
+                *(kept, env.disk, holder, run, salt, shard), keep=config.keep_journal
+            )
             run = self._state_files.run
         options = dataclasses.replace(options, run=run)
         links: ShardLinks | None = None

@@ -22,7 +22,6 @@ from aiops.cli.stats import tables
 from aiops.common import urls
 from aiops.engine.engine import Engine
 from aiops.engine.events import BudgetTick
-from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.net.paced_transport import PacedTransport
 from aiops.net.transport import MessageTransport
@@ -30,6 +29,7 @@ from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.wire.messages import Ack, Fetch, FetchedParams
 from tests.inline import Inline
+from tests.recording import replayed
 from tests.support import PATIENCE, ServerThread, assert_same, server_process
 
 KB = 1000
@@ -435,8 +435,7 @@ class TestEngine:
         assert gate["c_push"] == gate["c_fetch"] > 0
         assert counter.busiest() <= 500 * KB
         assert engine.budget is not None
-        with path.open("rb") as file:
-            again = replay(file)
+        again = replayed(path)
         assert again.complete
         assert again.engine.budget is not None
         assert again.engine.budget.depth == engine.budget.depth

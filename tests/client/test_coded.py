@@ -17,12 +17,12 @@ import aiops
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.client.params import Params
 from aiops.client.strategies import strategy_for
-from aiops.engine.journal import replay
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Array
 from aiops.serving.server import Server
 from tests.adapter import Adapter
 from tests.proxy import Proxy
+from tests.recording import replayed
 from tests.support import PATIENCE, ServerThread
 
 SIZE = 6000
@@ -440,7 +440,6 @@ class TestRecord:
             live = ended(server)
         assert not faults
         for backend in ("numpy", "numba"):
-            with path.open("rb") as file:
-                again = replay(file, backend)
+            again = replayed(path, backend)
             assert again.complete
             assert Ended(again.engine) == live

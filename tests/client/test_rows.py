@@ -15,12 +15,12 @@ import pytest
 
 import aiops
 from aiops import testing
-from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, NotReady, Restarted, UsageError
 from aiops.kernels.row_initialiser import RowInitialiser, first_rows
 from tests.adapter import Adapter
 from tests.peers import eventually
 from tests.proxy import Proxy
+from tests.recording import replayed
 from tests.support import PATIENCE, ServerThread, server_process
 
 TABLES = {"embedding": aiops.Table(1000, 4, scale=0.5), "bias": aiops.Table(9, 1, "float64")}
@@ -396,8 +396,7 @@ class TestFiles:
             receipt = ps.push_rows("embedding", [5, 1], np.ones((2, 4), np.float32))
             assert receipt.version == 1
             rows = ps.fetch_rows("embedding", np.arange(1000))
-        with journal.open("rb") as file:
-            again = replay(file)
+        again = replayed(journal)
         assert again.complete
         _bias, embedding = again.engine.tables
         out = np.empty((1000, 4), np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,8 +16,8 @@ from aiops.algorithms.dcasgd import DCASGD
 from aiops.algorithms.policies import EveryNth
 from aiops.cli.policy_catalog import described
 from aiops.cli.policy_docstring import summary
+from aiops.engine.digest import digest
 from aiops.engine.events import Stopping
-from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import ConflictError, UsageError
 from aiops.model.layout import Array, dtype_named
 from aiops.wire import messages
@@ -26,6 +25,7 @@ from tests.contract.cases import CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
 from tests.hands import Gradient, Hand, crew_of, train
 from tests.inline import Inline
+from tests.recording import Recording
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -189,15 +189,13 @@ def test_same_events_same_bits(case: tuple[str, dict[str, Any]]) -> None:
 
 def test_a_record_replays_to_the_same_bits(case: tuple[str, dict[str, Any]]) -> None:
     inline = started(case, {name: np.full(9, 2, np.float32) for name in ("w", "b")})
-    file = io.BytesIO()
-    journal = Journal(file, case[0], inline.engine)
+    journal = Recording(case[0], inline.engine)
     for event in inline.log:
         journal.note(event)
     inline.on_event = journal.note
     train(crew_of(inline, WORKERS), 80, quadratic, seed=5)
     journal.end(inline.now)
-    file.seek(0)
-    again = replay(file, backend="numpy")
+    again = journal.replay()
     assert again.complete
     assert again.engine.report()["version"] == inline.version > 0
     assert digest(again.engine) == digest(inline.engine)

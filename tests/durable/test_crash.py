@@ -27,9 +27,9 @@ from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Recovered
 from aiops.durable.rows import row_of
 from aiops.engine.capture import capture
+from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Apply, Committed, Effect, Event
-from aiops.engine.journal import digest
 from aiops.engine.statistics import decided
 from aiops.errors import DamagedState
 from aiops.serving.state.snapshot_writer import SnapshotWriter

@@ -14,6 +14,7 @@ from aiops.durable.recorder import AT_ONCE, AppendRow, Recorder, SnapshotFailed,
 from aiops.durable.recovery import Replayer
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.capture import Capture, capture, needed_rows
+from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
@@ -25,7 +26,6 @@ from aiops.engine.events import (
     Resumed,
     SnapshotDue,
 )
-from aiops.engine.journal import digest
 from aiops.engine.receive import RawIncoming
 from aiops.engine.statistics import decided
 from aiops.errors import UsageError

@@ -17,9 +17,9 @@ from aiops.algorithms import find
 from aiops.algorithms.model_support import tables_obstacle
 from aiops.engine import membership
 from aiops.engine.capture import Capture, capture
+from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Apply, Received
-from aiops.engine.journal import digest
 from aiops.engine.restore import restore
 from aiops.engine.statistics import decided
 from aiops.errors import ConflictError, UsageError

@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "state": (Path("a.state"), Path("b.state"), Path("c.state")),
     "acks": ("applied", "applied", "applied"),
     "snapshot_every": (1.5, 2.5, 3.5),
+    "keep_journal": (True, False, True),
     "standby": ("aiops://a", "aiops://b", "aiops://c,d"),
     "standby_deadline": (1.5, 2.5, 3.5),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
@@ -73,6 +74,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
 NEEDS = {
     "save_every": {"save": Path("out.safetensors")},
     "standby": {"state": Path("state")},
+    "keep_journal": {"state": Path("state")},
 }
 NAMES = [field.name for field in dataclasses.fields(Config)]
 
@@ -343,7 +345,9 @@ class TestCommandLine:
             (["--init", "/no/such.safetensors"], "No such file"),
             (["--save", "/dev/null/model.safetensors"], "/dev/null/model.safetensors"),
             (["--record", "/no/such/run.journal"], "No such file"),
+            (["--record", "/dev/null"], "is a file: name a folder"),
             (["--record", "/dev/null", "--consistency", "relaxed"], "cannot be recorded"),
+            (["--keep-journal"], "--record DIR needs none"),
             (["--host", "198.51.100.1", "--token", "x"], "cannot listen on 198.51.100.1"),
         ],
     )

@@ -16,13 +16,13 @@ import pytest
 
 import aiops
 from aiops.client import Client, Worker
-from aiops.engine.journal import replay
 from aiops.errors import Unavailable
 from aiops.model.layout import Array
 from aiops.serving.safetensors_io import read_model
 from aiops.wire import messages
 from tests.peers import Peer, Process, eventually, frame, serving
 from tests.proxy import Proxy
+from tests.recording import replayed
 from tests.support import PATIENCE, assert_same
 
 DRAIN = ("--drain-deadline", "600")
@@ -203,10 +203,9 @@ class TestProcess:
                 worker.step(ones(worker.params, step))
             assert server.stop() == 0, "with the worker still there"
             assert quiet(server.stderr())
-        with path.open("rb") as file:
-            replayed = replay(file, backend="numpy")
-        assert replayed.complete
-        store = replayed.engine.store
+        ended = replayed(path, "numpy")
+        assert ended.complete
+        store = ended.engine.store
         assert store is not None
         assert store.version == 5
         np.testing.assert_array_equal(store.current.arena.views["w"], worker.params["w"])

@@ -49,6 +49,7 @@ class TestListening:
             ServerThread(policy="asgd", port=port, record=journal),
         ):
             pass
+        assert not journal.exists()
 
     def test_over_ipv6(self) -> None:
         with ServerThread(policy="asgd", host="::1") as server:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.model_support import tables_obstacle
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
+from aiops.engine.digest import digest
 from aiops.engine.events import Left, Received, Stopping
-from aiops.engine.journal import Journal, digest, replay
-from aiops.errors import UsageError
+from aiops.errors import DamagedState
 from aiops.kernels.row_initialiser import RowInitialiser, first_rows
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
@@ -26,6 +26,7 @@ from aiops.wire import messages
 from aiops.wire.messages import Error, FetchRows, Message, PushRows, TableRows
 from tests.driven import Driven
 from tests.inline import Inline
+from tests.recording import Recording
 from tests.strategies import DETERMINISTIC, cut
 
 TABLE = Table(50, 3, scale=0.5, seed=4)
@@ -40,21 +41,18 @@ class Tabled(Inline):
         self,
         policy: str = "asgd",
         table: Table = TABLE,
-        record: io.BytesIO | None = None,
+        record: bool = False,
         optimizer: str | None = None,
         **options: Any,
     ) -> None:
         chosen = {} if optimizer is None else {"optimizer": optimizer}
         super().__init__(policy, {"lr": 0.5, **chosen}, **options)
         self.table = table
-        if record is not None:
-            self.keep_journal(Journal(record, policy, self.engine))
+        self.record = Recording(policy, self.engine)
+        if record:
+            self.on_event = self.record.note
         self.join(1)
         self.defined = self.receive(1, messages.Define(1, (), (), Tables({"t": table}).described))
-
-    def keep_journal(self, journal: Journal) -> None:
-        """Note every event before it is handled, as the server does."""
-        self.journal, self.on_event = journal, journal.note
 
     @property
     def store(self) -> Any:
@@ -557,24 +555,25 @@ class TestReplay:
     @pytest.mark.parametrize("backend", ["numpy", "numba"])
     @pytest.mark.parametrize("policy", POLICIES)
     def test_a_recorded_run_ends_with_the_same_bits(self, policy: str, backend: str) -> None:
-        file = io.BytesIO()
-        data = self.record(policy, file)
-        again = replay(io.BytesIO(data), backend)
+        again = self.record(policy).replay(backend)
         assert again.complete
         assert again.engine.tables[0].version == 9
         assert again.engine.tables[0].made > 20
 
     def test_another_gradient_is_noticed(self) -> None:
-        file = io.BytesIO()
-        data = self.record("asgd", file)
-        mark = np.float32(0.123).tobytes()
-        assert data.count(mark) == 1
-        with pytest.raises(UsageError, match="not those that the recorded run ended with"):
-            replay(io.BytesIO(data.replace(mark, np.float32(0.124).tobytes())))
+        record = self.record("asgd")
+        mark, other = np.float32(0.123).tobytes(), np.float32(0.124).tobytes()
+        assert sum(bytes(frame.payload).count(mark) for frame in record.frames) == 1
+        record.frames = [
+            replace(frame, payload=memoryview(bytes(frame.payload).replace(mark, other)))
+            for frame in record.frames
+        ]
+        with pytest.raises(DamagedState, match="not those that the recorded run ended with"):
+            record.replay()
 
     @staticmethod
-    def record(policy: str, file: io.BytesIO) -> bytes:
-        inline = Tabled(policy, record=file)
+    def record(policy: str) -> Recording:
+        inline = Tabled(policy, record=True)
         inline.join(2)
         rng = np.random.default_rng(1)
         for number in range(10):
@@ -589,9 +588,9 @@ class TestReplay:
             inline.push_rows(ids, grads, version, wanted=wanted, peer=peer)
             inline.fetch(ids)
         inline.push_rows([1, 1], ones(2, 9e17))
-        inline.journal.end(inline.now)
+        inline.record.end(inline.now)
         assert digest(inline.engine)
-        return file.getvalue()
+        return inline.record
 
 
 def test_ids_chosen_to_collide_are_sorted_instead() -> None:

@@ -22,8 +22,8 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.durable.recorder import Recorder
 from aiops.engine import statistics
+from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
-from aiops.engine.journal import digest
 from aiops.errors import DamagedState, UsageError
 from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial

@@ -272,8 +272,11 @@ class JournalWriter:
             self._half = self._size
             self._do_chores(effects[-1].row.time)
 
-    def end(self) -> None:
-        """Sync and close the journal, in which nothing is written from here on."""
+    def end(self, last: AppendRow | None = None) -> None:
+        """Sync and close the journal, in which nothing is written from here on.
+
+        ``last``: a row to be appended when all others are synced, which it says.
+        """
         self.flush()
         if self._waiting and not self.why:
             self._flush()
@@ -284,6 +287,13 @@ class JournalWriter:
                 thread.join()
         if not self.why:
             try:
+                if last is not None:
+                    for old in self._old:
+                        old.file.sync()
+                    self._disk.sync_names(self._folder)
+                    self._file.sync()
+                    self._synced = last.number - 1
+                    self._write([last])
                 self._file.sync()
             except OSError as error:
                 self._ended(0.0, error)

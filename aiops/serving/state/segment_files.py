@@ -2,7 +2,8 @@
 
 To make a file and give it room takes a disk milliseconds, and bytes written over those of a segment
 that is not needed any more take half as long as those of a new file. So covered segments are kept
-as spares, and a thread has one open before the last segment is full.
+as spares, and a thread has one open before the last segment is full. A journal that is kept to be
+replayed has no spares: its segments stay, and the first ones are short.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from aiops.model.parts import LARGEST
 from aiops.net.disk import Disk, DiskFile
 from aiops.state import directory
 from aiops.state.directory import MAX_SPARES, StateListing
@@ -29,6 +31,9 @@ row of 1 MiB.
 
 _FEWEST, _SPARE_BYTES = 2, 1 << 30
 """Of spares: these many at least, and no more than are so long together."""
+
+_FIRST = 1 << 20
+"""Bytes of the first segment of a journal that is kept; later ones are as long as all before."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -48,10 +53,19 @@ class SegmentFiles:
     ----------
     disk, folder
         Where they are.
+    keep
+        Whether all segments stay.
+
+    Attributes
+    ----------
+    kept
+        Segments of earlier rows stay.
     """
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Disk, folder: Path, *, keep: bool = False) -> None:
         self._disk, self._folder = disk, folder
+        self.kept = LARGEST if keep else 0
+        self._nbytes = 0  # of all segments that were begun
         self._guard = threading.Lock()
         self._longest = 0  # bytes of a row
         self._ready: _Spare | None = None
@@ -91,6 +105,7 @@ class SegmentFiles:
                 self._disk.rename(path, self._folder / name, synced=False)
             if synced:
                 self._disk.sync_names(self._folder)
+            self._nbytes += spare.size
         except BaseException:
             spare.file.close()
             raise
@@ -142,7 +157,8 @@ class SegmentFiles:
         kept = list[int]()
         try:
             for first in segments:
-                self._retire(first, kept)
+                if first >= self.kept:
+                    self._retire(first, kept)
             if kept:
                 self._disk.sync_names(self._folder)
         except OSError:
@@ -206,6 +222,8 @@ class SegmentFiles:
     def _make(self, least: int) -> _Spare:
         """Return a spare file that is long enough, or a new one; its number is reserved."""
         short = self._disk.segment
+        if self.kept == LARGEST:
+            short = min(short, max(_FIRST, self._nbytes))
         wanted = max(least, short, min(HEAD + _ROWS * self._longest, _LARGE))
         for number in self._spares():
             if number in self._reserved:

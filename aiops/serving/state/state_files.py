@@ -51,6 +51,10 @@ class StateFiles:
     shard
         The number of the shard whose state it is to be, and of all shards. None: a follower's,
         which learns both from its lead (`identify`).
+    keep
+        Whether the journal keeps all rows, for `aiops replay`.
+    flag
+        The flag that errors name.
 
     Attributes
     ----------
@@ -81,17 +85,20 @@ class StateFiles:
         new_run: str,
         salt: Callable[[], int],
         shard: tuple[int, int] | None = (0, 1),
+        *,
+        keep: bool = False,
+        flag: str = "--state",
     ) -> None:
         self.folder, self._shard = folder, shard
-        self.disk, self._salt = disk, salt
-        self.segments = SegmentFiles(disk, folder)
+        self.disk, self._salt, self._flag = disk, salt, flag
+        self.segments = SegmentFiles(disk, folder, keep=keep)
         self._base, self._void = 0, tuple[int, ...]()  # of the journal that was read
         self._earlier = list[tuple[int, int]]()  # its segments, by their first and last rows
         try:
             self.disk.make_folder(folder)
             lock = disk.lock(folder / directory.LOCK, holder)
         except OSError as error:
-            raise UsageError(f"--state {folder}: {error.strerror}") from None
+            raise UsageError(f"{flag} {folder}: {error.strerror}") from None
         if isinstance(lock, str):
             raise UsageError(
                 f"{folder} is in use by {lock}: end that server first, or name another --state"
@@ -104,7 +111,7 @@ class StateFiles:
             self._open(new_run)
         except OSError as error:
             self.close()
-            raise UsageError(f"--state {folder}: {error.strerror}") from None
+            raise UsageError(f"{flag} {folder}: {error.strerror}") from None
         except BaseException:
             self.close()
             raise
@@ -403,6 +410,12 @@ class StateFiles:
             When the directory cannot be written.
         """
         try:
+            names = self.disk.names(self.folder)
+            if row and self.segments.kept and 1 not in StateListing(names).segments:
+                raise UsageError(
+                    f"--keep-journal: the first rows of {self.folder} are gone, so no replay could"
+                    " begin with them: name a new --state, or drop --keep-journal"
+                )
             drawn = self._salt() % directory.DRAWN if promoted else None
             self.generations = self.generations.started(row, versions, promoted=drawn)
             self._replace(directory.GENERATION_FILE, self.generations.pack())
@@ -421,7 +434,7 @@ class StateFiles:
                 earlier=earlier,
             )
         except OSError as error:
-            raise UsageError(f"--state {self.folder}: {error.strerror}") from None
+            raise UsageError(f"{self._flag} {self.folder}: {error.strerror}") from None
 
     def begin_again(self, first: int, acks: Acks, post: Callable[[Event], object]) -> JournalWriter:
         """Return a journal that begins with a row, behind a snapshot that is not written yet.

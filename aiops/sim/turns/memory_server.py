@@ -16,7 +16,7 @@ from aiops.client.request_kinds import Request
 from aiops.client.session import Session
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
-from aiops.engine.journal import Journal
+from aiops.engine.steady import ExchangeRecord
 from aiops.model.parts import Part
 from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.steady import SteadyTurn, are_steady, header_bytes
@@ -34,6 +34,13 @@ class ServedClient(Protocol):
 
     def settle(self) -> None:
         """Take the answer to the request under way, if it is there."""
+
+
+class EventRecord(ExchangeRecord, Protocol):
+    """Records the events of an engine, each before it is handled."""
+
+    def note(self, event: Event) -> bool | None:
+        """Record an event; return what `Engine.handle` takes with it."""
 
 
 class MemoryServer:
@@ -55,7 +62,7 @@ class MemoryServer:
         self,
         engine: Engine,
         *,
-        journal: Journal | None = None,
+        journal: EventRecord | None = None,
         line: Callable[[SinkFor], MemoryLine] = MemoryLine,
     ) -> None:
         self.engine, self.journal, self._make_line = engine, journal, line

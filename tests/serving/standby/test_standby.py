@@ -15,7 +15,7 @@ import pytest
 
 from aiops.common import urls
 from aiops.engine import statistics
-from aiops.engine.journal import digest
+from aiops.engine.digest import digest
 from aiops.model.parts import LARGEST, Part
 from aiops.serving.embedded import config_of
 from aiops.serving.standby.server import StandbyServer

@@ -21,9 +21,9 @@ from aiops.algorithms.asgd import ASGD
 from aiops.durable.commit_gate import Acks
 from aiops.engine import statistics
 from aiops.engine.capture import needed_rows
+from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Reply
-from aiops.engine.journal import digest
 from aiops.errors import AiopsError, ConflictError, UsageError
 from aiops.model.layout import Array
 from aiops.net import disk

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import BUILT_IN
-from aiops.engine.journal import replay
 from aiops.errors import BadPush, DeadlineExceeded, UsageError
 from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
@@ -34,6 +33,7 @@ from aiops.testing import (
     Straggler,
     simulate,
 )
+from tests.recording import replayed
 from tests.support import assert_same
 
 POLICIES = sorted(BUILT_IN)
@@ -336,8 +336,7 @@ class TestDeterminism:
         path = tmp_path / "run.journal"
         server = Config(policy="fasgd", kernels="numpy", lr=0.01, record=path)
         outcome = run(**rough(server=server))
-        with path.open("rb") as file:
-            again = replay(file, backend="numpy")
+        again = replayed(path, "numpy")
         assert again.complete
         assert again.engine.store is not None
         assert_same(dict(again.engine.store.current.arena.views), outcome.params)

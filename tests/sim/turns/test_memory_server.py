@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +13,13 @@ from aiops.algorithms import BUILT_IN, find
 from aiops.client.params import Params
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
-from aiops.engine.journal import Journal, replay
 from aiops.errors import BadPush, ConflictError
 from aiops.lab.workloads.digits import load_digits
 from aiops.lab.workloads.mlp import MLP
 from aiops.model.layout import Array
 from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.simulated_client import SimulatedClient
+from tests.recording import Recording
 from tests.sim.turns.lines import ByteLine
 
 DIGITS = load_digits()
@@ -60,8 +59,7 @@ class Run:
         chosen = {"backend": "numpy", "workers": workers, **options}
         self.engine = Engine(made, Options(**chosen))
         self.rng = np.random.default_rng(seed)
-        self.file = io.BytesIO()
-        self.journal = Journal(self.file, made.name, self.engine)
+        self.journal = Recording(made.name, self.engine)
         self.server = MemoryServer(self.engine, journal=self.journal, line=ByteLine)
         self.workers = [SimulatedClient(self.server, f"worker-{i}", START) for i in range(workers)]
 
@@ -114,8 +112,7 @@ class TestRuns:
         push, fetch = codecs
         run = Run(gate=gate, push_codec=push, fetch_codec=fetch).train(40)
         run.journal.end(run.server.now)
-        run.file.seek(0)
-        again = replay(run.file, backend="numba")
+        again = run.journal.replay("numba")
         assert again.complete
         theirs, ours = again.engine.store, run.engine.store
         assert theirs is not None

@@ -1,29 +1,34 @@
-"""The journal: a live run, recorded, replays to the same bits; damage is said, not guessed over."""
+"""A live run, recorded, replays to the same bits; damage is said, not guessed over."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
 import aiops
 from aiops.algorithms.asgd import ASGD
+from aiops.cli.state_folder import StateFolder
+from aiops.cli.state_replay import replay_all
+from aiops.durable.run_record import Replayed, replay
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
-from aiops.engine.journal import Journal, Replayed, replay
 from aiops.engine.statistics import decided
-from aiops.errors import BadPush, UsageError
+from aiops.errors import BadPush, DamagedState, UsageError
 from aiops.model.layout import Array
+from aiops.state.directory import journal_name
+from aiops.state.frames import JournalFrame
+from aiops.state.plain import pack
+from aiops.state.row_kinds import RowKind
 from tests.proxy import Proxy
+from tests.recording import Recording, replayed, version
 from tests.support import ServerThread, server_process
 
 WORKERS = 3
@@ -96,11 +101,6 @@ def recorded(path: Path, run: str, **settings: Any) -> Ended:
     return Ended.of(engine)
 
 
-def replayed(path: Path, backend: str = "auto") -> Replayed:
-    with path.open("rb") as file:
-        return replay(file, backend)
-
-
 class TestLiveRun:
     @pytest.mark.slow
     @pytest.mark.parametrize("run", RUNS)
@@ -161,118 +161,101 @@ class TestLiveRun:
 
 
 @pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The record of a short run, with everything in it that a record can hold."""
-    path = tmp_path_factory.mktemp("journal") / "run.journal"
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Sequence[JournalFrame]:
+    """The rows of a short run, of every kind that a record has."""
+    path = tmp_path_factory.mktemp("journal") / "run"
     recorded(path, "fasgd", kernels="numpy")
-    return path.read_bytes()
+    with StateFolder(path).segment(1) as scan:
+        return [replace(frame, payload=memoryview(bytes(frame.payload))) for frame in scan]
 
 
-def again(data: bytes) -> Replayed:
-    return replay(io.BytesIO(data), "numpy")
+def again(frames: Sequence[JournalFrame]) -> Replayed:
+    return replay(frames, "numpy")
 
 
-def boundaries(data: bytes) -> Iterator[int]:
-    """Yield where each object of the stream ends."""
-    unpacker = msgpack.Unpacker(io.BytesIO(data), use_list=False)
-    for _ in unpacker:
-        yield unpacker.tell()
-
-
-def with_another_gradient(data: bytes) -> bytes:
+def with_another_gradient(frames: Sequence[JournalFrame]) -> list[JournalFrame]:
     """Change the last gradient: the exponent of its first number, which is a float64."""
-    unpacker = msgpack.Unpacker(io.BytesIO(data), use_list=False)
-    start = end = 0
-    for item in unpacker:
-        if isinstance(item, bytes):
-            start = end + 5
-        end = unpacker.tell()
-    changed = bytearray(data)
-    changed[start + 7] ^= 0x01
-    return bytes(changed)
+    changed = [*frames]
+    at = max(i for i, frame in enumerate(frames) if frame.kind in PUSHES and len(frame.payload))
+    payload = bytearray(frames[at].payload)
+    payload[7] ^= 0x01
+    changed[at] = replace(frames[at], payload=memoryview(payload))
+    return changed
 
 
-def version(ended: Replayed) -> int:
-    return ended.engine.store.version if ended.engine.store else 0
+PUSHES = (RowKind.RECEIVED, RowKind.STEADY)
 
 
 class TestCutShort:
-    def test_replays_up_to_the_cut(self, journal: bytes) -> None:
-        whole = again(journal)
+    def test_replays_up_to_the_cut(self, frames: Sequence[JournalFrame]) -> None:
+        whole = again(frames)
         assert whole.complete
-        ends = list(boundaries(journal))
         seen = []
-        for end in ends[:-1]:
-            cut = again(journal[:end])
+        for end in range(1, len(frames)):
+            cut = again(frames[:end])
             assert not cut.complete
-            seen.append((cut.events, version(cut)))
+            seen.append((cut.rows, version(cut)))
         assert seen == sorted(seen)
         assert seen[0] == (0, 0)
-        assert seen[-1] == (whole.events, version(whole))
-        assert {reached for _events, reached in seen} == set(range(version(whole) + 1))
+        assert seen[-1] == (whole.rows - 1, version(whole))
+        assert {reached for _rows, reached in seen} == set(range(version(whole) + 1))
 
-    def test_a_cut_within_an_object_is_a_cut_before_it(self, journal: bytes) -> None:
-        ends = list(boundaries(journal))
-        for before, after in zip(ends[:-1:7], ends[1::7], strict=False):
-            reference = again(journal[:before])
-            for end in {before + 1, (before + after) // 2, after - 1}:
-                cut = again(journal[:end])
-                assert (cut.events, version(cut)) == (reference.events, version(reference))
-                assert not cut.complete
+    def test_a_cut_within_a_row_is_a_cut_before_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        recorded(path, "asgd", kernels="numpy")
+        segment = path / journal_name(1)
+        whole = segment.read_bytes()
+        with StateFolder(path).segment(1) as scan:
+            ends = [(frame.at, frame.number) for frame in scan]
+        for at, number in ends[1::5]:
+            segment.write_bytes(whole[: at + 40] + bytes(len(whole) - at - 40))
+            cut = replayed(path)
+            assert (cut.last, cut.complete) == (number - 1, False)
 
 
 class TestDamaged:
-    @pytest.mark.parametrize(
-        "data",
-        [b"", b"\x00", b"no journal\n", msgpack.packb({"aiops-journal": 99}), msgpack.packb([1])],
-        ids=["empty", "a number", "text", "another version", "a list"],
-    )
-    def test_what_is_no_journal_is_refused(self, data: bytes) -> None:
-        with pytest.raises(UsageError, match="not a journal"):
-            again(data)
+    def test_without_a_beginning(self, frames: Sequence[JournalFrame]) -> None:
+        for rows in ([], frames[1:]):
+            with pytest.raises(UsageError, match="its first row is missing"):
+                again(rows)
 
-    def test_bytes_that_are_no_messagepack(self, journal: bytes) -> None:
-        end = list(boundaries(journal))[9]
-        with pytest.raises(UsageError, match="damaged"):
-            again(journal[:end] + b"\xc1" + journal[end + 1 :])
+    def test_any_byte_of_a_record_that_has_ended(self, tmp_path: Path) -> None:
+        """Its last row says that all before it were on the disk."""
+        path = tmp_path / "run"
+        recorded(path, "fasgd", kernels="numpy")
+        with StateFolder(path).segment(1) as scan:
+            *rows, last = [(frame.at, frame.number, frame.end - frame.at) for frame in scan]
+        segment, rng = path / journal_name(1), np.random.default_rng(0)
+        whole = segment.read_bytes()
+        for at, number, _nbytes in [rows[i] for i in rng.integers(1, len(rows), 8)]:
+            changed = bytearray(whole)
+            changed[at + int(rng.integers(48))] ^= 1 << int(rng.integers(8))
+            segment.write_bytes(changed)
+            ended, damage = replay_all(StateFolder(path), "numpy")
+            assert damage is not None
+            assert f"is damaged at row {number:,}" in str(damage)
+            assert (ended.last, ended.complete) == (number - 1, False)
+        segment.write_bytes(whole[: last[0]] + bytes(len(whole) - last[0]))
+        assert not replayed(path).complete
 
-    def test_a_hole(self, journal: bytes) -> None:
-        ends = list(boundaries(journal))
-        for first in range(2, len(ends) - 3, 5):
-            try:
-                ended = again(journal[: ends[first]] + journal[ends[first + 2] + 3 :])
-            except UsageError:
-                continue
-            assert not ended.complete  # what follows the hole looked like one long object, cut
+    def test_another_gradient_than_the_recorded_one(self, frames: Sequence[JournalFrame]) -> None:
+        with pytest.raises(DamagedState, match="gives other numbers"):
+            again(with_another_gradient(frames))
 
-    def test_another_gradient_than_the_recorded_one(self, journal: bytes) -> None:
-        with pytest.raises(UsageError, match="gives other numbers"):
-            again(with_another_gradient(journal))
-
-    def test_a_rule_without_a_statistic_is_checked_at_the_end(self, tmp_path: Path) -> None:
-        path = tmp_path / "run.journal"
-        recorded(path, "asgd", kernels="numpy")
-        with pytest.raises(UsageError, match="not those that the recorded run ended with"):
-            again(with_another_gradient(path.read_bytes()))
-
-    def test_whatever_bytes_change_the_answer_is_an_error_of_ours(self, journal: bytes) -> None:
-        rng = np.random.default_rng(0)
-        refused = 0
-        for place in rng.integers(0, len(journal), 300):
-            changed = bytearray(journal)
-            changed[place] ^= 1 << int(rng.integers(8))
-            try:
-                again(bytes(changed))
-            except aiops.errors.AiopsError:
-                refused += 1
-        assert refused > 100
+    def test_a_rule_without_a_statistic_is_checked_at_the_end(self) -> None:
+        live = Recording("asgd", Engine(ASGD(lr=0.5), Options()))
+        live.end(0.0)
+        assert live.replay().complete
+        _number, *rest = live.frames
+        other = replace(rest[-1], row=pack(["00" * 32]))
+        with pytest.raises(DamagedState, match="not those that the recorded run ended with"):
+            again([live.frames[0], other])
 
 
 class TestRecording:
-    def test_relaxed_reads_are_refused(self, tmp_path: Path) -> None:
-        options = Options(relaxed=True)
+    def test_relaxed_reads_are_refused(self) -> None:
         with pytest.raises(UsageError, match="relaxed reads cannot be recorded"):
-            Journal(io.BytesIO(), "asgd", Engine(ASGD(), options))
+            Recording("asgd", Engine(ASGD(), Options(relaxed=True)))
 
     async def test_and_the_server_does_not_start(self, tmp_path: Path) -> None:
         settings = {"record": tmp_path / "run.journal", "consistency": "relaxed", "port": 0}
@@ -286,8 +269,7 @@ class TestRecording:
                 pytest.fail("it started")
 
     def test_the_policy_is_found_again_by_the_name_it_was_given(self) -> None:
-        file = io.BytesIO()
-        Journal(file, "aiops.algorithms.asgd:ASGD", Engine(ASGD(lr=0.5)))
-        ended = again(file.getvalue())
+        live = Recording("aiops.algorithms.asgd:ASGD", Engine(ASGD(lr=0.5), Options()))
+        ended = live.replay()
         assert ended.engine.algorithm == ASGD(lr=0.5)
-        assert (ended.events, ended.complete) == (0, False)
+        assert (ended.rows, ended.complete) == (0, False)
