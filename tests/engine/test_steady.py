@@ -8,6 +8,7 @@ the short way (`aiops.engine.steady`), and everything that can be seen of the tw
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -298,18 +299,18 @@ def run(
 
 def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
     """Run a course both ways, and compare everything; return what came of it the short way."""
-    ways = [
-        run(*course, folder / f"{short}.journal", short=short, kernels=kernels)
-        for short in (False, True)
-    ]
-    general, short = ways
+    paths = [Path(tempfile.mkdtemp(dir=folder)) / "record" for _way in (False, True)]
+    general, short = (
+        run(*course, path, short=way, kernels=kernels)
+        for way, path in zip((False, True), paths, strict=True)
+    )
     assert general.short == 0
     assert short.said == general.said
     assert short.parameters == general.parameters
     assert short.state == general.state
     assert short.report == general.report
-    for way in (False, True):
-        again = replayed(folder / f"{way}.journal", "numpy")
+    for path in paths:
+        again = replayed(path, "numpy")
         assert again.complete
         assert again.engine.store is not None
         assert again.engine.store.current.arena.data.tobytes() == short.parameters
