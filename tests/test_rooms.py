@@ -39,7 +39,7 @@ ARROWS: Mapping[str, str] = {
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
     "engine":         "errors common kernels model codecs wire state algorithms bandwidth store",
-    "durable":        "errors common kernels model wire store engine shards state",
+    "durable":        "errors common kernels model wire algorithms store engine shards state",
     "shards":         "errors model codecs wire algorithms store engine",
     "averaging":      "errors model wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"

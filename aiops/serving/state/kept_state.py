@@ -330,13 +330,13 @@ class KeptState:
         """Begin another journal, and take the snapshot that it needs."""
         if self._journal is not None:
             self._journal.end()
-        if self._files.segments.kept:
+        if self._files.segments.kept > first:
             _log.error(
                 "%s: rows are missing before row %d: `aiops replay` ends there, and the journal is"
                 " not kept any more",
                 *(self._files.folder, first),
             )
-            self._files.segments.kept = min(self._files.segments.kept, first)
+            self._files.segments.kept = first
         self._journal = self._files.begin_again(first, self._acks, self._post_threadsafe)
         self._mark = _Mark(self._mark.row, 0, self._mark.updates)
         self._rule.at_once(self._clock())
