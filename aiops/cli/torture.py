@@ -41,8 +41,8 @@ Keep = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Put the files of failed trials here.")
 ]
 States = Annotated[int | None, typer.Option(min=1, help="Begin no trial after this many.")]
-Seeds = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Append seeds that fail to this file.")
+Failed = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append plans that fail to this file.")
 ]
 
 
@@ -90,14 +90,14 @@ def states(
     jobs: Jobs = 0,
     only: Only = None,
     report: Report = None,
-    seeds: Seeds = None,
+    failed: Failed = None,
     as_json: Json = False,
 ) -> None:
     """Damage states of simulated servers (power, torn sectors, flips): read right, or refused."""
     from aiops.lab.torture.seed_campaign import SeedCampaign
 
     bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(SeedCampaign("states", *bounds, _chosen(only), seeds=seeds), report, as_json)
+    _torture(SeedCampaign("states", *bounds, _chosen(only), failed=failed), report, as_json)
 
 
 @app.command()
@@ -108,14 +108,14 @@ def clusters(
     jobs: Jobs = 0,
     only: Only = None,
     report: Report = None,
-    seeds: Seeds = None,
+    failed: Failed = None,
     as_json: Json = False,
 ) -> None:
     """Simulate clusters with faults: no push is lost unless told, and all goes on afterwards."""
     from aiops.lab.torture.seed_campaign import SeedCampaign
 
     bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(SeedCampaign("clusters", *bounds, _chosen(only), seeds=seeds), report, as_json)
+    _torture(SeedCampaign("clusters", *bounds, _chosen(only), failed=failed), report, as_json)
 
 
 def _seconds(count: int | None, seconds: float | None) -> float | None:

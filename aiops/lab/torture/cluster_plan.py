@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +13,11 @@ from aiops.net.faults import points
 
 KINDS = (
     *("cut", "silence", "pause", "kill worker", "crash", "power", "crash at", "power at"),
-    *("full disk", "slow disk", "stop"),
+    *("full disk", "slow disk", "stop", "delay", "clock"),
 )
 """The faults of a cluster."""
 
-LAST = 5
-"""The pushes of each worker after the faults have ended."""
-
-_LONGEST = 8.0  # virtual seconds in which faults come
+_LONGEST = 4.0  # virtual seconds in which faults come, and workers push
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,8 @@ class ClusterFault:
     target
         The host of the network's faults, and the number of the worker that is killed.
     seconds
-        The time that it lasts; of a server, until it is started again.
+        The time that it lasts; of a server, until it is started again; of a clock, for which it
+        jumps ahead. A delay is a tenth of it.
     point, count
         The point at which the server crashes, and for which time.
     boot
@@ -66,7 +65,7 @@ class ClusterPlan:
     workers, kills
         Their number at any moment, and how many of them are killed and replaced.
     pushes
-        The most of each worker: it pushes until the faults end, and `LAST` times after that.
+        The most of each worker: it pushes until the faults end, and ``last`` times after that.
     cells
         The places of one worker's pushes.
     pauses
@@ -81,6 +80,8 @@ class ClusterPlan:
         Whether the threads of the disk take turns with the server at each of its operations.
     faults
         In the order of their times.
+    last
+        The pushes of each worker after the faults have ended.
     """
 
     seed: int
@@ -97,6 +98,7 @@ class ClusterPlan:
     sync_seconds: float
     threads: bool
     faults: tuple[ClusterFault, ...]
+    last: int = 3
 
     @property
     def kills(self) -> int:
@@ -156,7 +158,7 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
     variant, workers = rng.choice(names), rng.choice((2, 2, 3, 4))
     if variant == "softsync":
         workers = rng.choice((2, 4))
-    pushes = rng.randint(LAST + 20, LAST + 60)
+    pushes = rng.randint(11, 27)
     faults = sorted(
         (_fault(rng, workers) for _ in range(rng.choice((0, 1, 3, 6, 10)))), key=lambda f: f.time
     )
@@ -167,7 +169,7 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
         workers=workers,
         pushes=pushes,
         cells=pushes if VARIANTS[variant].scaled else -(-pushes // DIGITS),
-        pauses=tuple(rng.choice((0.01, 0.1, 0.3)) for _ in range(workers)),
+        pauses=tuple(rng.choice((0.1, 0.5, 1.0)) * _LONGEST / pushes for _ in range(workers)),
         latency=rng.choice((0.0, 0.001, 0.05)),
         jitter=rng.choice((0.0, 0.0, 0.02)),
         pieces=rng.choice((0, 0, 200)),
@@ -178,12 +180,18 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
     )
 
 
+def parsed(plan: Mapping[str, Any]) -> ClusterPlan:
+    """Return the plan that `dataclasses.asdict` made a record of."""
+    faults = tuple(ClusterFault(**fault) for fault in plan["faults"])
+    return ClusterPlan(**{**plan, "pauses": tuple(plan["pauses"]), "faults": faults})
+
+
 def _fault(rng: random.Random, workers: int) -> ClusterFault:
     return ClusterFault(
         rng.uniform(0.0, _LONGEST),
         rng.choice(KINDS),
         rng.randrange(-1, workers),
-        rng.choice((0.0, 0.1, 2.0, 8.0, 40.0)),
+        rng.choice((0.0, 0.0, 0.1, 0.1, 0.1, 1.0, 1.0, 3.0, 3.0, 8.0, 8.0, 40.0)),
         rng.choice(list(points())),
         rng.choice((1, 1, 2, 5, 20)),
         rng.choice((0.0, 3.0, 1e5)),

@@ -21,7 +21,7 @@ from aiops.client.asyncio.client import AsyncClient
 from aiops.client.asyncio.worker import AsyncWorker
 from aiops.errors import AiopsError, UsageError
 from aiops.lab.torture.checker import ClientView, violations
-from aiops.lab.torture.cluster_plan import LAST, ClusterFault, ClusterPlan
+from aiops.lab.torture.cluster_plan import ClusterFault, ClusterPlan
 from aiops.lab.torture.pusher import MODEL
 from aiops.model.layout import Array
 from aiops.sim.virtual.disk import VirtualDisk
@@ -36,7 +36,7 @@ SERVER = "server"
 _PATIENCE = 300.0  # virtual seconds in which all must be well, once the faults have ended
 _TIMEOUT = 1000.0  # a worker's
 _LIMIT = 5000.0  # virtual seconds of a trial
-_AGAIN = 0.5  # virtual seconds between attempts to start a server whose disk is full
+_AGAIN = 2.0  # virtual seconds between attempts to start a server whose disk is full
 
 
 @dataclass(slots=True)
@@ -180,8 +180,8 @@ class ClusterTrial:
             )
             await worker.connect()
             push = last = 0
-            while push < plan.pushes and last < LAST:
-                if push == plan.pushes - LAST:
+            while push < plan.pushes and last < plan.last:
+                if push == plan.pushes - plan.last:
                     await self._healed.wait()
                 last += self._healed.is_set()
                 cell, amount = cells.place(push)
@@ -245,6 +245,11 @@ class ClusterTrial:
             case "slow disk":
                 machine.disk.seconds = fault.seconds / 10
                 loop.call_later(fault.seconds, self._hasten, machine)
+            case "delay":
+                network.host(host).delay += fault.seconds / 10
+                loop.call_later(fault.seconds, self._hurry, network, host, fault.seconds / 10)
+            case "clock":
+                machine.leap(fault.seconds)
             case "stop":
                 if machine.running:
                     loop.create_task(_ignoring(machine.stop()), name="stop")
@@ -256,6 +261,10 @@ class ClusterTrial:
         self._tasks[life].cancel()
         self._current[worker] = len(self.views)
         self._start_worker(len(self.views), self.plan.pauses[worker])
+
+    def _hurry(self, network: Network, name: str, seconds: float) -> None:
+        host = network.host(name)
+        host.delay = max(0.0, host.delay - seconds)
 
     def _empty(self, machine: ServerMachine) -> None:
         machine.disk.full = False
@@ -271,6 +280,7 @@ class ClusterTrial:
         self._hasten(machine)
         machine.faults.spare()
         for name in names:
+            network.host(name).delay = 0.0
             if network.host(name).silent:
                 network.restore(name)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from aiops.lab.processes import PipedProcess
-from aiops.lab.torture.cluster_plan import draw_cluster
+from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
-from aiops.lab.torture.plan import VARIANTS
 from aiops.lab.torture.states import MOMENTS, StatesResult, examine
 from aiops.lab.torture.trial_series import TrialSeries
 
@@ -31,11 +31,11 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
 
     Attributes
     ----------
-    seeds
-        A file to which seeds that fail are appended, for the tests; None: none.
+    failed
+        A file to which plans that fail are appended, for the tests; None: none.
     """
 
-    seeds: Path | None = None
+    failed: Path | None = None
 
     @property
     def counted(self) -> int:
@@ -68,13 +68,15 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
     def try_seed(self, seed: int, helper: PipedProcess | None) -> SeedResult:
         """Carry out the trial of a seed; note it if it failed."""
         if helper is None:
-            result = try_seed(self.what, seed, self.names)
+            result = try_plan(self.what, draw_cluster(seed, self.names))
         else:
             helper.send(seed)
             result = helper.receive()
-        if result.wrong and self.seeds is not None:
-            with self.seeds.open("a", encoding="utf-8") as file:
-                file.write(f"{self.what} {result.plan.seed}  # {result.wrong[0]:.150}\n")
+        if result.wrong and self.failed is not None:
+            plan = asdict(draw_cluster(seed, self.names))
+            record = {"what": self.what, "wrong": result.wrong[0], "plan": plan}
+            with self.failed.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(record)}\n")
         return result
 
     def findings(self, results: list[SeedResult]) -> dict[str, Any]:
@@ -101,11 +103,9 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
         return {**found, "virtual_seconds": round(sum(result.virtual for result in clusters))}
 
 
-def try_seed(what: str, seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> SeedResult:
-    """Carry out the trial of a seed."""
-    if what == "states":
-        return examine(seed, names)
-    return ClusterTrial(draw_cluster(seed, names)).run()
+def try_plan(what: str, plan: ClusterPlan) -> SeedResult:
+    """Carry out the trial of a plan."""
+    return examine(plan) if what == "states" else ClusterTrial(plan).run()
 
 
 def _serve(what: str, names: tuple[str, ...], pipe: Connection) -> None:
@@ -113,7 +113,7 @@ def _serve(what: str, names: tuple[str, ...], pipe: Connection) -> None:
     gc.freeze()  # what was imported stays
     with quietly():
         while (seed := _received(pipe)) is not None:
-            result = try_seed(what, seed, names)
+            result = try_plan(what, draw_cluster(seed, names))
             with contextlib.suppress(OSError):
                 pipe.send(result)
 

@@ -25,9 +25,8 @@ from aiops.engine import statistics
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.errors import DamagedState, UsageError
-from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
+from aiops.lab.torture.cluster_plan import ClusterPlan
 from aiops.lab.torture.cluster_trial import ClusterTrial
-from aiops.lab.torture.plan import VARIANTS
 from aiops.serving.config import Config
 from aiops.serving.state.state_files import StateFiles
 from aiops.sim.virtual.disk import VirtualDisk
@@ -113,17 +112,17 @@ class StatesTrial(ClusterTrial):
         self.acknowledged.append((len(self.lives) - 1, len(self.machine.disk.operations), version))
 
 
-def examine(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> StatesResult:
+def examine(drawn: ClusterPlan) -> StatesResult:
     """Run a cluster, damage its states, and read them."""
     began = time.monotonic()
-    plan = _calm(draw_cluster(seed, names))
+    plan = _calm(drawn)
     result, trial = StatesResult(plan), StatesTrial(plan)
     with _watched(trial):
         found = trial.run()
     if found.wrong:
         result.wrong = [f"the cluster itself: {text}" for text in found.wrong]
         return result
-    rng = random.Random(f"states {seed}")
+    rng = random.Random(f"states {plan.seed}")
     for _ in range(MOMENTS):
         life = rng.randrange(len(trial.lives))
         begins = trial.lives[life].begins

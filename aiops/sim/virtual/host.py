@@ -40,6 +40,8 @@ class Host:
 
     Attributes
     ----------
+    delay
+        Seconds that the host adds for a time, as a fault: to what is sent from then on.
     alive, silent
         Whether it runs, and whether nothing comes from it (`Network.kill` and `Network.silence`).
     restored
@@ -74,6 +76,7 @@ class Host:
                 )
         self.name, self.up, self.down = name, up, down
         self.latency, self.jitter = latency, jitter
+        self.delay = 0.0
         self.alive, self.silent = True, False
         self.restored = asyncio.Event()
         self.restored.set()

@@ -186,6 +186,10 @@ class ServerMachine:
         """Set the machine's clock, which counts the seconds since it was booted."""
         self._booted = self._loop.time() - clock
 
+    def leap(self, seconds: float) -> None:
+        """Have the machine's clock jump ahead, as that of a virtual machine does that was moved."""
+        self._booted -= seconds
+
     def crash_at(self, point: str, count: int = 1, *, power: bool = False) -> None:
         """Crash when the running server, or the next one, reaches a point (`points`).
 

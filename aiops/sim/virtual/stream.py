@@ -195,7 +195,7 @@ class ByteStream(LinkFlow):
     def _propagate(self, views: list[memoryview], nbytes: int) -> None:
         medium = self._medium
         self.in_flight += nbytes
-        when = medium.loop.now + (self.delay() if self._jitter else self._latency)
+        when = medium.loop.now + self.delay()
         if when < self._not_before:
             when = self._not_before
         self._not_before = when
@@ -203,7 +203,8 @@ class ByteStream(LinkFlow):
 
     def delay(self) -> float:
         """Return the seconds that bytes travel which are sent now."""
-        return self._latency + self._jitter * self._medium.random.random()
+        seconds = self._latency + self._source.delay + self._sink.delay
+        return seconds + self._jitter * self._medium.random.random() if self._jitter else seconds
 
     def _propagate_eof(self) -> None:
         if not self._eof_sent:

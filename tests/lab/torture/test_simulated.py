@@ -9,28 +9,32 @@ from typing import Any
 
 import pytest
 
-from aiops.lab.torture.cluster_plan import KINDS, draw_cluster
+from aiops.lab.torture.cluster_plan import KINDS, ClusterPlan, draw_cluster, parsed
 from aiops.lab.torture.cluster_trial import ClusterTrial, quietly
 from aiops.lab.torture.plan import VARIANTS
-from aiops.lab.torture.seed_campaign import SeedCampaign, try_seed
+from aiops.lab.torture.seed_campaign import SeedCampaign, try_plan
 from aiops.lab.torture.states import examine
 from aiops.sim.virtual.disk import VirtualFile
 from aiops.store.parameters import Store
 from tests.support import Process
 
-SEEDS = Path(__file__).with_name("seeds.txt")
+FAILED = Path(__file__).with_name("failed_plans.jsonl")
 
 
-def failed_once() -> list[tuple[str, int]]:
-    lines = [line.partition("#")[0].split() for line in SEEDS.read_text().splitlines()]
-    return [(what, int(seed)) for what, seed in filter(None, lines)]
+def failed_once() -> list[Any]:
+    """The plans that have failed: a whole plan, as what a seed draws changes."""
+    rows = [json.loads(line) for line in FAILED.read_text().splitlines()]
+    return [
+        pytest.param(row["what"], parsed(row["plan"]), id=f"{row['what']}-{row['plan']['seed']}")
+        for row in rows
+    ]
 
 
-@pytest.mark.parametrize(("what", "seed"), failed_once())
-def test_what_failed_once_is_well(what: str, seed: int) -> None:
-    """`aiops torture states|clusters --seeds FILE` appends to that file."""
+@pytest.mark.parametrize(("what", "plan"), failed_once())
+def test_what_failed_once_is_well(what: str, plan: ClusterPlan) -> None:
+    """`aiops torture states|clusters --failed FILE` appends to that file."""
     with quietly():
-        assert try_seed(what, seed).wrong == []
+        assert try_plan(what, plan).wrong == []
 
 
 @pytest.mark.slow
@@ -39,19 +43,21 @@ def test_all_is_well(what: str, tmp_path: Path) -> None:
     """The command itself, for a tenth of a minute; its report says what it did."""
     report = tmp_path / "report.json"
     command = ["-m", "aiops", "torture", what, "--seconds", "6", "--report", str(report)]
-    process = Process(*command, "--seeds", str(tmp_path / "seeds.txt"), "--json")
+    process = Process(*command, "--failed", str(tmp_path / "failed"), "--json")
     try:
         status, out, err = process.end(120)
     finally:
         process.kill()
     assert status == 0, out + err
     assert json.loads(report.read_text())["torture"] == what
-    assert not (tmp_path / "seeds.txt").exists()
+    assert not (tmp_path / "failed").exists()
 
 
 def caught(what: str, tmp_path: Path, first: int, trials: int = 12) -> str:
     """Run trials until one fails; return what it found."""
-    campaign = SeedCampaign(what, seconds=1e9, seed=first, names=("asgd",), seeds=tmp_path / "s")
+    campaign = SeedCampaign(
+        what, seconds=1e9, seed=first, names=("asgd",), failed=tmp_path / "failed"
+    )
     campaign.on_trial = lambda result: (
         campaign.stop() if result.wrong or len(campaign.results) == trials else None
     )
@@ -61,7 +67,7 @@ def caught(what: str, tmp_path: Path, first: int, trials: int = 12) -> str:
     assert failure["again"] == (
         f"aiops torture {what} --seed {failure['seed']} --count 1 --only asgd"
     )
-    assert (tmp_path / "s").read_text().startswith(f"{what} {failure['seed']}  # ")
+    assert parsed(json.loads(kept.read_text())["plan"]) == draw_cluster(failure["seed"], ("asgd",))
     return " ".join(failure["wrong"])
 
 
@@ -104,7 +110,7 @@ def test_a_seed_decides_all() -> None:
     assert {fault.kind for plan in plans for fault in plan.faults} == set(KINDS)
     with quietly():
         runs = [ClusterTrial(draw_cluster(21)).run() for _ in range(2)]
-        states = [examine(3) for _ in range(2)]
+        states = [examine(draw_cluster(3)) for _ in range(2)]
     for run in (*runs, *states):
         run.seconds = 0.0
     assert runs[0] == runs[1]
