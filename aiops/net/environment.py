@@ -8,6 +8,7 @@ context: all servers and clients made in that context use it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -39,6 +40,14 @@ def _identity() -> str:
 
 def _listening_socket(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=_family(host), backlog=_WAITING)
+
+
+def _free_port(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(_family(host), socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        return True
+    return False
 
 
 def _unconnected_socket(host: str) -> socket.socket:
@@ -105,6 +114,8 @@ class Environment:
     listening_socket, unconnected_socket
         Make a socket, given an IP address: one that listens there at a free port; and one to
         connect to it. The event loop reads and writes them.
+    free_port
+        Returns whether a listener may take a port of an IP address.
     dial
         Connects the event loop's protocols.
     known_addresses
@@ -134,6 +145,7 @@ class Environment:
     identity: Callable[[], str] = _identity
     listening_socket: Callable[[str], socket.socket] = _listening_socket
     unconnected_socket: Callable[[str], socket.socket] = _unconnected_socket
+    free_port: Callable[[str, int], bool] = _free_port
     dial: Dial = _dial
     known_addresses: Callable[[str], Addresses | None] = literal
     advertised_address: str | None = None

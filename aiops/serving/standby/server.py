@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -53,6 +52,9 @@ _BACKLOG = 1024
 
 _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds between attempts to reach the primary: the first, and the longest."""
+
+_UNBOUND = 100
+"""Hundredths of a second in which the port of a listener that was closed becomes free."""
 
 _ANSWERED = 0.5
 """Seconds that clients of the standby get to read their last answers."""
@@ -319,7 +321,10 @@ class StandbyServer:
         if self._listener is not None:
             self._listener.close()
         host, port = urls.parse(self.url)
-        await _unbound(host, port)
+        for _ in range(_UNBOUND):  # the event loop may close the listener later
+            if self._env.free_port(host, port):
+                break
+            await asyncio.sleep(0.01)
         await server.start(recovered)
         generation, version = server.generation, server.engine.version
         _log.warning(
@@ -403,14 +408,3 @@ class StandbyServer:
         peer = self.connections.peers.get(number)
         if peer is not None and peer.link.wire.state != "closed":
             peer.link.send(peer.link.wire.send(message))
-
-
-async def _unbound(host: str, port: int) -> None:
-    """Wait until a port is free again, for at most a second."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for _ in range(100):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
-            return
-        await asyncio.sleep(0.01)

@@ -118,7 +118,9 @@ class Network:
         return listener
 
     def _forget(self, listener: VirtualListener) -> None:
-        self._listeners.pop((listener.host.name, listener.port), None)
+        key = listener.host.name, listener.port
+        if self._listeners.get(key) is listener:  # else it was closed before, and another listens
+            del self._listeners[key]
 
     async def connect(
         self,

@@ -17,8 +17,9 @@ from typing import Any
 from aiops.errors import UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faults import FaultyDisk
-from aiops.serving.embedded import serve
+from aiops.serving.embedded import config_of, serve
 from aiops.serving.server import Server
+from aiops.serving.standby.server import StandbyServer
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.sim.virtual.network import HERE, Network
@@ -49,7 +50,8 @@ class ServerMachine:
     seed
         Of what a loss of power loses.
     settings
-        Those of `aiops.serve`. The folder ``state`` is one of the machine's disk; all other files
+        Those of `aiops.serve`; with ``standby`` it is one until it is promoted. The folder
+        ``state`` is one of the machine's disk; all other files
         are those of the real machine.
 
     Attributes
@@ -61,7 +63,9 @@ class ServerMachine:
     faults
         The disk as the running server has it (`FaultyDisk`): ``crash_at`` names a point.
     server
-        The running server, or the last one.
+        The running server, or the last one; of a standby, the one that it has become.
+    standby
+        The running standby, or the last one.
     running
         Whether it runs.
 
@@ -88,6 +92,7 @@ class ServerMachine:
         self.url = f"aiops://{host}:{port}"
         self.faults = FaultyDisk(self.disk)
         self.server: Server
+        self.standby: StandbyServer
         self.running = False
         self._loop, self._network, self._rng = loop, loop.network, Random(seed)
         self._booted = 0.0  # the time at which its clock began
@@ -136,11 +141,38 @@ class ServerMachine:
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
         end = self._end
+        if "standby" in self.settings:
+            await self._stand_by(ready, end)
+            return
         async with serve(port=self.port, **self.settings) as server:
             self.server = server
             if not ready.done():
                 ready.set_result(None)
             await end.wait()
+
+    async def _stand_by(self, ready: asyncio.Future[None], end: asyncio.Event) -> None:
+        """Be a standby, and the server that it becomes."""
+        standby = StandbyServer(config_of({"port": self.port, **self.settings}))
+        await standby.start()
+        self.standby = standby
+        if not ready.done():
+            ready.set_result(None)
+        serving: list[Server] = []
+
+        async def stop() -> None:
+            await end.wait()
+            (serving[0] if serving else standby).stop()
+
+        stopping = self._loop.create_task(stop(), name="stop")
+        try:
+            server = await standby.stand_by()
+            if server is not None:
+                self.server = server
+                serving.append(server)
+                await server.serve()
+        finally:
+            stopping.cancel()
+            standby.end()
 
     async def stop(self) -> None:
         """End the server in good order, as SIGTERM does."""

@@ -116,6 +116,7 @@ class World:
             identity=HERE.get,
             listening_socket=lambda host: cast(socket, ListeningSocket(self.network, host)),
             unconnected_socket=lambda host: cast(socket, MemorySocket(self.network)),
+            free_port=lambda host, port: True,
             dial=self.network.connect,
             known_addresses=lambda host: (host,),
             listen_unix=None,

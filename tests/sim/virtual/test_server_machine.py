@@ -56,6 +56,32 @@ def test_a_worker_rides_out_a_crash(acks: str) -> None:
     main()
 
 
+@pytest.mark.parametrize("acks", ["written", "replicated"])
+def test_a_standby_is_promoted_when_its_primary_is_lost(acks: str) -> None:
+    """And the old primary, which comes back, is told that it is superseded."""
+
+    @testing.virtual()
+    async def main() -> None:
+        settings = {**SETTINGS, "acks": acks}
+        async with ServerMachine(**settings) as primary:
+            settings["standby"] = primary.url
+            async with ServerMachine("b", port=7172, **settings) as other:
+                url = f"{primary.url},{other.host}:{other.port}"
+                async with aiops.AsyncWorker(url, MODEL) as worker:
+                    for _ in range(10):
+                        await worker.step(STEP)
+                    await asyncio.sleep(1.0)
+                    primary.cut_power()
+                    other.standby.promote()
+                    for step in range(11, 21):
+                        assert (await worker.step(STEP)).version == step
+                    assert (worker.params["w"] == -20).all()
+                    assert worker.rolled_back == 0
+                    assert other.server.generation > 1
+
+    main()
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("point", points())
 def test_no_acknowledged_step_is_lost_at_any_point(point: str, power: bool) -> None:
