@@ -6,6 +6,7 @@ Every call may take as long as a disk takes. All of them may be made on any thre
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import queue
@@ -36,6 +37,12 @@ class DiskFile(Protocol):
 
     def read(self, into: memoryview, at: int) -> int:
         """Read from an offset; return the number of bytes, less than asked for at the end only."""
+
+    def written(self, at: int) -> tuple[int, int]:
+        """Return the next range of bytes, from ``at`` on, that may not be zeros.
+
+        Bytes before it were never written; so were those after it, as far as the system knows.
+        """
 
     def size(self) -> int:
         """Return its length in bytes."""
@@ -157,6 +164,18 @@ class _SystemFile:
                 break
             got += count
         return got
+
+    def written(self, at: int) -> tuple[int, int]:
+        size = self.size()
+        try:
+            # The system takes what it has read ahead for written.
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            begin = os.lseek(self._descriptor, at, os.SEEK_DATA)
+            return begin, os.lseek(self._descriptor, begin, os.SEEK_HOLE)
+        except AttributeError:  # not on every system
+            return at, size
+        except OSError as error:  # no data follows; or the file system cannot tell
+            return (size, size) if error.errno == errno.ENXIO else (at, size)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size

@@ -369,6 +369,11 @@ class FaultyFile:
         self._disk.check()
         return self._file.read(into, at)
 
+    def written(self, at: int) -> tuple[int, int]:
+        """Return the next range of bytes, from ``at`` on, that may not be zeros."""
+        self._disk.check()
+        return self._file.written(at)
+
     def size(self) -> int:
         """Return its length in bytes."""
         self._disk.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from aiops.model.layout import Bytes
@@ -39,11 +41,25 @@ class FileBytes:
         Reads from the file, and how many bytes it has.
     room
         Where slices of a MiB or more are read; default: each into memory of its own.
+    written
+        Returns the next range of bytes, from an offset on, that may not be zeros: a segment has
+        room that was never written. Default: all of them may.
     """
 
-    def __init__(self, read: Read, length: int, room: Room | None = None) -> None:
+    def __init__(
+        self,
+        read: Read,
+        length: int,
+        room: Room | None = None,
+        written: Callable[[int], tuple[int, int]] | None = None,
+    ) -> None:
         self._read, self._length, self._room = read, length, room
+        self._written = written
         self._begin, self._piece = 0, memoryview(b"")
+
+    def written(self, at: int) -> tuple[int, int]:
+        """Return the next range of bytes, from an offset on, that may not be zeros."""
+        return (at, self._length) if self._written is None else self._written(at)
 
     def __len__(self) -> int:
         return self._length

@@ -399,9 +399,18 @@ class SegmentScan:
         bounds the work, whatever the bytes are.
         """
         most = max(row, self.row) + (len(self._data) - HEAD) // FRAME
-        for begin in range(start, len(self._data) - FRAME + 1, 8 * _CHUNK):
-            stop = min(len(self._data), begin + 8 * _CHUNK + FRAME - 8)
-            words = np.frombuffer(self._data[begin:stop], "<u8", (stop - begin) // 8)
+        begin, end, size = start, len(self._data), len(self._data)
+        while begin <= size - FRAME:
+            if isinstance(self._data, FileBytes):
+                at, end = self._data.written(begin)
+                if at >= size:
+                    break
+                begin += max(0, at - FRAME - begin) // 8 * 8  # a head may begin with zeros
+            stop = min(end, begin + 8 * _CHUNK + FRAME - 8)
+            data = self._data[begin:stop]
+            if stop == end < size:  # a head may end with zeros, too, which are not there to be read
+                data = memoryview(bytes(data) + bytes(min(FRAME, size - stop)))
+            words = np.frombuffer(data, "<u8", len(data) // 8)
             numbers = words[2:-3]  # the third word of a frame; `unsynced` is half of the sixth
             unsynced = words[5:] & np.uint64(UNKNOWN)
             found = (numbers > row) & (numbers <= most) & (unsynced != UNKNOWN)
@@ -410,6 +419,7 @@ class SegmentScan:
                 head = self._head_at(begin + 8 * index)
                 if head is not None and head.number - head.unsynced >= row:
                     return head.number
+            begin += max(8, (len(data) - FRAME) // 8 * 8 + 8)
         return None
 
 

@@ -101,3 +101,38 @@ def test_files_share_a_room() -> None:
     other = FileBytes(File(b"b" * size), size, room)[0:size]
     assert set(bytes(other)) == {ord("b")}
     assert set(bytes(one)) == {ord("b")}, "it lasted until then"
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_room_that_was_never_written_is_not_read(later: bool) -> None:
+    """A row behind it that calls the missing one synced is found all the same."""
+    room = 64 << 20
+    rows = segment([b"a" * 100, b"b" * 100])
+    hole = (len(rows) + 4095) // 4096 * 4096, room - 4096
+    before, after = frame(9, 6, 0.5, 0, b"row", 3, zlib.crc32(b"abc"), salt=7, unsynced=2)
+    last = (before + b"abc" + after) if later else b""
+    at = hole[1] + 8
+
+    def read(begin: int, into: memoryview) -> int:
+        seen.append(len(into))
+        into[:] = bytes(len(into))
+        for where, data in ((0, rows), (at, last)):
+            low, high = max(begin, where), min(begin + len(into), where + len(data))
+            if low < high:
+                into[low - begin : high - begin] = data[low - where : high - where]
+        return len(into)
+
+    def written(begin: int) -> tuple[int, int]:
+        if begin < hole[0]:
+            return begin, hole[0]
+        return max(begin, hole[1]), room
+
+    seen: list[int] = []
+    data = FileBytes(read, room, Room(), written)
+    scan = SegmentScan(data, "journal-1", first=1)
+    if later:
+        with pytest.raises(DamagedState, match="synced"):
+            list(scan)
+    else:
+        assert len(list(scan)) == 2
+        assert sum(seen) < 4 << 20

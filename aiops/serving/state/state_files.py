@@ -512,7 +512,7 @@ class StateFiles:
         """Return the bytes of a segment; the file stays open until all have been read."""
         file = self.disk.open(self.folder / name)
         self._reading.append(file)
-        return FileBytes(partial(_read_at, file), file.size(), room)
+        return FileBytes(partial(_read_at, file), file.size(), room, file.written)
 
     def _read(self, name: str) -> memoryview:
         file = self.disk.open(self.folder / name)

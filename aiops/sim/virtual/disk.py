@@ -371,6 +371,11 @@ class VirtualFile:
         into[len(there) : count] = bytes(count - len(there))
         return count
 
+    def written(self, at: int) -> tuple[int, int]:
+        """Return the next range of bytes, from ``at`` on, that may not be zeros."""
+        data, length = self._disk.content(self._number)
+        return (at, len(data)) if at < len(data) else (length, length)
+
     def size(self) -> int:
         """Return its length in bytes."""
         return self._disk.content(self._number)[1]
