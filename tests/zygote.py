@@ -242,6 +242,8 @@ def _prepared(order: _Order, files: Sequence[int], writing: int) -> Callable[[],
     os.environ.clear()
     os.environ.update(order.environment)
     tempfile.tempdir = None
+    folders = order.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
     gc.enable()
     words = list(order.words)
     while words[0] == "-W":
