@@ -137,10 +137,7 @@ class _SystemFile:
         forks.note(self)
 
     def write(self, buffers: Sequence[bytes | bytearray | memoryview], at: int) -> None:
-        if len(buffers) == 1:
-            count = os.pwrite(self._descriptor, buffers[0], at)
-        else:
-            count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
+        count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
         if count == sum(map(len, buffers)):  # nearly always
             return
         views = [memoryview(buffer) for buffer in buffers]
@@ -212,7 +209,7 @@ class _FileLock:
 class SystemDisk:
     """The `Disk` of the operating system."""
 
-    segment = 16 << 20
+    segment = 64 << 20
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder, and those above it, if they are missing; only this user may look in."""

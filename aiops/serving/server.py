@@ -30,7 +30,6 @@ from aiops.errors import ConnectionLost, Refused, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import narrow, unpace
-from aiops.net.transport import MessageTransport
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
 from aiops.serving.effects import EffectRunner
@@ -164,7 +163,6 @@ class Server:
         self._error: BaseException | None = None  # with which it ends
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._forked = False  # this is a copy of it, in a fork
-        self._answers: list[tuple[MessageTransport, bytes]] = []  # that are sent together
         self._changed: asyncio.Event | None = None  # set when something happens
         forks.note(self)
 
@@ -583,9 +581,8 @@ class Server:
         runner, files, state = self._runner, self._persistence, self._state
         if self._handling or self._broken or steady.cost > runner.at_once:
             return None
-        if isinstance(state, KeptState):
+        if state is not None:
             record: ExchangeRecord | None = state.record
-            state.together = len(self.connections.peers) > 1
         else:
             record = files.exchanges if files is not None else None
         try:
@@ -598,28 +595,9 @@ class Server:
             busy_poll.received = True
             if busy_poll.idle:
                 busy_poll.begin()
-            if isinstance(state, KeptState):
-                if state.recorder.hold(steady.peer, answer):
-                    return b""
-                if state.staged:
-                    self._answer_together(steady.peer, answer, state)
-                    return b""
+            if state is not None and state.recorder.hold(steady.peer, answer):
+                return b""
         return answer
-
-    def _answer_together(self, peer: int, answer: bytes, state: KeptState) -> None:
-        """Send an answer behind those of this turn of the event loop, when their rows are written.
-
-        A call of the system takes as long for the rows of several workers as for that of one.
-        """
-        if not self._answers:
-            asyncio.get_running_loop().call_soon(self._send_answers, state)
-        self._answers.append((self.connections.peers[peer].link, answer))
-
-    def _send_answers(self, state: KeptState) -> None:
-        answers, self._answers = self._answers, []
-        state.flush()
-        for link, answer in answers:
-            link.send([answer])
 
     def _sinks_of(self, lead: Lead, peer: int) -> SinkFor:
         """Return a lead's function for the sinks of a connection; its orders are carried out."""

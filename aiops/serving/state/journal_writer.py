@@ -16,12 +16,11 @@ from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
 from aiops.durable.rows import JournalRow
 from aiops.engine.events import Committed, Event, JournalEnded
-from aiops.kernels.checksum import crc32, seal
-from aiops.model.layout import Bytes
+from aiops.kernels.checksum import LARGE, crc32
 from aiops.net.disk import Disk, DiskFile, DiskThread
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.state import directory
-from aiops.state.frames import END, HEAD, SegmentHead, frame, frame_bytes, frame_into
+from aiops.state.frames import END, FRAME, HEAD, SegmentHead, frame, frame_bytes
 from aiops.state.row_kinds import RowKind
 
 _SETTLED = 30.0
@@ -31,9 +30,6 @@ _SETTLED = 30.0
 _STEADY = RowKind.STEADY
 _BATCH = 1 << 18
 """Bytes of rows after which their writing is told: answers wait for it."""
-
-_STAGED = 1 << 18
-"""Bytes of steady exchanges' rows that are written with one call, at most."""
 
 
 class _Old(NamedTuple):
@@ -126,8 +122,6 @@ class JournalWriter:
         self._over = False  # that thread is to write nothing more
         self._given = self._done = 0  # bytes of payloads for that thread
         self._waiting: list[AppendRow] = []  # for the next one
-        self._staging = np.zeros(0, np.uint8)  # steady exchanges' rows, to be written together
-        self._staged, self._staged_at = 0, 0.0  # bytes there, and the last one's time
         self._chores = disk.queue()  # times at which there is something to do; None: the end
         self._keeper: DiskThread | None = None
 
@@ -144,12 +138,8 @@ class JournalWriter:
         """
         if self.why or self._closed:
             _unpin((effect,))
-            return self._tell(effect.row.time)
-        if self._staged:
-            ended = self.flush()
-            if ended is not None:
-                _unpin((effect,))
-                return ended
+            told, self._told = self._told or not self.why, True
+            return None if told else JournalEnded(effect.row.time, self.why)
         if effect.later:
             if self._waiting:
                 ended = self._flush()
@@ -160,64 +150,36 @@ class JournalWriter:
         self._waiting.append(effect)
         return None if effect.more else self._flush()
 
-    def stage(
-        self, number: int, time: float, flags: int, row: bytes, payload: Bytes
+    def write(
+        self, number: int, time: float, flags: int, row: bytes, payload: memoryview
     ) -> JournalEnded | None:
-        """Append the row of a steady exchange, as `append`: with fewer calls, at the next `flush`.
-
-        Its payload is copied.
-        """
+        """Append the row of a steady exchange at once, as `append`: with fewer calls."""
         if self._waiting or self._durable or self.why or self._closed:
-            return self.append(AppendRow(number, JournalRow(_STEADY, time, flags, row, payload)))
-        nbytes, at = frame_bytes(len(row), len(payload)), self._staged
-        if at + nbytes + len(END) > len(self._staging):
-            ended = self.flush()
-            if ended is not None:
-                return ended
-            at = 0
-            if nbytes + len(END) > len(self._staging):
-                self._staging = np.zeros(max(_STAGED, nbytes + len(END)), np.uint8)
-        if self._at + at + nbytes + len(END) > self._size:
-            ended = self.flush()
-            if ended is not None:
-                return ended
-            at = 0
-            try:
-                self._roll(number, nbytes, time)
-            except OSError as error:
-                self._told = True
-                return self._ended(time, error)
-        unsynced = number - self._synced
-        frame_into(
-            self._staging.data, at, number, _STEADY, time, flags, row, len(payload), unsynced
-        )
-        self._staged = seal(self._staging, at, len(row), payload, self._salted)
-        self._staged_at = time
-        return None
-
-    def flush(self) -> JournalEnded | None:
-        """Write the rows that are staged; they are in the file when this returns."""
-        staged, self._staged = self._staged, 0
-        if not staged:
-            return None
-        if self.why:
-            return self._tell(self._staged_at)
+            return self.append(
+                AppendRow(number, JournalRow(_STEADY, time, flags, row, np.asarray(payload)))
+            )
+        length, at = len(payload), self._at
+        end = at + FRAME + len(row) + -len(row) % 8 + length + -length % 8
         try:
-            self._file.write((self._staging.data[: staged + len(END)],), self._at)
+            if end + len(END) > self._size:
+                self._roll(number, end - at, time)
+                at, end = self._at, self._at + end - at
+            crc = zlib.crc32(payload) if length < LARGE else crc32(payload)
+            before, after = frame(
+                *(number, _STEADY, time, flags, row, length, crc),
+                salt=self._salt,
+                unsynced=number - self._synced,
+            )
+            self._file.write((before, payload, after, END), at)
         except OSError as error:
             self._told = True
-            return self._ended(self._staged_at, error)
-        self.nbytes += staged
-        self._at += staged
-        if self._at > self._half:
+            return self._ended(time, error)
+        self.nbytes += end - at
+        self._at = end
+        if end > self._half:
             self._half = self._size
-            self._do_chores(self._staged_at)
+            self._do_chores(time)
         return None
-
-    def _tell(self, now: float) -> JournalEnded | None:
-        """Return the event that the journal has ended, unless it has been returned before."""
-        told, self._told = self._told or not self.why, True
-        return None if told else JournalEnded(now, self.why)
 
     def _flush(self) -> JournalEnded | None:
         """Write the rows that wait for another."""
@@ -277,7 +239,6 @@ class JournalWriter:
 
         ``last``: a row to be appended when all others are synced, which it says.
         """
-        self.flush()
         if self._waiting and not self.why:
             self._flush()
         self._closed = True
@@ -313,7 +274,6 @@ class JournalWriter:
     def _segment(self, first: int, nbytes: int, now: float, *, synced: bool) -> DiskFile:
         """Begin a segment with room for a row of ``nbytes``."""
         self._salt = self._new_salt()
-        self._salted = zlib.crc32(self._salt.to_bytes(4, "little"))
         head = SegmentHead(first, self._generation, self._run, self._salt, *self._shard)
         file, self._size = self._files.begin(first, head.pack(), nbytes, synced=synced)
         self._first, self._begun, self._at, self._half = first, now, HEAD, self._size // 2
@@ -353,7 +313,7 @@ class JournalWriter:
                 return
 
     def _sync_old(self, now: float) -> None:
-        names, last, synced = set(self._disk.names(self._folder)), 0, False
+        names, last = set(self._disk.names(self._folder)), 0
         for old in [*self._old]:  # another thread adds some
             name = old.path.name  # if it has none, a snapshot has covered it
             needed = name in names or name + directory.PART in names
@@ -361,13 +321,11 @@ class JournalWriter:
                 break
             if needed:
                 old.file.sync()
-                synced = True
             old.file.close()
             self._old.popleft()
             last = old.last
-        if synced:
-            self._disk.sync_names(self._folder)
         if last:
+            self._disk.sync_names(self._folder)
             self._synced = max(self._synced, last)
 
     def _write_behind(self) -> None:

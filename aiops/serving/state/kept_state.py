@@ -99,10 +99,6 @@ class KeptState:
         Whether there was a state already.
     appended
         Called when a row has been appended, unless it is None.
-    together
-        Whether the rows of steady exchanges wait for `flush`.
-    staged
-        Whether some do.
 
     Raises
     ------
@@ -129,7 +125,6 @@ class KeptState:
         self._files, self._clock, self._post, self._perform = files, clock, post, perform
         self._acks, self._post_threadsafe = acks, post_threadsafe
         self.appended: Callable[[], None] | None = None
-        self.together = self.staged = False
         self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
         began = time.perf_counter()
@@ -270,17 +265,7 @@ class KeptState:
         if recorder.pending:
             ended = journal.append(recorder.exchanged_later(time, flags, row, gradient))
         else:
-            ended = journal.stage(recorder.next - 1, time, flags, row, gradient.data)
-            self.staged = True
-        if ended is not None:
-            self._post(ended)
-        if not self.together:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the rows of steady exchanges that have no place in the file yet."""
-        self.staged = False
-        ended = None if self._journal is None else self._journal.flush()
+            ended = journal.write(recorder.next - 1, time, flags, row, gradient.data.data)
         if self.appended is not None:
             self.appended()
         if ended is not None:

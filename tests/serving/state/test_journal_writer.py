@@ -58,15 +58,6 @@ class Journal:
             self.next += 1
         return [event for event in found if event is not None]
 
-    def stage(self, count: int, payload: bytes = bytes(1000), now: float = 0.0) -> list[Any]:
-        """Stage the rows of steady exchanges; return the events that this gave at once."""
-        found = []
-        for _ in range(count):
-            data = np.frombuffer(payload, np.uint8)
-            found.append(self.writer.stage(self.next, now, 0, bytes(40), data))
-            self.next += 1
-        return [event for event in found if event is not None]
-
     def listing(self) -> StateListing:
         return StateListing(self.disk.names(self.folder))
 
@@ -309,59 +300,3 @@ def test_a_file_that_was_ready_is_a_spare_again(journal: Callable[..., Journal])
     assert made.listing().spares
     assert made.files.remove_spares()
     assert not made.listing().spares
-
-
-def test_staged_rows_are_in_the_file_once_they_are_flushed(journal: Callable[..., Journal]) -> None:
-    made = journal()
-    made.stage(3, bytes(range(200)))
-    assert made.rows() == []
-    assert made.writer.flush() is None
-    found = [*made.read()]
-    assert [frame.number for frame in found] == [1, 2, 3]
-    assert {bytes(frame.payload) for frame in found} == {bytes(range(200))}
-    assert {frame.kind for frame in found} == {RowKind.STEADY}
-    assert made.writer.flush() is None, "there is nothing left"
-
-
-def test_staged_rows_come_before_later_ones(journal: Callable[..., Journal]) -> None:
-    made = journal()
-    made.stage(2)
-    made.write(1)
-    assert made.rows() == [1, 2, 3]
-    made.stage(1)
-    made.writer.end()
-    assert made.rows() == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("length", [100, 1000, SMALL, 5 * SMALL])
-def test_staged_rows_go_on_over_segments(length: int, journal: Callable[..., Journal]) -> None:
-    made = journal()
-    for count in (1, 70, 3, 300):
-        assert made.stage(count, bytes(length), now=60.0) == []
-        made.writer.flush()
-    assert made.rows() == [*range(1, 375)]
-    assert len(made.listing().segments) > 1 or length == 100
-
-
-def test_a_disk_that_refuses_staged_rows_ends_the_journal_once(
-    journal: Callable[..., Journal],
-) -> None:
-    made = journal(full_at=3 * SMALL)
-    events: list[Any] = []
-    for _ in range(300):
-        events += made.stage(2)
-        events += [event for event in [made.writer.flush()] if event is not None]
-    [ended] = events
-    assert isinstance(ended, JournalEnded)
-    assert "No space left on device" in ended.why
-    assert made.rows() == [*range(1, len(made.rows()) + 1)]
-    assert made.write(1) == []
-
-
-def test_staged_rows_of_a_journal_that_a_thread_ended(journal: Callable[..., Journal]) -> None:
-    """The answers that wait for them must not promise them."""
-    made = journal()
-    made.stage(1)
-    made.writer.why = "the journal has ended"
-    assert made.writer.flush() == JournalEnded(0.0, "the journal has ended")
-    assert made.writer.flush() is None
