@@ -39,7 +39,6 @@ __all__ = [
     "float_to_fp16_bits",
     "flushed",
     "fold_crc",
-    "fold_crc_further",
     "fp16_bits_to_float",
     "fp16_to_float",
     "maximum",
@@ -186,27 +185,16 @@ def _power(exponent: int) -> int:
 
 def _folded(typing_context: Any, array: Any, into: Any) -> Any:
     """Fold a flat array of whole blocks of `FOLDED` bytes into one block with the same CRC-32."""
-    return types.void(array, into), _folding(_LANES, _CARRYLESS)
-
-
-def _folded_further(typing_context: Any, array: Any, into: Any, state: Any) -> Any:
-    """Fold blocks of 16 bytes, with the state after what comes before them."""
-    return types.void(array, into, types.uint32), _folding(1, 1)
-
-
-def _folding(side: int, wide: int) -> Callable[..., Any]:
-    """Return what emits a fold of blocks of ``16 * side * wide`` bytes."""
-    block = 16 * side * wide
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         i64, byte = ir.IntType(64), ir.IntType(8)
-        vector = ir.VectorType(i64, 2 * wide)
+        vector = ir.VectorType(i64, 2 * _CARRYLESS)
         called = ir.FunctionType(vector, [vector, vector, byte])
-        name = "llvm.x86.pclmulqdq" + {1: "", 2: ".256", 4: ".512"}[wide]
+        name = "llvm.x86.pclmulqdq" + {1: "", 2: ".256", 4: ".512"}[_CARRYLESS]
         multiply = cgutils.get_or_insert_function(builder.module, called, name)
-        bits = 8 * block
+        bits = 8 * FOLDED
         pair = [ir.Constant(i64, _power(bits + 32)), ir.Constant(i64, _power(bits - 32))]
-        by = ir.Constant(vector, pair * wide)
+        by = ir.Constant(vector, pair * _CARRYLESS)
 
         def lane_at(array: Any, index: Any, lane: int) -> Any:
             first = builder.bitcast(array.data, vector.as_pointer())
@@ -214,18 +202,17 @@ def _folding(side: int, wide: int) -> Callable[..., Any]:
 
         flat, out = (
             context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args[:2], arguments[:2], strict=True)
+            for kind, value in zip(signature.args, arguments, strict=True)
         )
-        zero, step = ir.Constant(i64, 0), ir.Constant(i64, side)
-        lanes = [cgutils.alloca_once(builder, vector) for _ in range(side)]
+        zero, step = ir.Constant(i64, 0), ir.Constant(i64, _LANES)
+        lanes = [cgutils.alloca_once(builder, vector) for _ in range(_LANES)]
         for lane, kept in enumerate(lanes):
             builder.store(builder.load(lane_at(flat, zero, lane), align=1), kept)
-        given = builder.zext(arguments[2], i64) if arguments[2:] else ir.Constant(i64, 0xFFFF_FFFF)
-        state = ir.Constant(vector, [zero] * (2 * wide))
-        state = builder.insert_element(state, given, ir.Constant(ir.IntType(32), 0))
+        words = [0xFFFF_FFFF, *[0] * (2 * _CARRYLESS - 1)]  # the first state
+        state = ir.Constant(vector, [ir.Constant(i64, word) for word in words])
         builder.store(builder.xor(builder.load(lanes[0]), state), lanes[0])
         size = builder.extract_value(flat.shape, 0)
-        count = builder.udiv(size, ir.Constant(i64, block // side))
+        count = builder.udiv(size, ir.Constant(i64, FOLDED // _LANES))
         with cgutils.for_range_slice(builder, step, count, step, i64) as (index, _count):
             for lane, kept in enumerate(lanes):
                 old, new = builder.load(kept), builder.load(lane_at(flat, index, lane), align=1)
@@ -236,7 +223,7 @@ def _folding(side: int, wide: int) -> Callable[..., Any]:
             builder.store(builder.load(kept), lane_at(out, zero, lane), align=1)
         return context.get_dummy_value()
 
-    return generate
+    return types.void(array, into), generate
 
 
 @_word
@@ -406,6 +393,3 @@ FOLDED = 16 * _LANES * _CARRYLESS
 
 fold_crc = intrinsic(_folded)
 """``fold_crc(array, into)``: see `_folded`; ``into`` is of `FOLDED` bytes."""
-
-fold_crc_further = intrinsic(_folded_further)
-"""``fold_crc_further(array, into, state)``: see `_folded_further`; ``into`` is of 16 bytes."""

@@ -54,7 +54,6 @@ MAX_RUN = 16
 
 _HEAD = Struct("<8sIIQQ16sIIII")
 _FRAME = Struct("<IQQdIIIBBH")  # without its checksum
-_WHOLE = Struct("<IIQQdIIIBBH")
 _U32 = Struct("<I")
 _CHUNK = 1 << 17
 """Positions at which frames are looked for at a time, behind a bad one."""
@@ -214,31 +213,6 @@ def frame(
     )
     check = _U32.pack(zlib.crc32(fields, zlib.crc32(_U32.pack(salt))))
     return check + fields + row + bytes(-len(row) % 8), bytes(-payload % 8)
-
-
-def frame_into(
-    into: memoryview,
-    at: int,
-    number: int,
-    kind: int,
-    time: float,
-    flags: int,
-    row: bytes,
-    payload: int,
-    unsynced: int,
-) -> None:
-    """Put a frame's head and its row at a place of a buffer; `aiops.kernels.checksum.seal` is next.
-
-    Parameters as of `frame`.
-    """
-    length = len(row)
-    _WHOLE.pack_into(
-        into, at, 0, length, payload, number, time, 0, 0, min(unsynced, UNKNOWN), kind, flags, 0
-    )
-    begin = at + FRAME
-    into[begin : begin + length] = row
-    if length % 8:
-        into[begin + length : begin + length + -length % 8] = bytes(-length % 8)
 
 
 def frame_bytes(row: int, payload: int) -> int:
