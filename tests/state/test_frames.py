@@ -386,3 +386,11 @@ def test_payloads_lie_at_multiples_of_8() -> None:
         offset = found.end - frame_bytes(0, len(found.payload)) + FRAME
         assert offset % 8 == 0
         assert bytes(data[offset : offset + len(found.payload)]) == bytes(found.payload)
+
+
+def test_a_payload_of_more_than_4_gib() -> None:
+    """Its length is in the frame whole; the payload itself is not made here."""
+    length = (4 << 30) + 64
+    before, _after = frame(2, 3, 1.0, 0, b"row", length, 7, salt=5, unsynced=2)
+    assert int.from_bytes(before[8:16], "little") == length
+    assert frame_bytes(3, length) == 48 + 8 + length
