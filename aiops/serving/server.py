@@ -235,7 +235,9 @@ class Server:
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
         prepared = False
+        listener: asyncio.Server | None = None
         try:
+            listener = await self._bound(loop)  # or no generation is begun: another may serve
             if self._state_files is not None:
                 if self._state_files.generation:  # then there are updates to be repeated, at once
                     self._runner.perform(preparation)
@@ -246,8 +248,12 @@ class Server:
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
-            self._listener = listener = await self._listen(loop)
+            self._listener = listener
+            await self._listen(listener)
         except BaseException:
+            self._listener = None
+            if listener is not None:
+                listener.close()
             if self._links is not None:
                 self._links.end()
             self._runner.close()
@@ -382,21 +388,29 @@ class Server:
         elif self._state_files is not None:
             self._state_files.close()
 
-    async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
+    async def _bound(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
+        """Return what has the port, and does not listen yet: clients would wait in vain."""
         host, port = self.config.host, self.config.port
         try:
-            listener = await loop.create_server(
+            return await loop.create_server(
                 self.connections.accept, host, port, backlog=_BACKLOG, start_serving=False
             )
+        except OSError as error:
+            raise self._no_port(error) from None
+
+    async def _listen(self, listener: asyncio.Server) -> None:
+        try:
             for sock in listener.sockets:
                 unpace(sock, sock.getsockname()[0])
                 if self._pacing is not None:  # a window is announced before a peer is accepted
                     narrow(sock, self._pacing.pacer.narrowed)
             await listener.start_serving()
         except OSError as error:
-            why = error.strerror or error
-            raise UsageError(f"cannot listen on {host}:{port}: {why}") from None
-        return listener
+            raise self._no_port(error) from None
+
+    def _no_port(self, error: OSError) -> UsageError:
+        where = f"{self.config.host}:{self.config.port}"
+        return UsageError(f"cannot listen on {where}: {error.strerror or error}")
 
     async def serve(self) -> None:
         """Run until `stop` is called and everything is drained; then save and close."""

@@ -325,7 +325,16 @@ class StandbyServer:
             if self._env.free_port(host, port):
                 break
             await asyncio.sleep(0.01)
-        await server.start(recovered)
+        try:
+            await server.start(recovered)
+        except UsageError as error:  # the port is gone, or the disk refuses
+            text = (
+                f"this standby was not promoted, and ends: {error}; its state is a standby's as"
+                " before: start it again with --standby, on another --port, and promote it then"
+            )
+            for peer, id in asked:
+                self._reply(peer, refused_promotion(id, text))
+            raise UsageError(text) from None
         generation, version = server.generation, server.engine.version
         _log.warning(
             "promoted: generation %d, row %d, version %d", generation, recovered.row, version

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from aiops.engine.digest import digest
 from aiops.model.parts import LARGEST, Part
 from aiops.serving.embedded import config_of
 from aiops.serving.standby.server import StandbyServer
+from aiops.state.directory import GenerationFile
 from aiops.state.frames import SegmentHead, frame
 from aiops.state.row_kinds import RowKind
 from aiops.wire.connection import Connection, Limits, with_sinks
@@ -457,3 +460,33 @@ def test_a_standby_whose_journal_has_ended_takes_no_further_row(tmp_path: Path) 
             train(server.url, PLAIN, 2, 1)
             standby._thread.join(PATIENCE)
             assert "Input/output error" in str(standby._error)
+
+
+def test_a_promotion_that_gets_no_port_spends_no_generation(tmp_path: Path) -> None:
+    """The primary would be fenced by a server that serves no client."""
+    taken = list[socket.socket]()
+
+    def take(host: str, port: int) -> bool:
+        taken.append(socket.create_server((host, port)))
+        return True
+
+    def generation() -> int:
+        return GenerationFile.unpack((tmp_path / "b" / "generation").read_bytes()).generation
+
+    with ServerThread(policy="asgd", state=tmp_path / "a") as server:
+        train(server.url, PLAIN, 1, 3)
+        with StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby:
+            standby.wait(server.call(lambda running: running._state.newest))
+            before = generation()
+
+            def promote(running: StandbyServer) -> None:
+                running._env = replace(running._env, free_port=take)
+                running.promote()
+
+            standby.call(promote)
+            standby._thread.join(PATIENCE)
+    for sock in taken:
+        sock.close()
+    assert len(taken) == 1
+    assert "was not promoted, and ends: cannot listen on" in str(standby._error)
+    assert generation() == before
