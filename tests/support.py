@@ -11,13 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 import aiops
 from aiops.serving.server import Server
 from tests.zygote import ForkedPopen
+
+T = TypeVar("T")
 
 PATIENCE = 20.0
 """Seconds after which a test gives up waiting; never reached when all is well."""
@@ -27,39 +29,79 @@ SHARDS = 1
 """Servers that a model is spread over, if a test says nothing else; see `tests.transports`."""
 
 
-class ServerThread:
-    """A real server on a real socket, on an event loop in a thread of this process."""
+class LoopThread(Generic[T]):
+    """A context in which something runs on an event loop in a thread of this process.
 
-    def __init__(self, **settings: Any) -> None:
-        self._settings = {"port": 0, "shards": SHARDS, "shard_bytes": 1, **settings}
-        self._started: threading.Event = threading.Event()
+    `_main` runs it. It calls `_begun`, and ends when `_end`, which is called on the loop, says so.
+    """
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self.server: Server | None = None
+        self._running: T | None = None
         self.url = ""
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> ServerThread:
+    async def _main(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def _begun(self, running: T, url: str) -> None:
+        self._loop, self._running, self.url = asyncio.get_running_loop(), running, url
+        self._started.set()
+
+    def __enter__(self) -> Self:
         self._thread.start()
-        assert self._started.wait(PATIENCE), "the server did not start"
+        assert self._started.wait(PATIENCE), "it did not start"
         if self._error is not None:
             raise self._error
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-        if self._error is not None:
-            raise self._error
 
     def stop(self) -> None:
-        """Stop the server, and wait until it has ended; may be called twice."""
+        """End it, and wait until it has ended; may be called twice."""
         assert self._loop is not None
-        assert self._stop is not None
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._end)
         self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the server did not stop"
+        assert not self._thread.is_alive(), "it did not stop"
+
+    def call(self, function: Callable[[T], Any]) -> Any:
+        """Run a function of it on its own loop, and return the result."""
+        assert self._loop is not None
+
+        async def run() -> Any:
+            assert self._running is not None
+            return function(self._running)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+
+
+class ServerThread(LoopThread[Server]):
+    """A real server on a real socket."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._settings = {"port": 0, "shards": SHARDS, "shard_bytes": 1, **settings}
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def server(self) -> Server | None:
+        """The server, once it has started."""
+        return self._running
 
     def wait(self) -> None:
         """Wait until the server begins to end by itself."""
@@ -68,29 +110,19 @@ class ServerThread:
         ending = self.server._ending.wait()
         asyncio.run_coroutine_threadsafe(ending, self._loop).result(PATIENCE)
 
-    def call(self, function: Callable[[Server], Any]) -> Any:
-        """Run a function of the server on its own loop, and return the result."""
-        assert self._loop is not None
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        if self._error is not None:
+            raise self._error
 
-        async def run() -> Any:
-            assert self.server is not None
-            return function(self.server)
+    def _end(self) -> None:
+        assert self._stop is not None
+        self._stop.set()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._started.set()
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
         async with aiops.serve(**self._settings) as server:
-            self.server, self.url = server, server.url
-            self._started.set()
+            self._begun(server, server.url)
             await self._stop.wait()
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from aiops.algorithms import find
 from aiops.common import forks, urls
 from aiops.durable.commit_gate import Acks, EncodedReply
 from aiops.durable.recorder import Supersede
-from aiops.durable.recovery import Recovered
+from aiops.durable.recovery import Recovered, Replayer
 from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, End, Event, JournalEnded, Stopping
 from aiops.engine.steady import ExchangeRecord, Steady
@@ -365,11 +365,19 @@ class Server:
         self.connections.refuse(str(error), Superseded.code, error.details)
         self._stop_with(error)
 
-    def recover(self) -> Recovered | None:
+    def replayer(self, on_loop: Callable[..., object] | None = None) -> Replayer:
+        """Return what replays rows to the engine, instead of `start`.
+
+        ``on_loop``: has a function called by the event loop, if the replay is on another thread.
+        """
+        perform = self._runner.perform
+        return Replayer(self._engine, partial(on_loop, perform) if on_loop else perform)
+
+    def recover(self, replayer: Replayer) -> Recovered | None:
         """Bring the engine to the state that is kept, instead of `start`; see `StateFiles`."""
         if self._state_files is None:
             return None
-        return self._state_files.recover(self._engine, self.config.policy, self._runner.perform)
+        return self._state_files.recover(self._engine, self.config.policy, replayer=replayer)
 
     def discard(self) -> None:
         """Let go of everything, instead of `start`."""

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from aiops.durable.recorder import AppendRow
-from aiops.durable.recovery import Recovered, check_begin
+from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.durable.rows import JournalRow
 from aiops.durable.standby import StandbyPosition, generations_of, rows_in
 from aiops.engine.capture import Capture
+from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, Event, JournalEnded
 from aiops.errors import RemoteProtocolError, UsageError
-from aiops.net.disk import Disk, DiskFile
+from aiops.net.disk import Disk
 from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.state.journal_writer import JournalWriter
@@ -27,7 +28,8 @@ from aiops.serving.state.kept_state import header_of
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import StateFiles
 from aiops.state.directory import IDENTITY_FILE, PART, StateListing, snapshot_name
-from aiops.state.snapshot_file import SnapshotFile
+from aiops.state.frames import JournalFrame
+from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 from aiops.wire.standby_messages import JournalRows, SnapshotPart, StandbyWelcome
 
 _log = logging.getLogger("aiops.server")
@@ -38,6 +40,138 @@ _SLICE = 0.005
 _INCOMING = f"snapshot-incoming{PART}"
 
 
+class FollowedRun:
+    """The run that a standby follows: the files of its state, and the engine that they bring along.
+
+    Parameters
+    ----------
+    config
+        The settings of the server that the standby may become.
+
+    Attributes
+    ----------
+    server
+        Has the engine; it listens when the standby is promoted.
+    files
+        The files.
+    replayer
+        Brings the engine along.
+    writer
+        Appends the primary's rows; None: it has not been fed yet.
+    synced
+        The newest row that is synced.
+
+    Raises
+    ------
+    UsageError
+        When the settings cannot work, or the folder is no state's.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.server = server = Server(config)
+        if server.state_files is None:
+            raise UsageError("a standby keeps a state: name its folder with --state")
+        self.files = files = server.state_files
+        self._loop, self._config = asyncio.get_running_loop(), config
+        self.replayer = server.replayer()
+        self.writer: JournalWriter | None = None
+        self.synced = 0
+        self._snapshots = SnapshotWriter(files.disk, files.folder, files.segments)
+        self._waiting: tuple[Capture, int] | None = None  # a capture whose rows are not synced
+
+    def recover(self) -> Recovered | None:
+        """Bring the engine, which is fresh, to the state of the folder."""
+        return self._recover(self.server.replayer())
+
+    async def recover_beside(self) -> Recovered | None:
+        """Do so on another thread: it may take long, and clients and the primary wait meanwhile."""
+        replayer = self.server.replayer(self._loop.call_soon_threadsafe)
+        return await asyncio.to_thread(self._recover, replayer)
+
+    def _recover(self, replayer: Replayer) -> Recovered | None:
+        found = self.server.recover(replayer)
+        self.replayer, replayer.taken = replayer, self._captured
+        return found
+
+    def apply(self, frame: JournalFrame) -> None:
+        """Bring the engine along by a row."""
+        if frame.number == 1:
+            where = str(self.files.folder)
+            check_begin(frame, self._config.policy, self.server.engine, where)
+            self.replayer.begin(frame)
+        else:
+            self.replayer.feed(frame)
+
+    def note_synced(self, row: int) -> None:
+        """Note that rows are synced: the snapshot that waits for them can be written."""
+        self.synced = row
+        if self._waiting is not None and self._waiting[1] <= row:
+            waiting, self._waiting = self._waiting, None
+            self._write(*waiting)
+
+    def end_writers(self) -> str:
+        """Write nothing more; return the reason for which rows are missing, if any are."""
+        if self._waiting is not None:
+            self._waiting[0].release()
+            self._waiting = None
+        self._snapshots.wait()
+        writer, self.writer = self.writer, None
+        if writer is None:
+            return ""
+        writer.end()
+        return writer.why
+
+    def discard(self) -> None:
+        """Close the files, and let go of the engine."""
+        self.end_writers()
+        self.server.discard()
+
+    def _captured(self, found: Capture, row: int) -> None:
+        """Have a snapshot where the primary has one, unless the disk is behind with another.
+
+        It may be ahead of the rows that are synced, and after a loss of power it would lack those
+        that its queue refers to. So it waits for them.
+        """
+        if self._snapshots.busy or self._waiting is not None:
+            found.release()
+        elif row > self.synced:
+            self._waiting = found, row
+        else:
+            self._write(found, row)
+
+    def _write(self, found: Capture, row: int) -> None:
+        release = partial(self._loop.call_soon_threadsafe, found.release)
+        header = header_of(self.files, found, row)
+        self._snapshots.begin(found, header, lambda nbytes: release())
+
+
+class _Incoming:
+    """A snapshot on its way, in a file that has another name until it is complete."""
+
+    def __init__(self, disk: Disk, path: Path, length: int) -> None:
+        disk.remove(path)
+        self.file, self.at, self.length = disk.create(path, length), 0, length
+
+    def take(self, data: memoryview) -> None:
+        """Write the next bytes."""
+        self.file.write([data], self.at)
+        self.file.sync()
+        self.at += len(data)
+
+    def complete(self) -> SnapshotHeader:
+        """Return the header of the snapshot, of which every byte was compared.
+
+        Raises
+        ------
+        UsageError
+            When it is not whole.
+        """
+        read = lambda at, into: self.file.read(into, at)  # noqa: E731
+        snapshot = SnapshotFile(read, self.length, "the primary's snapshot")
+        snapshot.verify()
+        return snapshot.header
+
+
 class StandbyCopy:
     """The state of a standby.
 
@@ -45,8 +179,8 @@ class StandbyCopy:
     ----------
     config
         The settings of the server that it may become.
-    disk
-        The file system.
+    folder, disk
+        Where its state is.
     salt
         Draws numbers of 32 bits.
     kept
@@ -54,205 +188,192 @@ class StandbyCopy:
 
     Attributes
     ----------
-    row, synced, applied
-        The newest row that is written, synced, applied.
+    row, applied
+        The newest row that is written, applied.
     newest
         The primary's newest row, as far as it has said.
-    server
-        Has the engine; it listens when this standby is promoted. None until there is a run.
     """
 
     def __init__(
-        self, config: Config, disk: Disk, salt: Callable[[], int], kept: Callable[[], None]
+        self,
+        config: Config,
+        folder: Path,
+        disk: Disk,
+        salt: Callable[[], int],
+        kept: Callable[[], None],
     ) -> None:
-        self._config, self._disk, self._salt, self._kept = config, disk, salt, kept
-        assert config.state is not None, "a standby has a state"
-        self._folder: Path = config.state
-        self.server: Server | None = None
-        self._writer: JournalWriter | None = None
+        self._config, self._folder, self._disk = config, folder, disk
+        self._salt, self._kept = salt, kept
+        self._run: FollowedRun | None = None
         self._loop = asyncio.get_running_loop()
-        self.row = self.synced = self.applied = self.newest = 0
-        self._incoming: DiskFile | None = None  # a snapshot on its way
-        self._at = self._length = 0  # of that
+        self.row = self.applied = self.newest = 0
+        self._incoming: _Incoming | None = None
         self._restore_at = 0  # the row of a snapshot that is restored when the journal has it
-        self._snapshots: SnapshotWriter | None = None
-        if self._exists():
-            self._open()
+        self._restoring = False  # the engine, on another thread
+        names = self._names()
+        if IDENTITY_FILE in names:
+            self._run = self._opened(was_fetching=_INCOMING in names)
 
     @property
     def position(self) -> StandbyPosition:
-        """The state that there is."""
-        files = self._files
-        if files is None:
+        """The state that there is, as far as it can be gone on with."""
+        run = self._run
+        if run is None:
             return StandbyPosition()
-        row = 0 if self.pending else self.row  # rows behind a snapshot that has not come are none
-        return StandbyPosition(files.run, files.generation, row)
+        # Rows behind a snapshot that has not come, or that lacks queued pushes, are none.
+        row = 0 if self.pending or run.replayer.lost else self.row
+        return StandbyPosition(run.files.run, run.files.generation, row)
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that is brought along; None while there is none to look at."""
+        return None if self._run is None or self._restoring else self._run.server.engine
+
+    @property
+    def synced(self) -> int:
+        """The newest row that is synced."""
+        return 0 if self._run is None else self._run.synced
 
     @property
     def whole(self) -> bool:
         """True if the engine is the primary's at row `applied`."""
-        return self.server is not None and self.applied > 0 and not self.pending
+        return self._run is not None and self.applied > 0 and not self.pending
 
     @property
     def pending(self) -> bool:
         """True while a snapshot is on its way."""
         return self._incoming is not None or self._restore_at > 0
 
-    @property
-    def _files(self) -> StateFiles | None:
-        return None if self.server is None else self.server.state_files
-
-    def _exists(self) -> bool:
+    def _names(self) -> list[str]:
         try:
             self._disk.make_folder(self._folder)
-            return IDENTITY_FILE in self._disk.names(self._folder)
+            return self._disk.names(self._folder)
         except OSError as error:
             raise UsageError(f"--state {self._folder}: {error.strerror}") from None
 
-    def _open(self) -> None:
-        """Bring a fresh engine to the state of the folder."""
-        self.server = server = Server(self._config)
-        files = server.state_files
-        assert files is not None, "it has a state"
+    def _opened(self, *, was_fetching: bool = False) -> FollowedRun:
+        """Return a run whose engine is at the state of the folder.
+
+        ``was_fetching``: a snapshot had not come whole, and the rows there are those behind it.
+        """
         began = time.perf_counter()
+        run = FollowedRun(self._config)
         listing = StateListing(self._disk.names(self._folder))
         if not listing.snapshots and min(listing.segments, default=1) > 1:
-            files.clear()  # it ended before it had the snapshot that belongs there
-        recovered = server.recover()
+            if was_fetching:
+                run.files.clear()
+            else:
+                aside = run.files.set_aside()
+                _log.warning(
+                    "%s has no snapshot, and its journal begins with row %d, so it is no state: the"
+                    " journal is moved to %s, and all is fetched from the primary",
+                    *(self._folder, listing.segments[0], aside),
+                )
+        recovered = run.recover()
         self.row = self.applied = self.newest = 0 if recovered is None else recovered.row
-        self._take_snapshots(files)
+        if run.replayer.lost:
+            _log.warning(
+                "%s lacks rows that its snapshot needs, as the system ended before it had written"
+                " them to the disk: all of it is fetched again when the primary is reached",
+                self._folder,
+            )
         if self.row:
             took = time.perf_counter() - began
-            _log.info("%s: row %d of run %s, in %.2f s", self._folder, self.row, files.run, took)
+            named = self._folder, self.row, run.files.run
+            _log.info("%s: row %d of run %s, in %.2f s", *named, took)
+        return run
 
     def close(self) -> None:
         """Close the files; the copy stays as it is."""
-        if self._incoming is not None:
-            self._incoming.close()
-            self._incoming = None
-        self._end_writers()
-        if self.server is not None:
-            self.server.discard()
-            self.server = None
+        self._close_incoming()
+        if self._run is not None:
+            self._run.discard()
+            self._run = None
 
-    def _end_writers(self) -> None:
-        if self._snapshots is not None:
-            self._snapshots.wait()
-        if self._writer is not None:
-            self._writer.end()
-            self._writer = None
+    def _close_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.file.close()
+            self._incoming = None
 
     # ------------------------------------------------------------ what a primary sends
 
     def begin(self, welcome: StandbyWelcome, *, again: bool) -> None:
         """Go on behind the row of a welcome; ``again``: drop all that there is before."""
         generations = generations_of(welcome)
-        if self.server is None:
-            self._make(welcome.run)
+        run = self._run or self._made(welcome.run)
         if again:
-            self._drop()
-        files = self._files
-        assert files is not None, "there is a run"
-        files.adopt(generations)
-        self.row = self.synced = welcome.row
-        if self._writer is None:
-            self._writer = files.follow(welcome.row, partial(self._post, files))
-        if welcome.snapshot:
+            run = self._begun_again(run)
+        self._run = run
+        run.files.adopt(generations)
+        self.row = run.synced = welcome.row
+        if welcome.snapshot:  # before there are rows: they lead to no state without it
             part = self._folder / _INCOMING
-            self._disk.remove(part)
-            self._incoming = self._disk.create(part, welcome.snapshot)
-            self._at, self._length = 0, welcome.snapshot
+            self._incoming = _Incoming(self._disk, part, welcome.snapshot)
+        if run.writer is None:
+            run.writer = run.files.follow(welcome.row, partial(self._post, run))
 
-    def _make(self, run: str) -> None:
+    def _made(self, run: str) -> FollowedRun:
         """Begin a folder that holds nothing of a run."""
         StateFiles(self._folder, self._disk, "a standby", run, self._salt).close()
-        self._open()
+        return self._opened()
 
-    def _drop(self) -> None:
+    def _begun_again(self, run: FollowedRun) -> FollowedRun:
         """Drop all rows and snapshots, and the engine with them."""
-        files = self._files
-        assert files is not None, "there is a run"
         if self.row:
             _log.warning("%s: all of it is dropped, and fetched again", self._folder)
-        self._end_writers()
-        if self._incoming is not None:
-            self._incoming.close()
-            self._incoming = None
-        files.clear()
-        assert self.server is not None, "there is a run"
-        self.server.discard()
-        self._restore_at = 0
-        self._open()
+        run.end_writers()
+        self._close_incoming()
+        run.files.clear()
+        run.server.discard()
+        self._run, self._restore_at = None, 0
+        return self._opened()
 
-    def take_snapshot(self, message: SnapshotPart, data: memoryview) -> None:
+    async def take_snapshot(self, message: SnapshotPart, data: memoryview) -> None:
         """Take the next bytes of a snapshot.
+
+        The disk's work is done on a thread: heartbeats and clients are answered meanwhile.
 
         Raises
         ------
         RemoteProtocolError
             When they are not the next ones, or the snapshot is not whole.
         """
-        file, at = self._incoming, self._at
-        end = at + len(data)
-        if file is None or message.parts[:1] == () or message.parts[0].start != at:
-            raise RemoteProtocolError(f"snapshot_part: byte {at:,} comes next")
-        if end > self._length:
-            raise RemoteProtocolError(f"snapshot_part: {self._length:,} bytes were announced")
-        file.write([data], at)
-        file.sync()
-        self._at = end
-        if end == self._length:
-            self._snapshot_complete(file)
-
-    def _snapshot_complete(self, file: DiskFile) -> None:
-        files = self._files
-        assert files is not None, "there is a run"
+        run, incoming = self._run, self._incoming
+        if run is None or incoming is None:
+            raise RemoteProtocolError("snapshot_part: none was announced")
+        if message.parts[:1] == () or message.parts[0].start != incoming.at:
+            raise RemoteProtocolError(f"snapshot_part: byte {incoming.at:,} comes next")
+        if incoming.at + len(data) > incoming.length:
+            raise RemoteProtocolError(f"snapshot_part: {incoming.length:,} bytes were announced")
+        await asyncio.to_thread(incoming.take, data)
+        if incoming.at < incoming.length:
+            return
         try:
-            read = lambda at, into: file.read(into, at)  # noqa: E731
-            snapshot = SnapshotFile(read, self._length, "the primary's snapshot")
-            snapshot.verify()
+            header = await asyncio.to_thread(incoming.complete)
         except UsageError as error:
             raise RemoteProtocolError(str(error)) from None
-        row, run = snapshot.header.row, snapshot.header.run
-        if run != files.run or row < self.row:
-            raise RemoteProtocolError(f"a snapshot of run {run}, row {row:,}, does not belong here")
-        file.close()
-        self._incoming = None
+        row, name = header.row, header.run
+        if name != run.files.run or row < self.row:
+            raise RemoteProtocolError(
+                f"a snapshot of run {name}, row {row:,}, does not belong here"
+            )
         self._restore_at = row
+        self._close_incoming()
         if row <= self.row:
-            self._restore()
+            await self._restore(run)
 
-    def _restore(self) -> None:
+    async def _restore(self, run: FollowedRun) -> None:
         """Bring the engine to the snapshot: the journal has the rows that it refers to."""
-        server, files = self.server, self._files
-        assert server is not None, "there is a run"
-        assert files is not None, "there is a run"
-        row, self._restore_at = self._restore_at, 0
-        self._disk.rename(self._folder / _INCOMING, self._folder / snapshot_name(row))
-        recovered = server.recover()
+        name = snapshot_name(self._restore_at)
+        self._disk.rename(self._folder / _INCOMING, self._folder / name)
+        self._restoring = True
+        try:
+            recovered = await run.recover_beside()
+        finally:
+            self._restoring = False
         if recovered is None or recovered.row != self.row:
             raise RemoteProtocolError(f"the snapshot does not lead to row {self.row:,}")
-        self.applied = self.row
-        self._take_snapshots(files)
-
-    # ------------------------------------------------------------ its own snapshots
-
-    def _take_snapshots(self, files: StateFiles) -> None:
-        """Have a snapshot written where the primary has one: after the same row."""
-        replayer = files.replayer
-        assert replayer is not None, "the folder was read"
-        self._snapshots = SnapshotWriter(files.disk, files.folder, files.segments)
-        replayer.taken = partial(self._captured, files, self._snapshots)
-
-    def _captured(
-        self, files: StateFiles, writer: SnapshotWriter, found: Capture, row: int
-    ) -> None:
-        """Begin to write a capture, unless the disk is behind with the one before it."""
-        if writer.busy:
-            found.release()
-            return
-        release = partial(self._loop.call_soon_threadsafe, found.release)
-        writer.begin(found, header_of(files, found, row), lambda nbytes: release())
+        self._restore_at, self.applied = 0, self.row
 
     async def take_rows(
         self, message: JournalRows, data: memoryview, written: Callable[[], None]
@@ -275,49 +396,42 @@ class StandbyCopy:
         UsageError
             When they cannot be written.
         """
-        server, files, writer = self.server, self._files, self._writer
-        assert server is not None, "there is a run"
-        assert files is not None, "there is a run"
-        assert writer is not None, "it is fed"
-        if writer.why:  # its thread could not sync
-            raise UsageError(writer.why)
-        frames = rows_in(message, data, files.run, self.row)
+        run = self._run
+        if run is None or run.writer is None:
+            raise RemoteProtocolError("journal_rows: the feed has not begun")
+        if run.writer.why:  # its thread could not sync
+            raise UsageError(run.writer.why)
+        frames = rows_in(message, data, run.files.run, self.row)
         self.newest = message.newest
         for frame in frames:
             payload = np.frombuffer(frame.payload, np.uint8)
             row = JournalRow(frame.kind, frame.time, frame.flags, frame.row, payload)
-            ended = writer.append(AppendRow(frame.number, row))
+            ended = run.writer.append(AppendRow(frame.number, row))
             if ended is not None:
                 raise UsageError(ended.why)
             self.row = frame.number
             if self._restore_at == self.row:
-                self._restore()
+                await self._restore(run)
         written()
         until = self._loop.time() + _SLICE
         for frame in frames:
             if self.pending or frame.number <= self.applied:
                 continue
-            replayer = files.replayer
-            assert replayer is not None, "the folder was read"
-            if frame.number == 1:
-                check_begin(frame, self._config.policy, server.engine, str(self._folder))
-                replayer.begin(frame)
-            else:
-                replayer.feed(frame)
+            run.apply(frame)
             self.applied = frame.number
             if self._loop.time() >= until:
                 await asyncio.sleep(0)
                 until = self._loop.time() + _SLICE
 
-    def _post(self, files: StateFiles, event: Event) -> None:
+    def _post(self, run: FollowedRun, event: Event) -> None:
         """Take an event of the journal's thread."""
-        self._loop.call_soon_threadsafe(self._journalled, files, event)
+        self._loop.call_soon_threadsafe(self._journalled, run, event)
 
-    def _journalled(self, files: StateFiles, event: Event) -> None:
-        if files is not self._files:  # of rows that were dropped since
+    def _journalled(self, run: FollowedRun, event: Event) -> None:
+        if run is not self._run:  # of rows that were dropped since
             return
         if isinstance(event, Committed):
-            self.synced = max(self.synced, min(event.row, self.row))
+            run.note_synced(max(run.synced, min(event.row, self.row)))
             self._kept()
         elif isinstance(event, JournalEnded):
             _log.error("%s", event.why)  # the next row that is written raises
@@ -325,17 +439,21 @@ class StandbyCopy:
     # ------------------------------------------------------------ promotion
 
     def promoted(self) -> tuple[Server, Recovered]:
-        """Return the server that has the engine, and where its journal ends; all is synced."""
-        server, files = self.server, self._files
-        assert server is not None, "there is a run"
-        assert files is not None, "there is a run"
-        assert files.replayer is not None, "the folder was read"
-        writer = self._writer
-        self._end_writers()
-        if writer is not None and writer.why:  # rows that follow would follow nothing
-            raise UsageError(writer.why)
-        self.server = None
-        return server, files.replayer.finish()
+        """Return the server that has the engine, and where its journal ends; all is synced.
+
+        Raises
+        ------
+        UsageError
+            When there is no run, or rows are missing: what followed would follow nothing.
+        """
+        run = self._run
+        if run is None:
+            raise UsageError("this standby has nothing of a run yet")
+        why = run.end_writers()
+        if why:
+            raise UsageError(why)
+        self._run = None
+        return run.server, run.replayer.finish()
 
 
 def serving_config(config: Config, port: int) -> Config:

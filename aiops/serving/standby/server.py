@@ -89,7 +89,9 @@ class StandbyServer:
     """
 
     def __init__(self, config: Config) -> None:
-        assert config.standby is not None, "it is a standby"
+        if config.standby is None or config.state is None:
+            raise UsageError("a standby has a primary and a state: give it --standby and --state")
+        self._folder = config.state
         self._config, self._env = config, CURRENT_ENVIRONMENT.get()
         self._primaries = [server.url for server in urls.parse_all(config.standby)]
         self._primary = self._primaries[0]
@@ -130,7 +132,7 @@ class StandbyServer:
         self.url = urls.write(host, port)
         try:
             self._copy = StandbyCopy(
-                *(serving_config(config, port), self._env.disk),
+                *(serving_config(config, port), self._folder, self._env.disk),
                 *(lambda: self._env.randbelow(1 << 32), self._tell),
             )
         except BaseException:
@@ -271,7 +273,7 @@ class StandbyServer:
         if isinstance(message, JournalRows):
             await copy.take_rows(message, data, self._tell)
         elif isinstance(message, SnapshotPart):
-            copy.take_snapshot(message, data)
+            await copy.take_snapshot(message, data)
         else:
             raise RemoteProtocolError(f"{message.kind!r} is not for a standby")
         self._tell()
@@ -382,7 +384,7 @@ class StandbyServer:
 
     def _engine(self) -> Engine:
         copy = self._copy
-        return self._blank if copy is None or copy.server is None else copy.server.engine
+        return (copy.engine if copy is not None else None) or self._blank
 
     def _report(self) -> Mapping[str, Any]:
         """Return the statistics of the engine, and the standby's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -68,8 +69,6 @@ class StateFiles:
         Where the run's generations began.
     generation
         That of the last start; 0 for a new state.
-    replayer
-        What brought the engine to the state, in `recover`; it can go on with further rows.
 
     Raises
     ------
@@ -106,7 +105,6 @@ class StateFiles:
         self._lock: DiskLock = lock
         self._damaged: list[str] = []  # snapshots that are not whole
         self._reading: list[DiskFile] = []  # segments
-        self.replayer: Replayer | None = None
         try:
             self._open(new_run)
         except OSError as error:
@@ -219,8 +217,7 @@ class StateFiles:
             When the server was started with other settings.
         """
         try:
-            self.replayer = replayer or Replayer(engine, warm)
-            return self._recover(engine, policy, self.replayer)
+            return self._recover(engine, policy, replayer or Replayer(engine, warm))
         finally:
             while self._reading:
                 self._reading.pop().close()
@@ -493,6 +490,28 @@ class StateFiles:
             self.disk.remove(self.folder / directory.snapshot_name(row))
         self.segments.remove_spares()  # their heads may have later rows than those that follow
         self.disk.sync_names(self.folder)
+
+    def set_aside(self) -> Path:
+        """Move all segments to a folder beside this one, and return it: they lead to no state.
+
+        Raises
+        ------
+        UsageError
+            When the disk refuses.
+        """
+        try:
+            for number in itertools.count(1):
+                aside = self.folder.with_name(f"{self.folder.name}.aside-{number}")
+                self.disk.make_folder(aside)
+                if not self.disk.names(aside):
+                    break
+            for first in reversed(StateListing(self.disk.names(self.folder)).segments):
+                name = directory.journal_name(first)
+                self.disk.rename(self.folder / name, aside / name)
+            self.disk.sync_names(self.folder)
+        except OSError as error:
+            raise UsageError(f"--state {self.folder}: {error.strerror}") from None
+        return aside
 
     def _sync_journal(self) -> None:
         """Sync the rows that were read: a killed server leaves them to the system."""

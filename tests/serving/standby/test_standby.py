@@ -15,15 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiops
+from aiops.algorithms import find
 from aiops.common import urls
 from aiops.engine import statistics
+from aiops.engine.capture import needed_rows, settings_of
 from aiops.engine.digest import digest
+from aiops.engine.engine import Engine
 from aiops.model.parts import LARGEST, Part
+from aiops.net.disk import SystemDisk
+from aiops.serving.config import Config
 from aiops.serving.embedded import config_of
 from aiops.serving.standby.server import StandbyServer
-from aiops.state.directory import GenerationFile
+from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.state.state_files import StateFiles
+from aiops.state.directory import GenerationFile, journal_name
 from aiops.state.frames import SegmentHead, frame
 from aiops.state.row_kinds import RowKind
+from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 from aiops.wire.connection import Connection, Limits, with_sinks
 from aiops.wire.messages import PROTOCOL, Message
 from aiops.wire.sinks import Discard
@@ -34,40 +43,25 @@ from aiops.wire.standby_messages import (
     StandbyHello,
     StandbyWelcome,
 )
+from tests.durable.test_recorder import Recorded
+from tests.engine.seeded_run import Case
 from tests.serving.state.test_kept_state import PLAIN, RUNS, START, train
-from tests.support import PATIENCE, ServerThread
+from tests.support import PATIENCE, LoopThread, ServerThread
 
 
-class StandbyThread:
-    """A standby on an event loop in a thread of this process."""
+class StandbyThread(LoopThread[StandbyServer]):
+    """A standby."""
 
     def __init__(self, **settings: Any) -> None:
+        super().__init__()
         self._config = config_of({"port": 0, **settings})
-        self._started = threading.Event()
-        self._error: BaseException | None = None
-        self.url = ""
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> StandbyThread:
-        self._thread.start()
-        assert self._started.wait(PATIENCE), "it did not start"
-        if self._error is not None:
-            raise self._error
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self.standby.stop)
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which it has ended, once it has: it is waited for."""
         self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "it did not stop"
-
-    def call(self, function: Callable[[StandbyServer], Any]) -> Any:
-        """Run a function of the standby on its own loop, and return the result."""
-
-        async def run() -> Any:
-            return function(self.standby)
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+        assert not self._thread.is_alive(), "it did not end"
+        return self._error
 
     def wait(self, row: int) -> None:
         """Wait until a row has been applied and synced."""
@@ -76,22 +70,17 @@ class StandbyThread:
             if copy.applied >= row <= copy.synced:
                 return
             threading.Event().wait(0.02)
-        raise AssertionError(f"{copy.applied} of {row}, {self.standby._why}")
+        why = self.call(lambda standby: standby._why)
+        raise AssertionError(f"{copy.applied} of {row}, {why}")
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._started.set()
+    def _end(self) -> None:
+        assert self._running is not None
+        self._running.stop()
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.standby = StandbyServer(self._config)
-        self.url = await self.standby.start()
-        self._started.set()
-        await self.standby.stand_by()
+    async def _main(self) -> None:
+        standby = StandbyServer(self._config)
+        self._begun(standby, await standby.start())
+        await standby.stand_by()
 
 
 @pytest.mark.parametrize("every", [0.05, 1000.0], ids=["snapshots", "rows"])
@@ -392,7 +381,9 @@ def fed_by(
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
         try:
-            with StandbyThread(policy="asgd", state=folder, standby=url, **settings) as standby:
+            with StandbyThread(
+                state=folder, standby=url, **{"policy": "asgd", **settings}
+            ) as standby:
                 yield standby
         finally:
             loop.call_soon_threadsafe(listener.close)
@@ -452,14 +443,14 @@ def test_a_standby_whose_journal_has_ended_takes_no_further_row(tmp_path: Path) 
             standby.wait(server.call(lambda running: running._state.newest))
 
             def fail(running: StandbyServer) -> None:
-                writer = running._made._writer
-                assert writer is not None
-                writer._ended(0.0, OSError(errno.EIO, "Input/output error"))
+                run = running._made._run
+                assert run is not None
+                assert run.writer is not None
+                run.writer._ended(0.0, OSError(errno.EIO, "Input/output error"))
 
             standby.call(fail)
             train(server.url, PLAIN, 2, 1)
-            standby._thread.join(PATIENCE)
-            assert "Input/output error" in str(standby._error)
+            assert "Input/output error" in str(standby.error)
 
 
 def test_a_promotion_that_gets_no_port_spends_no_generation(tmp_path: Path) -> None:
@@ -484,9 +475,95 @@ def test_a_promotion_that_gets_no_port_spends_no_generation(tmp_path: Path) -> N
                 running.promote()
 
             standby.call(promote)
-            standby._thread.join(PATIENCE)
+            assert "was not promoted, and ends: cannot listen on" in str(standby.error)
     for sock in taken:
         sock.close()
     assert len(taken) == 1
-    assert "was not promoted, and ends: cannot listen on" in str(standby._error)
     assert generation() == before
+
+
+NOWHERE = "aiops://127.0.0.1:1"
+"""A primary that is not reached."""
+
+
+def test_a_standby_whose_snapshot_lacks_rows_fetches_all_again(tmp_path: Path) -> None:
+    """After a loss of power: its engine is not the primary's, and may still be promoted."""
+    case = Case("fasgd")
+    run = Recorded(case, 1).run(60)
+    while not any(needed_rows(found.owners) for found in run.kept.snapshots.values()):
+        run.time += 0.01
+        run._any()
+    row, found = next(
+        (row, found) for row, found in run.kept.snapshots.items() if needed_rows(found.owners)
+    )
+    files = StateFiles(tmp_path / "b", SystemDisk(), "a test", "8c2f", lambda: 1)
+    settings: dict[str, Any] = {"policy": "fasgd", "kernels": "numpy"}
+    config = Config(**settings)
+    same = settings_of(Engine(find("fasgd").make(config.settings()), config.options()))
+    header = SnapshotHeader(row, 1, files.run, [1], same, {}, found.owners)
+    SnapshotWriter(files.disk, files.folder, files.segments).write(found, header)
+    files.close()
+    hellos, welcomed_again = list[StandbyHello](), threading.Event()
+
+    async def play(peer: Peer, hello: StandbyHello) -> None:
+        hellos.append(hello)
+        peer.send(welcomed(0, 0))
+        assert isinstance(await peer.receive(), RowsKept)
+        welcomed_again.set()
+        await peer.ended()
+
+    with StandbyThread(state=tmp_path / "b", standby=NOWHERE, **settings) as standby:
+        assert standby.call(lambda running: running._made.whole)
+        assert standby.call(lambda running: running._made.row) == row
+    with fed_by(play, tmp_path / "b", **settings) as standby:
+        assert welcomed_again.wait(PATIENCE)
+        assert standby.call(lambda running: running._made.row) == 0
+    assert hellos[0].row == 0
+    assert not list((tmp_path / "b").glob("snapshot-*"))
+
+
+def test_rows_that_lead_to_no_state_are_moved_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may be all that is left of a primary whose snapshots were removed."""
+    files = StateFiles(tmp_path / "b", SystemDisk(), "a test", "8c2f", lambda: 1)
+    files.follow(6, pytest.fail).end()
+    files.close()
+    with StandbyThread(policy="asgd", state=tmp_path / "b", standby=NOWHERE) as standby:
+        assert standby.call(lambda running: running._made.position.row) == 0
+    assert "its journal begins with row 7, so it is no state" in caplog.text
+    assert [path.name for path in (tmp_path / "b.aside-1").iterdir()] == [journal_name(7)]
+    assert not list((tmp_path / "b").glob("journal-*"))
+
+
+def test_a_standby_answers_while_it_takes_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifying, go_on = threading.Event(), threading.Event()
+    verify = SnapshotFile.verify
+
+    def slowly(snapshot: SnapshotFile, *given: Any) -> None:
+        if snapshot._name == "the primary's snapshot":
+            verifying.set()
+            assert go_on.wait(2 * PATIENCE)
+        verify(snapshot, *given)
+
+    folder = tmp_path / "a"
+    for _ in range(3):  # each writes a snapshot as it ends
+        with ServerThread(policy="asgd", state=folder) as server:
+            train(server.url, PLAIN, 1, 3)
+    assert not (folder / journal_name(1)).exists()
+    monkeypatch.setattr(SnapshotFile, "verify", slowly)
+    with (
+        ServerThread(policy="asgd", state=folder) as server,
+        StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby,
+    ):
+        try:
+            assert verifying.wait(PATIENCE)
+            with aiops.Client(standby.url, timeout=PATIENCE) as client:
+                assert client.stats()["state"]["applied"] == 0
+        finally:
+            go_on.set()
+        standby.wait(server.call(lambda running: running._state.newest))
+        with aiops.Client(standby.url) as client:
+            assert client.stats()["version"] == 9
