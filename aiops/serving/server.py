@@ -239,6 +239,8 @@ class Server:
         try:
             listener = await self._bound(loop)  # or no generation is begun: another may serve
             if self._state_files is not None:
+                if promoted is None:
+                    self._state_files.check_not_superseded()
                 if self._state_files.generation:  # then there are updates to be repeated, at once
                     self._runner.perform(preparation)
                     prepared = True
@@ -355,6 +357,11 @@ class Server:
             return
         self._broken = True
         self._state.stop()
+        if self._state_files is not None:
+            try:
+                self._state_files.note_successor(generation, primary)
+            except OSError as why:
+                _log.error("a later start here will not know it: %s", why.strerror or why)
         error = Superseded(
             f"this server was superseded by {primary or 'another one'} of its run (generation"
             f" {generation:,}): to be of use it may start with --standby"

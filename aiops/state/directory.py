@@ -201,14 +201,16 @@ DRAWN = 1 << 15
 
 @value
 class GenerationFile:
-    """The file `generation`: the server's generation, and where the latest of them began.
+    """The file `generation`: the server's generation, where the latest began, and its successor.
 
     A generation is the term in the upper bits, and in the lower 16 the starts in this term: a start
-    adds 1, and a promotion begins the next term.
+    adds 1, and a promotion begins the next term. ``superseded_by``: the generation and the URL, if
+    that is known, of another server that has the run now; None: this one has it.
     """
 
     generation: int
     starts: Sequence[GenerationStart] = ()
+    superseded_by: tuple[int, str] | None = None
 
     def started(
         self, row: int, versions: Sequence[int], *, promoted: int | None = None
@@ -220,14 +222,18 @@ class GenerationFile:
         """
         generation = self.generation + 1
         if promoted is not None:
-            generation = ((self.generation >> 16) + 1 << 16) + promoted
+            newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
+            generation = ((newest >> 16) + 1 << 16) + promoted
         start = GenerationStart(generation, row, tuple(versions))
         return GenerationFile(generation, (*self.starts, start)[-MAX_HISTORY:])
 
     def pack(self) -> bytes:
         """Return the file's bytes."""
         rows = [[start.generation, start.row, list(start.versions)] for start in self.starts]
-        return pack_block(GENERATION, {"generation": self.generation, "starts": rows})
+        found = {"generation": self.generation, "starts": rows}
+        if self.superseded_by is not None:
+            found["superseded_by"] = [*self.superseded_by]
+        return pack_block(GENERATION, found)
 
     @classmethod
     def unpack(cls, data: Buffer, name: str = GENERATION_FILE) -> GenerationFile:
@@ -246,7 +252,13 @@ class GenerationFile:
             if any(type(version) is not int for version in row[2]):
                 raise DamagedState(f"{name} is damaged: a version is an integer")
             starts.append(GenerationStart(row[0], row[1], tuple(row[2])))
-        return cls(field(found, "generation", int, name), tuple(starts))
+        other = None
+        if "superseded_by" in found:
+            row = field(found, "superseded_by", list, name)
+            if list(map(type, row)) != [int, str]:
+                raise DamagedState(f"{name} is damaged: a successor is [generation, URL]")
+            other = row[0], row[1]
+        return cls(field(found, "generation", int, name), tuple(starts), other)
 
 
 def _map(found: object, name: str) -> dict[str, object]:

@@ -104,6 +104,13 @@ class TestGenerations:
         assert GenerationFile.unpack(made.pack()) == made
         assert GenerationFile.unpack(GenerationFile(0).pack()) == GenerationFile(0)
 
+    def test_a_successor_is_noted(self) -> None:
+        made = GenerationFile(5, (), ((3 << 16) + 8, "aiops://b"))
+        assert GenerationFile.unpack(made.pack()) == made
+        promoted = made.started(9, [4], promoted=2)
+        assert promoted.generation == (4 << 16) + 2
+        assert promoted.superseded_by is None
+
     def test_starts_and_promotions(self) -> None:
         file = GenerationFile(0).started(0, []).started(18, [9, 2])
         assert file.generation == 2

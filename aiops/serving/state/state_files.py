@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from aiops.durable.recovery import Recovered, Replayer, begin_row, check_begin
 from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Warm
-from aiops.errors import DamagedState, UsageError
+from aiops.errors import DamagedState, Superseded, UsageError
 from aiops.kernels.parallel import ParallelMap
 from aiops.net.disk import Disk, DiskFile, DiskLock
 from aiops.serving.state.journal_writer import JournalWriter
@@ -458,8 +459,46 @@ class StateFiles:
         for first in reversed(self._void):  # the last one first: what is left has no gap
             self.disk.remove(self.folder / directory.journal_name(first))
 
+    def note_successor(self, generation: int, primary: str) -> None:
+        """Write that another server has the run: a start on this folder is refused from here on.
+
+        Raises
+        ------
+        OSError
+            When the disk refuses.
+        """
+        found = replace(self.generations, superseded_by=(generation, primary))
+        self._replace(directory.GENERATION_FILE, found.pack())
+        self.generations = found
+
+    def check_not_superseded(self) -> None:
+        """Check that no other server is known to have the run.
+
+        Raises
+        ------
+        Superseded
+            When one has it; the text says what can be done.
+        """
+        if self.generations.superseded_by is None:
+            return
+        generation, primary = self.generations.superseded_by
+        raise Superseded(
+            f"{self.folder} is of a server that was superseded by {primary or 'another one'} of its"
+            f" run (generation {generation:,}): start it with --standby"
+            f" {primary or 'and the URL of that'}; if that one is lost for good, `aiops promote`"
+            " then makes this one the server again, without what that one has acknowledged",
+            generation=generation,
+            primary=primary,
+        )
+
     def adopt(self, generations: GenerationFile) -> None:
-        """Have the generations of the primary whose rows are kept here."""
+        """Have the generations of the primary whose rows are kept here.
+
+        A successor stays noted until the primary is that one, or a later one.
+        """
+        known = self.generations.superseded_by
+        if known is not None and generations.generation < known[0]:
+            generations = replace(generations, superseded_by=known)
         self._replace(directory.GENERATION_FILE, generations.pack())
         self.generations, self.generation = generations, generations.generation
 

@@ -144,7 +144,7 @@ def test_a_supervisor_promotes_by_a_signal(pair: Start) -> None:
 
 
 @pytest.mark.slow
-def test_the_old_primary_is_fenced(pair: Start) -> None:
+def test_the_old_primary_is_fenced(pair: Start, tmp_path: Path) -> None:
     """It lives while the standby is promoted: it is told, ends with status 3, and follows."""
     servers = pair(*PLAIN)
     with aiops.Worker(servers.both, ZEROS, timeout=30) as worker:
@@ -157,6 +157,10 @@ def test_the_old_primary_is_fenced(pair: Start) -> None:
         generation = stats(servers.other)["state"]["generation"]
         assert f"superseded by {servers.other} of its run (generation {generation:,})" in err
         assert "Traceback" not in err
+        again = Process("-m", "aiops.server", *PLAIN, "--state", str(tmp_path / "a"), "--port=0")
+        status, _out, err = again.end()
+        assert status == 3
+        assert f"start it with --standby {servers.other}; if that" in err
         for step in range(6, 11):
             assert worker.step(ONES).version == step
         _process, again = servers.serve("a", "--standby", servers.other)
@@ -264,8 +268,8 @@ def test_a_new_standby_of_an_old_primary_gets_a_snapshot(tmp_path: Path) -> None
         caught_up(url, other)
         assert stats(other)["version"] == 16
         assert [*(tmp_path / "b").glob("snapshot-*")]
+        primary.kill()
         promote(other)
-        assert primary.end()[0] == 3
         primary, url = servers.serve("a")  # it is not told yet, and writes rows of its own
         with aiops.Worker(url, ZEROS) as worker:
             assert worker.step(ONES).version == 17

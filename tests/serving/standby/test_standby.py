@@ -22,10 +22,12 @@ from aiops.engine import statistics
 from aiops.engine.capture import needed_rows, settings_of
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
+from aiops.errors import Superseded
 from aiops.model.parts import LARGEST, Part
 from aiops.net.disk import SystemDisk
 from aiops.serving.config import Config
 from aiops.serving.embedded import config_of
+from aiops.serving.server import Server
 from aiops.serving.standby.server import StandbyServer
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import StateFiles
@@ -55,6 +57,7 @@ class StandbyThread(LoopThread[StandbyServer]):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self._config = config_of({"port": 0, **settings})
+        self.served: Server | None = None  # once it is promoted
 
     @property
     def error(self) -> BaseException | None:
@@ -76,11 +79,18 @@ class StandbyThread(LoopThread[StandbyServer]):
     def _end(self) -> None:
         assert self._running is not None
         self._running.stop()
+        if self.served is not None:
+            self.served.stop()
 
     async def _main(self) -> None:
         standby = StandbyServer(self._config)
         self._begun(standby, await standby.start())
-        await standby.stand_by()
+        try:
+            self.served = await standby.stand_by()
+            if self.served is not None:
+                await self.served.serve()
+        finally:
+            standby.end()
 
 
 @pytest.mark.parametrize("every", [0.05, 1000.0], ids=["snapshots", "rows"])
@@ -534,6 +544,28 @@ def test_rows_that_lead_to_no_state_are_moved_aside(
     assert "its journal begins with row 7, so it is no state" in caplog.text
     assert [path.name for path in (tmp_path / "b.aside-1").iterdir()] == [journal_name(7)]
     assert not list((tmp_path / "b").glob("journal-*"))
+
+
+def test_a_server_remembers_that_it_was_superseded(tmp_path: Path) -> None:
+    """Started again it serves no client that has not seen its successor."""
+    settings: dict[str, Any] = {"policy": "asgd", "state": tmp_path / "a"}
+    successor = 65_536 + 7, "aiops://10.0.0.6:7171"
+    server = ServerThread(**settings).__enter__()
+    train(server.url, PLAIN, 1, 3)
+    server.call(lambda running: running.supersede(*successor))
+    with pytest.raises(Superseded):
+        server.__exit__()
+    with pytest.raises(Superseded, match=r"--standby aiops://10.0.0.6:7171; if that") as found:
+        ServerThread(**settings).__enter__()
+    assert found.value.details == {"generation": successor[0], "primary": successor[1]}
+    with StandbyThread(standby=NOWHERE, **settings) as standby:
+        standby.call(lambda running: running.promote())
+        for _ in range(int(PATIENCE / 0.02)):
+            if standby.served is not None:
+                break
+            threading.Event().wait(0.02)
+        assert standby.served is not None
+        assert standby.served.generation >> 16 == 2
 
 
 def test_a_standby_answers_while_it_takes_a_snapshot(
