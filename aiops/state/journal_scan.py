@@ -93,6 +93,10 @@ class JournalScan:
                 self._end(max(scan.row, self._base + 1), rest)
                 return
 
+    def end_before(self, row: int) -> None:
+        """Have the journal end before a row that is damaged: the segments behind are void."""
+        self._end(row, [first for first in self._segments if first > row])
+
     def _end(self, row: int, void: list[int]) -> None:
         """Note that the journal ends before a row, and the segments behind it."""
         self.void = tuple(void)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Warm
 from aiops.errors import DamagedState, Superseded, UsageError
 from aiops.kernels.parallel import ParallelMap
+from aiops.model.parts import LARGEST
 from aiops.net.disk import Disk, DiskFile, DiskLock
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.segment_files import SegmentFiles
@@ -104,7 +105,7 @@ class StateFiles:
                 f"{folder} is in use by {lock}: end that server first, or name another --state"
             )
         self._lock: DiskLock = lock
-        self._damaged: list[str] = []  # snapshots that are not whole
+        self._damaged: list[int] = []  # the rows of snapshots that are not whole
         self._reading: list[DiskFile] = []  # segments
         try:
             self._open(new_run)
@@ -272,7 +273,7 @@ class StateFiles:
     ) -> int:
         """Replay the rows after a row; return the last one's number."""
         last = base
-        for found in scan:
+        for found in self._rows_of(scan, base):
             last = max(last, found.number)
             if found.number == 1:
                 check(found)
@@ -281,6 +282,34 @@ class StateFiles:
             elif found.number > base:
                 replayer.feed(found)
         return last
+
+    def _rows_of(self, scan: JournalScan, base: int) -> Iterator[JournalFrame]:
+        """Return a journal's rows, up to its end or up to rows that a damaged snapshot has covered.
+
+        A journal may have ended, and may have been taken up again behind a snapshot. If that is
+        damaged, there is no way over the gap, and the rows before it are the newest whole state.
+
+        Raises
+        ------
+        DamagedState
+            When other rows are damaged, or there is none before.
+        """
+        row = base
+        try:
+            for found in scan:
+                row = max(row, found.number)
+                yield found
+        except DamagedState as error:
+            at = error.details.get("row", LARGEST)
+            if not row or at > max(self._damaged, default=0):
+                raise
+            scan.end_before(at)
+            _log.error(
+                "%s: the newest snapshot is damaged, and the journal before it ended with row %d:"
+                " the state after that row is taken, which is the newest whole one; all that"
+                " followed is lost, and clients are told",
+                *(self.folder, row),
+            )
 
     def _read_to(self, listing: StateListing, base: int, scan: JournalScan, last: int) -> None:
         """Note where the journal ends, and say what is missing of it."""
@@ -291,8 +320,9 @@ class StateFiles:
             _log.warning("%s: %d bytes at its end are not a whole row", *scan.torn)
         if scan.void:
             _log.error(
-                "%s: %d rows are lost, as the system ended before it had written them to the disk;"
-                " the segments of the journal from %s on, which follow them, are removed",
+                "%s: %d rows are lost, as they were not written to the disk before the system or"
+                " the journal ended; the segments of the journal from %s on, which follow them, are"
+                " removed",
                 *(self.folder, scan.lost, directory.journal_name(scan.void[0])),
             )
 
@@ -327,7 +357,7 @@ class StateFiles:
                     snapshot.verify(parallel_map)
                 except DamagedState as error:
                     _log.error("%s; the one before it is taken", error)
-                    self._damaged.append(name)
+                    self._damaged.append(row)
                     continue
                 if snapshot.header.run != self.run:
                     raise DamagedState(f"{name} is of another run ({snapshot.header.run})")
@@ -453,9 +483,10 @@ class StateFiles:
 
     def _clean(self) -> None:
         """Remove what was found to be of no use."""
-        for name in self._damaged:
-            self.disk.remove(self.folder / name)
-            _log.warning("%s, which is damaged, is removed", self.folder / name)
+        for row in self._damaged:
+            path = self.folder / directory.snapshot_name(row)
+            self.disk.remove(path)
+            _log.warning("%s, which is damaged, is removed", path)
         for first in reversed(self._void):  # the last one first: what is left has no gap
             self.disk.remove(self.folder / directory.journal_name(first))
 

@@ -487,6 +487,44 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
     assert f"there is a journal again: acknowledgements mean {acks!r} from row" in caplog.text
 
 
+def test_if_the_snapshot_over_a_gap_is_damaged_the_rows_before_it_are_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The journal had ended, and was taken up again behind the snapshot."""
+    monkeypatch.setattr(kept_state, "_RETRY", 0.0)
+    with ServerThread(policy="asgd", state=tmp_path / "s") as server:
+        train(server.url, PLAIN, 1, 3)
+
+        def told() -> Any:
+            return server.call(lambda running: running._state.report())
+
+        def full(*_given: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk._SystemFile, "write", full)
+            patch.setattr(SystemDisk, "free", lambda *_given: 0)
+            train(server.url, PLAIN, 2, 2)
+            assert told()["acks"] == "applied"
+        until = time.monotonic() + 20
+        while told()["acks"] == "applied" and time.monotonic() < until:
+            time.sleep(0.01)
+        train(server.url, PLAIN, 3, 4)
+        copy(server, tmp_path / "s", tmp_path / "copy")
+    assert recovered(tmp_path / "copy", {"policy": "asgd"}).version == 9
+    [snapshot] = (tmp_path / "copy").glob("snapshot-*")
+    data = bytearray(snapshot.read_bytes())
+    data[100] ^= 1
+    snapshot.write_bytes(data)
+    for _ in range(2):  # the second start finds nothing that is damaged
+        with (
+            ServerThread(policy="asgd", state=tmp_path / "copy") as server,
+            aiops.Client(server.url) as client,
+        ):
+            assert client.stats()["version"] == 3
+    assert caplog.text.count("the newest snapshot is damaged, and the journal before it ended") == 1
+
+
 def test_what_was_begun_again_is_no_journal_before_its_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
