@@ -52,7 +52,10 @@ class SessionFacade:
 
     @property
     def rolled_back(self) -> int:
-        """Pushes that the server had acknowledged, and lost before it was started again."""
+        """Pushes that the server had acknowledged, and lost before it was started again.
+
+        At most these, if the server has forgotten this client: it remembers 4,096 that have left.
+        """
         return self._session.restarts.rolled_back
 
     @property

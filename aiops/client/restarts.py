@@ -26,7 +26,8 @@ class Restarts:
     Attributes
     ----------
     rolled_back
-        Acknowledged pushes that were lost when the server was started again.
+        Acknowledged pushes that were lost when the server was started again; at most these, if it
+        did not know this client any more.
     """
 
     def __init__(self, info: ServerInfo, acknowledged: AcknowledgedPushes) -> None:
@@ -50,10 +51,12 @@ class Restarts:
             return
         self.rolled_back += lost
         self._info.run.last_loss = self._info.connection[1]
+        forgotten = not welcome.last_seq  # or all are lost: the server knows of none
         _log.warning(
-            "%s came back at version %s: %s that it had acknowledged (--acks %s) %s lost",
-            *(server, f"{welcome.version:,}", "1 push" if lost == 1 else f"{lost:,} pushes"),
-            *(acks, "is" if lost == 1 else "are"),
+            "%s came back at version %s: %s%s that it had acknowledged (--acks %s) %s lost%s",
+            *(server, f"{welcome.version:,}", "at most " if forgotten else ""),
+            *("1 push" if lost == 1 else f"{lost:,} pushes", acks),
+            *("is" if lost == 1 else "are", ", as it knows none of them" if forgotten else ""),
         )
 
     def outdated(self, request: Request, server: str) -> Restarted | None:

@@ -189,3 +189,17 @@ def test_rows_of_versions_that_are_lost() -> None:
     assert pair.session.restarts.outdated(request, "aiops://a")
     rows.forget(run)
     assert "t" not in rows.versions
+
+
+@pytest.mark.parametrize(
+    ("taken", "said"), [(3, ": 2 pushes that"), (0, ": at most 5 pushes that")]
+)
+def test_a_client_that_was_forgotten_is_told_a_bound(
+    taken: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has none of its pushes: they are lost, or it has forgotten the client."""
+    pair, _params, _old = trained(5)
+    comes_back(pair, taken)
+    assert said in caplog.text
+    assert pair.session.restarts.rolled_back == 5 - taken
+    assert ("as it knows none of them" in caplog.text) == (not taken)
