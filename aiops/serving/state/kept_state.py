@@ -44,6 +44,8 @@ from aiops.errors import UsageError
 from aiops.kernels.checksum import warm_crc32
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
+from aiops.net.disk import DiskThread
+from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import GenerationFile
@@ -158,6 +160,8 @@ class KeptState:
         self.recorder = self._made_recorder(*given, recording=recording)
         self._writing = self._ended = self._captured = False
         self._waiting: WriteSnapshot | None = None  # for rows before it
+        self._resuming: DiskThread | None = None  # begins a journal in place of one that has ended
+        self._next_journal: JournalWriter | None = None  # that it has begun
         self._said = self._tried = 0.0  # when it was said, and tried to change, that it has ended
         self._capture_bytes = 0
         self._seconds = 0.0, 0.0  # for which updates waited for the last one, and of its writing
@@ -278,14 +282,14 @@ class KeptState:
         now, recorder = self._clock(), self.recorder
         if self._waiting is not None:
             self._write(self._waiting)
-        busy = self._writing or recorder.capturing or recorder.engine.training is None
-        if not busy and self._may_capture():
+        busy = self._writing or self._resuming is not None or recorder.capturing
+        if not busy and recorder.engine.training is not None and self._may_capture():
             if not (recorder.recording or self._captured):
                 self._rule.at_once(now)  # without a journal there is nothing else
                 self._captured = True
             if self.record is not None and not recorder.recording:
                 self._try_again(now)
-            if self._rule.due(now, self._unsaved()):
+            if self._resuming is None and self._rule.due(now, self._unsaved()):
                 self._post(SnapshotDue(now, recorder.next))
         self._timer = self._loop.call_later(pause, self._look, pause)
 
@@ -306,23 +310,41 @@ class KeptState:
         self._tried = now
         room = 2 * self._capture_bytes + files.disk.segment
         try:
-            if files.disk.free(files.folder) >= room:
-                self._resume(recorder.resume().first)
+            if files.disk.free(files.folder) < room:
+                return
         except OSError as error:
-            self._post(JournalEnded(now, f"{files.folder}: {error.strerror or error}"))
+            _log.warning("%s: %s", files.folder, error.strerror or error)
+            return
+        # No row takes a number before there is a journal, and no snapshot is taken.
+        run = partial(self._resume, recorder.next + 1)
+        self._resuming = files.disk.thread(run, "aiops-journal-begins")
 
     def _resume(self, first: int) -> None:
-        """Begin another journal, and take the snapshot that it needs."""
-        if self._journal is not None:
-            self._journal.end()
-        if self._files.segments.kept > first:
-            _log.error(
-                "%s: rows are missing before row %d: `aiops replay` ends there, and the journal is"
-                " not kept any more",
-                *(self._files.folder, first),
-            )
-            self._files.segments.kept = first
-        self._journal = self._files.begin_again(first, self._acks, self._post_threadsafe)
+        """Begin another journal (on a thread: to end the last and to make a file takes long)."""
+        segments = self._files.segments
+        try:
+            if self._journal is not None:
+                self._journal.end()
+            if segments.kept > first:
+                _log.error(
+                    "%s: rows are missing before row %d: `aiops replay` ends there, and the journal"
+                    " is not kept any more",
+                    *(self._files.folder, first),
+                )
+                segments.kept = first
+            self._next_journal = self._files.begin_again(first, self._acks, self._post_threadsafe)
+        except (OSError, MemoryError) as error:
+            why = getattr(error, "strerror", None) or str(error) or "there is no memory"
+            _log.warning("%s: no journal yet: %s", self._files.folder, why)
+        self._loop.call_soon_threadsafe(self._resumed)
+
+    def _resumed(self) -> None:
+        """Go on with the journal that was begun, and take the snapshot that it needs."""
+        self._resuming = None
+        if self._ended or self._next_journal is None:
+            return
+        self._journal, self._next_journal = self._next_journal, None
+        self.recorder.resume()
         self._mark = _Mark(self._mark.row, 0, self._mark.updates)
         self._rule.at_once(self._clock())
 
@@ -448,6 +470,8 @@ class KeptState:
             self._waiting.capture.release()
             self._waiting = None
         self._snapshots.wait()
+        if self._resuming is not None:
+            self._resuming.join()
         try:
             if trusted:
                 self._write_last()
@@ -455,8 +479,9 @@ class KeptState:
             _log.error("%s: there is no memory for a last snapshot", self._files.folder)
         finally:
             self._snapshots.end()
-            if self._journal is not None:
-                self._journal.end()
+            for journal in (self._journal, self._next_journal):
+                if journal is not None:
+                    journal.end()
             self._files.close()
 
     def stop(self) -> None:

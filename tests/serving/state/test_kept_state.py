@@ -487,6 +487,45 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
     assert f"there is a journal again: acknowledgements mean {acks!r} from row" in caplog.text
 
 
+def test_a_server_answers_while_it_begins_another_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To end the last one and to make a file takes a disk its time."""
+    monkeypatch.setattr(kept_state, "_RETRY", 0.0)
+    beginning, go_on = threading.Event(), threading.Event()
+    begin_again = StateFiles.begin_again
+
+    def slowly(files: StateFiles, *given: Any) -> Any:
+        beginning.set()
+        assert go_on.wait(60)
+        return begin_again(files, *given)
+
+    monkeypatch.setattr(StateFiles, "begin_again", slowly)
+    gradient = {"w": np.ones(64, np.float32)}
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "s") as server,
+        aiops.Worker(server.url, PLAIN, timeout=20) as worker,
+    ):
+        try:
+            worker.step(gradient)
+            server.call(
+                lambda running: running.post(
+                    running._state._journal._ended(0.0, OSError(errno.EIO, "Input/output error"))
+                )
+            )
+            assert beginning.wait(20)
+            assert worker.step(gradient).version == 2
+        finally:
+            go_on.set()
+        until = time.monotonic() + 20
+        while worker.stats()["state"]["acks"] == "applied" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert worker.step(gradient).version == 3
+        assert worker.stats()["state"]["acks"] == "written"
+        copy(server, tmp_path / "s", tmp_path / "copy")
+    assert recovered(tmp_path / "copy", {"policy": "asgd"}).version == 3
+
+
 def test_if_the_snapshot_over_a_gap_is_damaged_the_rows_before_it_are_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
