@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _COUNTS = (
     *("outcomes", "faults", "trials_by_policy", "trials_by_acks"),
-    *("kills_by_policy", "kills_by_transport", "kills_by_acks"),
+    *("kills_by_policy", "kills_by_transport", "kills_by_acks", "kills_by_layout", "ended_at"),
 )
 """The keys of a report that count by a name."""
 
@@ -40,6 +41,9 @@ Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON 
 Keep = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Put the files of failed trials here.")
 ]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Continue the run of this report.")
+]
 States = Annotated[int | None, typer.Option(min=1, help="Begin no trial after this many.")]
 Failed = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Append plans that fail to this file.")
@@ -55,13 +59,12 @@ def workers(
     only: Only = None,
     report: Report = None,
     keep: Keep = None,
+    resume: Resume = None,
     as_json: Json = False,
 ) -> None:
     """Kill workers, and check that each acknowledged push counts once, any other at most once."""
-    from aiops.lab.torture.campaign import Campaign
-
     bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(Campaign("workers", *bounds, _chosen(only, "workers"), folder=keep), report, as_json)
+    _torture(_killing("workers", bounds, only, keep, resume), report, as_json)
 
 
 @app.command()
@@ -73,13 +76,12 @@ def servers(
     only: Only = None,
     report: Report = None,
     keep: Keep = None,
+    resume: Resume = None,
     as_json: Json = False,
 ) -> None:
     """Kill servers with --state: workers ride it out, no push is lost, the parameters are equal."""
-    from aiops.lab.torture.campaign import Campaign
-
     bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(Campaign("servers", *bounds, _chosen(only, "servers"), folder=keep), report, as_json)
+    _torture(_killing("servers", bounds, only, keep, resume), report, as_json)
 
 
 @app.command()
@@ -122,16 +124,34 @@ def _seconds(count: int | None, seconds: float | None) -> float | None:
     return 60.0 if count is None and seconds is None else seconds
 
 
-def _chosen(only: list[str] | None, what: str = "") -> tuple[str, ...]:
-    """Return the variants of ``--only``."""
+def _killing(
+    what: str,
+    bounds: tuple[int | None, float | None, int, int],
+    only: list[str] | None,
+    keep: Path | None,
+    resume: Path | None,
+) -> TrialSeries[Any, Any]:
+    """Return trials that kill processes."""
+    from aiops.lab.torture.campaign import Campaign, read_earlier
+    from aiops.lab.torture.plan import PROCESS_VARIANTS
+
+    names = _chosen(only, PROCESS_VARIANTS)
+    made = Campaign(what, *bounds, names, folder=keep)
+    if resume is not None:
+        made.earlier = read_earlier(what, resume, names)
+        made.seed = made.earlier["seeds"][1] + 1
+    return made
+
+
+def _chosen(only: list[str] | None, known: Collection[str] | None = None) -> tuple[str, ...]:
+    """Return the variants of ``--only``; default ``known``: those that can be simulated."""
     from aiops.lab.torture.plan import VARIANTS
 
+    known = VARIANTS if known is None else known
     for name in only or ():
-        if name not in VARIANTS:
-            raise UsageError(f"--only {name} is not a policy here; {nearest(name, VARIANTS)}")
-        if what == "workers" and not VARIANTS[name].additive:
-            raise UsageError(f"--only {name}: a model under it is no sum of pushes to be counted")
-    return tuple(only or VARIANTS)
+        if name not in known:
+            raise UsageError(f"--only {name} is not a policy here; {nearest(name, known)}")
+    return tuple(only or known)
 
 
 def _torture(campaign: TrialSeries[Any, Any], report: Path | None, as_json: bool) -> None:
@@ -183,6 +203,7 @@ def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
         "killed": f"{report['kills']:,} {what} in {report['trials']:,} trials,"
         f" {report['before_ready']:,} of them before they were ready",
         "acknowledged": f"{report['acknowledged']:,} pushes",
+        "lost": f"{report['told_lost']:,} of them, as their workers were told",
         "uncertain": f"{report['uncertain']:,} pushes, {report['uncertain_applied']:,} are applied",
     }
 

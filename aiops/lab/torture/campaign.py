@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiops.lab.torture.plan import TrialPlan, draw_servers, draw_workers
+from aiops.errors import UsageError
+from aiops.lab.torture.plan import PROCESS_VARIANTS, TrialPlan, draw_servers, draw_workers
+from aiops.lab.torture.server_group import RunServer
 from aiops.lab.torture.spawner import Spawner, run_server
-from aiops.lab.torture.trial import RunServer, Trial, TrialResult
+from aiops.lab.torture.trial import Trial, TrialResult
 from aiops.lab.torture.trial_series import TrialSeries
 
 DRAW: dict[str, Callable[[int, tuple[str, ...]], TrialPlan]] = {
@@ -36,10 +39,14 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
         Where trials are kept that failed; None: a temporary folder.
     run_server
         Runs a server.
+    earlier
+        The report of a run that this one continues; None: it is the first.
     """
 
+    names: tuple[str, ...] = tuple(PROCESS_VARIANTS)
     folder: Path | None = None
     run_server: RunServer = run_server
+    earlier: Mapping[str, Any] | None = None
 
     @property
     def kills(self) -> int:
@@ -48,13 +55,18 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
 
     @property
     def counted(self) -> int:
-        """The processes killed so far."""
-        return self.kills
+        """The processes killed so far, in the earlier runs too."""
+        return self.kills + (self.earlier["kills"] if self.earlier else 0)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All variants that there are to choose from."""
+        return tuple(PROCESS_VARIANTS)
 
     @property
     def progress(self) -> str:
         """A few words about what is done so far."""
-        return f"{self.kills:,} {self.what} killed, {len(self.failures)} failures"
+        return f"{self.counted:,} {self.what} killed, {len(self.failures)} failures"
 
     def run(self) -> None:
         """Run the trials."""
@@ -64,7 +76,13 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
 
     def helper(self) -> Spawner:
         """Return the process that forks those of a job."""
-        return Spawner()
+        spawner = Spawner()
+        try:
+            spawner.rehearse()
+        except BaseException:
+            spawner.close()
+            raise
+        return spawner
 
     def try_seed(self, seed: int, helper: Spawner) -> TrialResult:
         """Carry out the trial of a seed; keep its files if it failed."""
@@ -84,12 +102,64 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
             "kills": self.kills,
             "before_ready": sum(result.early for result in results),
             "acknowledged": sum(result.acknowledged for result in results),
+            "told_lost": sum(result.lost for result in results),
             "uncertain": sum(result.uncertain for result in results),
             "uncertain_applied": sum(result.applied for result in results),
             "kills_by_policy": _by(results, lambda plan: plan.variant),
             "kills_by_transport": _by(results, lambda p: "shared memory" if p.near else "TCP"),
             "kills_by_acks": _by(results, lambda plan: plan.acks or "no state"),
+            "kills_by_layout": _by(results, lambda plan: plan.layout),
+            "ended_at": dict(sorted(sum((r.points for r in results), Counter[str]()).items())),
         }
+
+    def report(self) -> dict[str, Any]:
+        """Return the record of all trials, with those of the earlier runs."""
+        found = TrialSeries.report(self)
+        found["runs"] = [
+            {
+                "revision": found["machine"]["revision"],
+                **{name: found[name] for name in ("seconds", "trials", "kills", "seeds")},
+            }
+        ]
+        return found if self.earlier is None else merged(self.earlier, found)
+
+
+def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of two runs, of which the later one continues the earlier one."""
+    found = dict(later)
+    for name, value in later.items():
+        before: Any = earlier.get(name)
+        if name in ("seconds", "failures", "runs"):
+            found[name] = before + value
+        elif name == "seeds":
+            found[name] = [before[0], value[1]]
+        elif isinstance(value, int):
+            found[name] = before + value
+        elif isinstance(value, dict) and (name == "ended_at" or name.startswith("kills_by_")):
+            found[name] = dict(sorted((Counter(before) + Counter(value)).items()))
+    found["seconds"] = round(found["seconds"], 1)
+    return found
+
+
+def read_earlier(what: str, path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the report of an earlier run, to be continued.
+
+    Raises
+    ------
+    UsageError
+        When the file is no such report, or is one of other policies.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fits = found["torture"] == what and found["options"]["only"] == list(names)
+        fits = fits and "runs" in found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--resume {path}: it is no report ({error})") from None
+    if not fits:
+        raise UsageError(
+            f"--resume {path}: it is no report of aiops torture {what} with the same --only"
+        )
+    return found
 
 
 def _by(results: list[TrialResult], key: Callable[[TrialPlan], str]) -> dict[str, int]:

@@ -3,14 +3,16 @@
 A client's pushes are numbered from 0. Push k has digit ``k % digits`` of cell ``k // digits`` in
 the client's cells of a float64 model, to base 4: it changes the cell by ``-4 ** digit``. All sums
 of fewer than 26 digits are exact, and a digit of 2 is a push that was applied twice. Under a policy
-that scales a push by its staleness every push has a cell of its own.
+that scales a push by its staleness every push has a cell of its own. So it has under policies with
+which the model is no sum of pushes: there `mean_violations` and `touched_violations` count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from aiops.model.layout import Array
 
 DIGITS = 24
 """Pushes to a cell."""
+
+Factors: TypeAlias = Callable[[Array], Array]
+"""From the staleness of pushes to the factors with which they count."""
 
 _MOST = 5  # violations of one client that are told
 
@@ -31,7 +36,7 @@ class CellRange:
     first, count
         The first cell, and their number.
     digits
-        Pushes to a cell: `DIGITS`, or 1 where a push is scaled by its staleness.
+        Pushes to a cell: `DIGITS`, or 1 where each push has a cell of its own.
     """
 
     first: int
@@ -65,6 +70,8 @@ class ClientView:
         Its cells.
     acknowledged
         The staleness of each acknowledged push, in order; the push after them is uncertain.
+    versions
+        The version of each of them.
     ignored
         The acknowledged pushes that the server said it did not use.
     told
@@ -78,14 +85,18 @@ class ClientView:
     name: str
     cells: CellRange
     acknowledged: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     ignored: set[int] = field(default_factory=set)
     told: list[str] = field(default_factory=list)
     ended: bool = False
     rolled_back: int = 0
 
     @classmethod
-    def parse(cls, name: str, cells: CellRange, log: bytes) -> ClientView:
-        """Read a client's log; a last line without its end was not written, as it was killed."""
+    def parse(cls, name: str, cells: CellRange, log: bytes, *, lossy: bool = False) -> ClientView:
+        """Read a client's log; a last line without its end was not written, as it was killed.
+
+        ``lossy``: versions may go back, as a server may lose what it has acknowledged.
+        """
         view, newest = cls(name, cells), 0
         for line in log.split(b"\n")[:-1]:
             kind, _, rest = line.decode(errors="replace").partition(" ")
@@ -93,12 +104,15 @@ class ClientView:
                 push, version, staleness, used = map(int, rest.split())
                 if push != len(view.acknowledged):
                     view.told.append(f"push {push} was acknowledged out of turn")
-                if version < newest:
+                if version < newest and not lossy:
                     view.told.append(f"version {newest} was followed by {version} (push {push})")
                 newest = version
                 if not used:
                     view.ignored.add(push)
                 view.acknowledged.append(staleness)
+                view.versions.append(version)
+            elif kind == "lost":
+                view.rolled_back = int(rest)
             elif kind == "end":
                 view.ended = True
             else:
@@ -110,7 +124,7 @@ def violations(
     model: Array,
     views: Sequence[ClientView],
     *,
-    scaled: bool = False,
+    scaled: Factors | None = None,
     lossy: bool = False,
     offered: bool = False,
 ) -> list[str]:
@@ -123,7 +137,7 @@ def violations(
     views
         Of all clients that ever pushed.
     scaled
-        Whether a push is divided by its staleness.
+        The factors of pushes, if they depend on their staleness; each has a cell of its own.
     lossy
         Whether acknowledged pushes may be lost: those of which the client was told, and any of one
         that was killed before it could be.
@@ -137,12 +151,117 @@ def violations(
         cells = view.cells
         free[cells.first : cells.first + cells.count] = False
         amounts = -model[cells.first : cells.first + cells.count]
-        wrong = list((_scaled if scaled else _whole)(view, amounts, lossy, offered))
-        more = [f"and {len(wrong) - _MOST:,} more"] if len(wrong) > _MOST else []
-        found += [f"{view.name}: {text}" for text in (*view.told, *wrong[:_MOST], *more)]
+        if scaled is None:
+            wrong = list(_whole(view, amounts, lossy, offered))
+        else:
+            wrong = list(_scaled(view, amounts, scaled, lossy, offered))
+        found += _listed(view, wrong)
     if (model[free] != 0).any():
         found.append("cells of no client have changed")
     return found
+
+
+def mean_violations(model: Array, version: int, views: Sequence[ClientView]) -> list[str]:
+    """Return what contradicts the promise where each version adds the mean of a round of pushes.
+
+    Each push has a cell of its own: it takes 1/d from it, where d pushes are in its round. So what
+    all cells have lost is the number of versions, to a rounding error.
+
+    Parameters
+    ----------
+    model, version
+        float64[cells], the model at the end, and its version; it began with zeros as version 0.
+    views
+        Of all clients that ever pushed.
+    """
+    rounds = Counter(version for view in views for version in _used(view))
+    found: list[str] = []
+    for view in views:
+        amounts, wrong = _own(model, view), []
+        for push, (value, at) in enumerate(zip(amounts, view.versions, strict=False)):
+            if push in view.ignored:
+                if value:
+                    wrong.append(f"push {push} was ignored, as its receipt says, and counts")
+                continue
+            members = 1 / value if value > 0 else 0.0
+            if abs(members - round(members)) > 1e-6 or round(members) < rounds[at]:
+                wrong.append(
+                    f"push {push} counts {value:g} in a round with {rounds[at]} acknowledged pushes"
+                )
+        found += _listed(view, [*wrong, *_never(view, amounts)])
+    if abs(-model.sum() - version) > 1e-6 * max(version, 1):
+        found.append(f"{version} rounds count {-model.sum():g}: a push counts twice, or half")
+    return found
+
+
+def touched_violations(
+    model: Array, version: int, views: Sequence[ClientView], *, cells: bool = True
+) -> list[str]:
+    """Return what contradicts the promise where a push changes its cell, by no known amount.
+
+    Each push is applied at once and has a version, and a cell, of its own. So there are as many
+    versions as acknowledged pushes, and as clients that were killed after their last one was
+    applied, and no two pushes have the same.
+
+    Parameters
+    ----------
+    model, version
+        float64[cells], the model at the end, and its version; it began with zeros as version 0.
+    views
+        Of all clients that ever pushed.
+    cells
+        Whether a push changes its own cell and no other; otherwise versions alone are counted.
+    """
+    found: list[str] = []
+    applied = applied_unseen = 0
+    seen: Counter[int] = Counter()
+    for view in views:
+        amounts, used = _own(model, view), _used(view)
+        wrong: list[str] = []
+        applied += len(used)
+        seen.update(used)
+        if cells:
+            wrong = [
+                f"push {push} was acknowledged, and its cell is {amounts[push]:g}"
+                for push in range(len(view.versions))
+                if (amounts[push] != 0) == (push in view.ignored)
+            ]
+            wrong += _never(view, amounts)
+            applied_unseen += bool(amounts[len(view.versions)])
+        else:
+            applied_unseen += not view.ended
+        found += _listed(view, wrong)
+    twice = sorted(version for version, count in seen.items() if count > 1)
+    if twice:
+        found.append(f"several pushes were acknowledged as version {twice[0]}")
+    if not applied <= version <= applied + applied_unseen or (
+        cells and version != applied + applied_unseen
+    ):
+        found.append(
+            f"version {version} has {applied} acknowledged pushes, and {applied_unseen} uncertain"
+            " ones"
+        )
+    return found
+
+
+def _used(view: ClientView) -> list[int]:
+    return [at for push, at in enumerate(view.versions) if push not in view.ignored]
+
+
+def _own(model: Array, view: ClientView) -> list[float]:
+    """Return what a client has taken from its cells, and a cell more than it may use."""
+    cells = view.cells
+    return [*(-model[cells.first : cells.first + cells.count]).tolist(), 0.0]
+
+
+def _never(view: ClientView, amounts: Sequence[float]) -> list[str]:
+    after = enumerate(amounts[len(view.versions) + 1 :], len(view.versions) + 1)
+    return [f"push {push} was never made, and its cell has changed" for push, x in after if x]
+
+
+def _listed(view: ClientView, wrong: list[str]) -> list[str]:
+    more = [f"and {len(wrong) - _MOST:,} more"] if len(wrong) > _MOST else []
+    return [f"{view.name}: {text}" for text in (*view.told, *wrong[:_MOST], *more)]
 
 
 def uncertain(model: Array, view: ClientView) -> bool:
@@ -151,7 +270,7 @@ def uncertain(model: Array, view: ClientView) -> bool:
     if push >= view.cells.pushes:
         return False
     cell, amount = view.cells.place(push)
-    return bool(-model[cell] >= amount)
+    return bool(-model[cell] >= amount if view.cells.digits > 1 else model[cell] != 0)
 
 
 def _whole(view: ClientView, amounts: Array, lossy: bool, offered: bool) -> Iterator[str]:
@@ -166,10 +285,12 @@ def _whole(view: ClientView, amounts: Array, lossy: bool, offered: bool) -> Iter
     yield from _judge(view, counts.reshape(-1), lossy, offered)
 
 
-def _scaled(view: ClientView, amounts: Array, lossy: bool, offered: bool) -> Iterator[str]:
+def _scaled(
+    view: ClientView, amounts: Array, scaled: Factors, lossy: bool, offered: bool
+) -> Iterator[str]:
     known = np.asarray(view.acknowledged, np.float64)
     last = amounts[len(known) : len(known) + 1]  # its staleness was never told
-    whole = [amounts[: len(known)] * np.maximum(known, 1), np.sign(last), amounts[len(known) + 1 :]]
+    whole = [amounts[: len(known)] / scaled(known), np.sign(last), amounts[len(known) + 1 :]]
     if last.size and last[0] > 1:
         yield f"push {len(known)} counts {last[0]:g}"
     counts: Any = np.concatenate(whole)

@@ -5,10 +5,31 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from aiops.lab.torture.checker import DIGITS, CellRange
+import numpy as np
 
+from aiops.lab.torture.checker import DIGITS, CellRange, Factors
+from aiops.model.layout import Array
+from aiops.net.faults import points
+
+_SHARDED = ("asgd", "ssp", "sasgd", "softsync", "fasgd", "hardsync", "momentum", "adam")
 _TINY, _LENT = 0, 12_288  # cells; what is above 64 KiB is lent through shared memory
+
+
+def inverse(staleness: Array) -> Array:
+    """Return the factors of `SASGD`."""
+    return 1 / np.maximum(staleness, 1)
+
+
+def exponential(staleness: Array) -> Array:
+    """Return the factors of `Exponential`."""
+    return np.exp(-0.1 * staleness)
+
+
+def one(staleness: Array) -> Array:
+    """Return 1 for each push: it has a cell of its own, and its codec changes no power of two."""
+    return np.ones_like(staleness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,43 +41,127 @@ class Variant:
     flags
         The server's.
     additive
-        Whether the model is a sum of pushes: then each push is counted. Otherwise only the state
-        after a restart is compared with the one before.
+        Whether the model is a sum of pushes: then each push is counted by its amount.
     scale
-        The number of pushes of which it takes the mean.
+        The number of pushes of which it takes the mean; -1: pushes are added, not subtracted.
     scaled
-        Whether a push is divided by its staleness.
+        The factors of pushes that depend on their staleness: each has a cell of its own.
     own
         Whether the answer to a push has it applied.
     counted
         Whether it must be told the number of workers.
+    means
+        Whether each version adds the mean of a round of pushes: `mean_violations`.
+    touched
+        Whether a push changes its cell and no other: `touched_violations`.
+    plain
+        Whether workers push gradients as they are, whatever the policy has them do.
+    local
+        Whether workers have steps of their own: what a restart takes they push again, later.
     """
 
     flags: tuple[str, ...]
     additive: bool = True
     scale: int = 1
-    scaled: bool = False
+    scaled: Factors | None = None
     own: bool = False
     counted: bool = False
+    means: bool = False
+    touched: bool = True
+    plain: bool = False
+    local: bool = False
+
+    @property
+    def digits(self) -> int:
+        """The pushes to a cell."""
+        return DIGITS if self.additive and self.scaled is None else 1
+
+    @property
+    def tells(self) -> bool:
+        """Whether what ``--acks applied`` loses is told to the push."""
+        return self.additive and self.scale == 1 and not (self.plain or self.local)
+
+
+def _asgd(*flags: str, **given: Any) -> Variant:
+    return Variant(("--policy", "asgd", *flags), **given)
+
+
+def _set(policy: str, *settings: str, **given: Any) -> Variant:
+    flags = (word for setting in settings for word in ("--set", setting))
+    return Variant(("--policy", policy, *flags), **given)
 
 
 VARIANTS: Mapping[str, Variant] = {
-    "asgd": Variant(("--policy", "asgd", "--set", "lr=1"), own=True),
-    "ssp": Variant(("--policy", "ssp", "--set", "lr=1", "--set", "s=3"), own=True),
-    "sasgd": Variant(("--policy", "sasgd", "--set", "lr=1"), scaled=True),
-    "softsync": Variant(
-        ("--policy", "softsync", "--set", "lr=1", "--set", "modulate=none"), scale=2, counted=True
+    "asgd": _set("asgd", "lr=1", own=True),
+    "ssp": _set("ssp", "lr=1", "s=3", own=True),
+    "sasgd": _set("sasgd", "lr=1", scaled=inverse),
+    "softsync": _set("softsync", "lr=1", "modulate=none", scale=2, counted=True),
+    "fasgd": _set("fasgd", additive=False),
+    "hardsync": _set(
+        "hardsync", "lr=1", "admission=wait", additive=False, counted=True, means=True
     ),
-    "fasgd": Variant(("--policy", "fasgd"), additive=False),
-    "hardsync": Variant(
-        ("--policy", "hardsync", "--set", "admission=wait"), additive=False, counted=True
-    ),
-    "momentum": Variant(("--policy", "asgd", "--set", "optimizer=momentum"), additive=False),
-    "adam": Variant(("--policy", "asgd", "--set", "optimizer=adam"), additive=False),
-    "coded": Variant(
-        ("--policy", "asgd", "--push-codec", "topk:0.25", "--fetch-codec", "int8"), additive=False
-    ),
+    "momentum": _set("asgd", "optimizer=momentum", additive=False),
+    "adam": _set("asgd", "optimizer=adam", additive=False),
+    "coded": _asgd("--push-codec", "topk:0.25", "--fetch-codec", "int8", additive=False),
 }
+"""Those of simulated clusters, and of processes."""
+
+_LOCAL = ("lr=1", "local_steps=1", "inner=sgd", "inner_lr=1", "optimizer=sgd")
+_LR1 = ("--set", "lr=1")
+
+PROCESS_VARIANTS: Mapping[str, Variant] = {
+    **VARIANTS,
+    "exponential": _set("exponential", "lr=1", "rho=0.1", scaled=exponential),
+    "downpour": _set("downpour", "lr=1", "n_push=1", "n_fetch=1", local=True),
+    "ringmaster": _set("ringmaster", "lr=1", "r=2"),
+    "rennala": _set("rennala", "lr=1", "b=2", scale=2),
+    "fedbuff": _set("fedbuff", *_LOCAL, "modulate=none", "k=2", scale=2),
+    "diloco": _set("diloco", *_LOCAL, additive=False, counted=True, means=True),
+    "no-delay": _set("no-delay", additive=False, counted=True, means=True, plain=True, scale=-1),
+    "easgd": _set("easgd", "kappa=0.05", additive=False, plain=True),
+    "eamsgd": _set("eamsgd", "kappa=0.05", additive=False, plain=True),
+    "dcasgd": _set("dcasgd", additive=False),
+    "gap-aware": _set("gap-aware", additive=False),
+    "nesterov": _set("asgd", "optimizer=nesterov", additive=False),
+    "adagrad": _set("asgd", "optimizer=adagrad", additive=False),
+    "rmsprop": _set("asgd", "optimizer=rmsprop", additive=False),
+    "adamw": _set("asgd", "optimizer=adamw", additive=False),
+    "bf16": _asgd(*_LR1, "--push-codec", "bf16", "--fetch-codec", "bf16", scaled=one),
+    "fp16": _asgd(*_LR1, "--push-codec", "fp16", "--fetch-codec", "fp16", scaled=one),
+    "int8": _asgd(*_LR1, "--push-codec", "int8", "--fetch-codec", "int8", additive=False),
+    "onebit": _asgd(*_LR1, "--push-codec", "onebit", additive=False, touched=False),
+}
+"""Those of processes: all policies and optimisers but ``average``, whose server takes no push, and
+all codecs but ``lowrank``, which needs matrices. With gates or several local steps a worker decides
+what it pushes, so no push is a step, and none can be counted by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillMoment:
+    """The moment at which a process is killed.
+
+    Attributes
+    ----------
+    pushes
+        The acknowledgements that clients see first: of a server since its start, of a worker its
+        own.
+    seconds
+        And then this time; of an early one since it was started.
+    early
+        Whether it is killed whether or not it is ready.
+    point, count
+        The point of ``AIOPS_FAULTS`` at which it ends itself, and for which time, unless the rest
+        comes first; empty: none.
+    target
+        0: the server that workers speak to; 1: its standby, or a follower.
+    """
+
+    pushes: int = 0
+    seconds: float = 0.0
+    early: bool = False
+    point: str = ""
+    count: int = 1
+    target: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +181,18 @@ class TrialPlan:
         The server's ``--acks``; empty: it has no ``--state``.
     workers
         Their number at any moment.
-    kills
-        The processes that are killed.
-    delays
-        Seconds before each kill: of a server after it has answered, of a worker after its start. A
-        negative number: so long after the server was started, whether or not it listens.
+    moments
+        When processes are killed, one after the other; of workers, for each life.
     pauses
         Seconds between the pushes of each worker.
     size
         The model's cells.
     cells
         Those of each worker.
+    layout
+        ``single``; ``standby``: a server and its standby; ``shards``: a lead and a follower.
+    snapshot_every
+        Seconds between snapshots.
     """
 
     seed: int
@@ -94,20 +200,35 @@ class TrialPlan:
     near: bool
     acks: str
     workers: int
-    kills: int
-    delays: tuple[float, ...]
+    moments: tuple[KillMoment, ...]
     pauses: tuple[float, ...]
     size: int
     cells: int
+    layout: str = "single"
+    snapshot_every: float = 30.0
+
+    @property
+    def kills(self) -> int:
+        """The processes that are killed."""
+        return len(self.moments)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether acknowledged pushes may be lost, as clients are told."""
+        return self.acks == "applied"
 
     @property
     def checked(self) -> Variant:
         """The variant."""
-        return VARIANTS[self.variant]
+        return PROCESS_VARIANTS[self.variant]
 
     def flags(self) -> list[str]:
-        """Return the server's flags, but for its folder and its port."""
+        """Return the server's flags, but for its folder, its port and its peers."""
         flags = [*self.checked.flags, "--kernels", "numpy"]
+        if self.acks:
+            flags += ["--acks", self.acks, "--snapshot-every", str(self.snapshot_every)]
+        if self.layout == "shards":
+            flags += ["--shard-bytes", "1"]
         if self.checked.counted:
             flags += ["--workers", str(self.workers)]
         if self.variant == "softsync":
@@ -116,49 +237,73 @@ class TrialPlan:
 
     def cells_of(self, life: int) -> CellRange:
         """Return the cells of a worker process, which are counted from 0."""
-        digits = 1 if self.checked.scaled else DIGITS
-        return CellRange(life * self.cells, self.cells, digits)
+        return CellRange(life * self.cells, self.cells, self.checked.digits)
 
 
-def draw_servers(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> TrialPlan:
-    """Return the plan of a trial in which the server is killed."""
+def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) -> TrialPlan:
+    """Return the plan of a trial in which servers are killed."""
     rng = random.Random(seed)
     variant = rng.choice(names)
-    kills, workers = rng.randint(3, 6), rng.choice((2, 4))
-    delays = tuple(
-        -rng.uniform(0, 0.08) if rng.random() < 0.2 else rng.uniform(0, 0.25) for _ in range(kills)
-    )
-    cells = 512 if VARIANTS[variant].scaled else 128
+    checked = PROCESS_VARIANTS[variant]
+    layout = rng.choice(("single",) * 16 + ("standby",) + ("shards",) * (variant in _SHARDED))
+    acks = rng.choice(("written", "written", "durable", *("applied",) * checked.tells))
+    if layout != "single":
+        acks = "replicated" if layout == "standby" else rng.choice(("written", "durable"))
+    workers = rng.choice((2, 2, 4))
+    cells = 128 if checked.digits > 1 else 768
     return TrialPlan(
         seed,
         variant,
         near=rng.random() < 0.5,
-        acks=rng.choice(("written", "written", "durable")),
+        acks=acks,
         workers=workers,
-        kills=kills,
-        delays=delays,
+        moments=tuple(_server_moment(rng, layout) for _ in range(rng.randint(6, 14))),
         pauses=tuple(rng.choice((0.0, 0.0005, 0.003)) for _ in range(workers)),
-        size=max(cells * workers, rng.choice((_TINY, _TINY, _LENT))),
+        size=max(cells * workers, rng.choice((_TINY, _TINY, _TINY, _LENT))),
         cells=cells,
+        layout=layout,
+        snapshot_every=rng.choice((0.02, 0.02, 0.2, 30.0)) if acks != "applied" else 0.02,
     )
 
 
-def draw_workers(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> TrialPlan:
+def _server_moment(rng: random.Random, layout: str) -> KillMoment:
+    kind = rng.random()
+    if layout != "single":
+        return KillMoment(rng.randint(1, 20), _moment(rng), target=int(rng.random() < 0.3))
+    if kind < 0.15:
+        return KillMoment(seconds=rng.uniform(0, 0.1), early=True)
+    if kind < 0.4:
+        point = rng.choice(sorted(points()))
+        count = rng.randint(1, 15) if point.startswith("journal.") else rng.choice((1, 1, 2, 3))
+        return KillMoment(rng.randint(20, 30), point=point, count=count)
+    return KillMoment(rng.randint(1, 25), _moment(rng))
+
+
+def _moment(rng: random.Random) -> float:
+    return rng.choice((0.0, rng.uniform(0, 0.002), rng.uniform(0, 0.02)))
+
+
+def draw_workers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) -> TrialPlan:
     """Return the plan of a trial in which workers are killed."""
     rng = random.Random(seed)
-    variant = rng.choice([name for name in names if VARIANTS[name].additive])
-    kills, workers = rng.randint(20, 40), rng.choice((2, 4))
-    longest = rng.choice((0.03, 0.1, 0.2))
-    cells = 64 if VARIANTS[variant].scaled else 16
+    variant = rng.choice(names)
+    kills, workers = rng.randint(30, 60), rng.choice((2, 4))
+    most = rng.choice((2, 8, 16))
+    cells = 16 if PROCESS_VARIANTS[variant].digits > 1 else 32
+    moments = []
+    for _ in range(kills):
+        if rng.random() < 0.15:
+            moments.append(KillMoment(seconds=rng.uniform(0, 0.06), early=True))
+        else:
+            moments.append(KillMoment(rng.randint(0, most), _moment(rng) / 4))
     return TrialPlan(
         seed,
         variant,
         near=rng.random() < 0.5,
-        acks=rng.choice(("", "written", "durable")),
+        acks=rng.choice(("", "", "written", "durable")),
         workers=workers,
-        kills=kills,
-        delays=tuple(rng.uniform(0, longest) for _ in range(kills)),
-        pauses=tuple(rng.choice((0.0, 0.0005, 0.003)) for _ in range(kills + workers)),
-        size=max(cells * (kills + workers), rng.choice((_TINY, _TINY, _LENT))),
+        moments=tuple(moments),
+        pauses=tuple(rng.choice((0.0, 0.0, 0.001)) for _ in range(kills + workers)),
+        size=max(cells * (kills + workers), rng.choice((_TINY, _TINY, _TINY, _LENT))),
         cells=cells,
     )

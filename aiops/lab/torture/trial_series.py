@@ -107,6 +107,11 @@ class TrialSeries(ABC, Generic[F, H]):
     def progress(self) -> str:
         """A few words about what is done so far."""
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All variants that there are to choose from."""
+        return tuple(VARIANTS)
+
     @abstractmethod
     def helper(self) -> AbstractContextManager[H]:
         """Return what the trials of one job need, one after the other."""
@@ -173,7 +178,7 @@ class TrialSeries(ABC, Generic[F, H]):
 
     def again(self, result: F) -> str:
         """Return the command that repeats a trial's plan."""
-        only = "" if self.names == tuple(VARIANTS) else "".join(f" --only {n}" for n in self.names)
+        only = "" if self.names == self.variants else "".join(f" --only {n}" for n in self.names)
         return f"aiops torture {self.what} --seed {result.plan.seed} --count 1{only}"
 
     def report(self) -> dict[str, Any]:

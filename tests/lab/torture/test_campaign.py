@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from aiops.lab.torture.campaign import Campaign
-from aiops.lab.torture.plan import VARIANTS, draw_servers, draw_workers
+from aiops.algorithms import BUILT_IN
+from aiops.errors import UsageError
+from aiops.lab.torture.campaign import Campaign, merged, read_earlier
+from aiops.lab.torture.plan import PROCESS_VARIANTS, draw_servers, draw_workers
+from aiops.net.faults import points
 from tests.lab.torture import broken
 from tests.support import Process
 
@@ -17,12 +20,12 @@ from tests.support import Process
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["workers", "servers"])
 def test_nothing_is_lost(what: str, tmp_path: Path) -> None:
-    """The command itself, for 4 seconds; its report says what it did."""
+    """The command itself, for a second and a trial; its report says what it did."""
     report = tmp_path / "report.json"
-    command = ["-m", "aiops", "torture", what, "--seconds", "4", "--jobs", "1", "--json"]
+    command = ["-m", "aiops", "torture", what, "--seconds", "1", "--jobs", "1", "--json"]
     process = Process(*command, "--report", str(report), "--keep", str(tmp_path / "failed"))
     try:
-        status, out, err = process.end(120)
+        status, out, err = process.end(300)
     finally:
         process.kill()
     assert status == 0, out + err
@@ -61,13 +64,71 @@ def test_a_server_that_applies_twice_is_caught(what: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("draw", [draw_servers, draw_workers])
 def test_a_seed_decides_the_plan(draw: Any) -> None:
-    plans = [draw(seed) for seed in range(200)]
-    assert plans == [draw(seed) for seed in range(200)]
-    expected = {name for name in VARIANTS if draw is draw_servers or VARIANTS[name].additive}
-    assert {plan.variant for plan in plans} == expected
+    plans = [draw(seed) for seed in range(600)]
+    assert plans == [draw(seed) for seed in range(600)]
+    assert {plan.variant for plan in plans} == set(PROCESS_VARIANTS)
     assert {plan.near for plan in plans} == {True, False}
     for plan in plans:
-        assert plan.kills == len(plan.delays)
+        assert plan.kills == len(plan.moments) > 0
         lives = plan.workers + (plan.kills if draw is draw_workers else 0)
+        assert len(plan.pauses) == lives
         last = plan.cells_of(lives - 1)
         assert last.first + last.count <= plan.size
+        assert not plan.lossy or plan.checked.tells
+
+
+def test_servers_are_killed_in_every_way() -> None:
+    plans = [draw_servers(seed) for seed in range(600)]
+    assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
+    assert {plan.layout for plan in plans} == {"single", "standby", "shards"}
+    moments = [moment for plan in plans for moment in plan.moments]
+    assert {moment.point for moment in moments} == {"", *points()}
+    assert any(moment.early for moment in moments)
+
+
+def test_every_policy_but_one_is_killed() -> None:
+    """That of `Average` has workers exchange models: its server takes no push."""
+    flags = [variant.flags for variant in PROCESS_VARIANTS.values()]
+    assert {given[given.index("--policy") + 1] for given in flags} == {*BUILT_IN} - {"average"}
+
+
+def report(kills: int, first: int, **more: Any) -> dict[str, Any]:
+    run = {
+        "revision": "a",
+        "seconds": 1.5,
+        "trials": 2,
+        "kills": kills,
+        "seeds": [first, first + 1],
+    }
+    return {
+        "torture": "servers",
+        "options": {"only": ["asgd"]},
+        **run,
+        "kills_by_acks": {"written": kills},
+        "ended_at": {},
+        "failures": [],
+        "runs": [run],
+        **more,
+    }
+
+
+def test_a_run_continues_another(tmp_path: Path) -> None:
+    earlier, later = report(10, 0, ended_at={"journal.torn": 1}), report(20, 2, revision="b")
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(earlier))
+    found = merged(read_earlier("servers", path, ("asgd",)), later)
+    assert found["kills"] == 30
+    assert found["trials"] == 4
+    assert found["seconds"] == 3.0
+    assert found["seeds"] == [0, 3]
+    assert found["kills_by_acks"] == {"written": 30}
+    assert found["ended_at"] == {"journal.torn": 1}
+    assert found["runs"] == earlier["runs"] + later["runs"]
+    campaign = Campaign("servers", count=25, names=("asgd",), earlier=earlier)
+    assert campaign.counted == 10
+    for what, names in (("workers", ("asgd",)), ("servers", ("ssp",))):
+        with pytest.raises(UsageError, match="--resume"):
+            read_earlier(what, path, names)
+    path.write_text("{")
+    with pytest.raises(UsageError, match="no report"):
+        read_earlier("servers", path, ("asgd",))

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.lab.torture.checker import DIGITS, CellRange, ClientView, uncertain, violations
+from aiops.lab.torture.checker import (
+    DIGITS,
+    CellRange,
+    ClientView,
+    mean_violations,
+    touched_violations,
+    uncertain,
+    violations,
+)
+from aiops.lab.torture.plan import exponential, inverse
 
 CELLS = CellRange(1, 3)
 
@@ -62,9 +71,9 @@ def test_a_version_that_goes_back_is_told() -> None:
 def test_pushes_that_are_scaled_have_their_own_cells() -> None:
     cells = CellRange(1, 3, digits=1)
     view = ClientView.parse("w", cells, b"ack 0 1 0 1\nack 1 9 4 1\n")
-    assert violations(np.array([0, -1, -0.25, -0.2, 0]), [view], scaled=True) == []
+    assert violations(np.array([0, -1, -0.25, -0.2, 0]), [view], scaled=inverse) == []
     for wrong in ([0, -1, -0.5, 0, 0], [0, -1, 0, 0, 0], [0, -1, -0.25, -2, 0]):
-        assert violations(np.array(wrong), [view], scaled=True)
+        assert violations(np.array(wrong), [view], scaled=inverse)
 
 
 def test_what_is_lost_is_what_was_told() -> None:
@@ -78,3 +87,70 @@ def test_what_is_lost_is_what_was_told() -> None:
     view.rolled_back, view.ended = 3, True
     assert not violations(model_of(counts), [view], lossy=True, offered=True)
     assert violations(model_of(counts), [seen(10)]), "where none may be lost"
+
+
+def test_pushes_whose_factor_falls_exponentially() -> None:
+    cells = CellRange(0, 2, digits=1)
+    view = ClientView.parse("w", cells, b"ack 0 1 0 1\nack 1 9 10 1\nend\n")
+    assert violations(np.array([-1, -np.exp(-1.0)]), [view], scaled=exponential) == []
+    assert violations(np.array([-1, -1.0]), [view], scaled=exponential)
+
+
+ONE = CellRange(0, 4, digits=1)
+OTHER = CellRange(4, 4, digits=1)
+
+
+def rounds() -> list[ClientView]:
+    """Two clients; the second was killed after two rounds."""
+    first = ClientView.parse("a", ONE, b"ack 0 1 0 1\nack 1 2 0 1\nack 2 3 0 1\nend\n")
+    return [first, ClientView.parse("b", OTHER, b"ack 0 1 0 1\nack 1 2 0 1\n")]
+
+
+def test_rounds_whose_mean_is_added() -> None:
+    whole = [-0.5, -0.5, -1, 0, -0.5, -0.5, 0, 0]
+    assert mean_violations(np.array(whole), 3, rounds()) == []
+    last = [-0.5, -0.5, -0.5, 0, -0.5, -0.5, -0.5, 0]
+    assert mean_violations(np.array(last), 3, rounds()) == []
+    for at, value in ((0, 0.0), (0, -1.0), (1, -1.0), (3, -1.0), (6, -0.5), (7, -0.5), (2, -2.0)):
+        wrong = [*whole]
+        wrong[at] = value
+        assert mean_violations(np.array(wrong), 3, rounds()), at
+    assert mean_violations(np.array(whole), 4, rounds())
+
+
+def test_an_ignored_push_is_in_no_round() -> None:
+    view = ClientView.parse("a", ONE, b"ack 0 1 0 1\nack 1 1 1 0\nend\n")
+    assert mean_violations(np.array([-1.0, 0, 0, 0]), 1, [view]) == []
+    assert mean_violations(np.array([-1.0, -1, 0, 0]), 2, [view])
+
+
+def immediate() -> list[ClientView]:
+    first = ClientView.parse("a", ONE, b"ack 0 1 0 1\nack 1 3 1 1\nend\n")
+    return [first, ClientView.parse("b", OTHER, b"ack 0 2 0 1\n")]
+
+
+def test_pushes_that_change_their_cells_are_counted_by_versions() -> None:
+    whole = [0.1, -0.2, 0, 0, 0.3, 0, 0, 0]
+    assert touched_violations(np.array(whole), 3, immediate()) == []
+    assert touched_violations(np.array([*whole[:5], 0.1, 0, 0]), 4, immediate()) == []
+    assert touched_violations(np.array(whole), 4, immediate()), "a push counts twice"
+    assert touched_violations(np.array([*whole[:5], 0.1, 0, 0]), 3, immediate())
+    for at, value in ((0, 0.0), (2, 0.1), (6, 0.1)):
+        wrong = [*whole]
+        wrong[at] = value
+        assert touched_violations(np.array(wrong), 3, immediate()), at
+    same = ClientView.parse("c", CellRange(8, 1, digits=1), b"ack 0 2 0 1\nend\n")
+    found = touched_violations(np.array([*whole, 0.1]), 4, [*immediate(), same])
+    assert any("as version 2" in text for text in found)
+
+
+def test_where_a_codec_changes_other_cells_versions_are_counted() -> None:
+    model = np.full(8, 0.1)
+    for version, wrong in ((2, True), (3, False), (4, False), (5, True)):
+        assert bool(touched_violations(model, version, immediate(), cells=False)) == wrong
+
+
+def test_what_a_client_was_told_last_is_what_it_lost() -> None:
+    log = b"ack 0 1 0 1\nack 1 2 0 1\nlost 1\nack 2 2 0 1\nend\n"
+    assert ClientView.parse("w", CELLS, log, lossy=True).rolled_back == 1
+    assert ClientView.parse("w", CELLS, log, lossy=True).told == []
