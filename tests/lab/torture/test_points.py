@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aiops.kernels.backend import resolve
 from aiops.lab.torture.plan import KillMoment, TrialPlan
 from aiops.lab.torture.spawner import Spawner
 from aiops.lab.torture.trial import Trial
@@ -48,3 +49,15 @@ def test_a_server_that_ends_there_loses_nothing(
     assert result.wrong == []
     assert result.points == {point: 1}
     assert result.acknowledged > 0
+
+
+def say_backend() -> None:
+    print(resolve("auto"))
+
+
+@pytest.mark.slow
+def test_processes_compile_nothing(spawner: Spawner, tmp_path: Path) -> None:
+    """With Numba each worker would compile its codec's loops, for seconds."""
+    process = spawner.start(say_backend, tmp_path / "said")
+    assert process.wait(60) == 0, process.text()
+    assert process.text().split()[-1] == "numpy"
