@@ -43,7 +43,7 @@ class Variant:
     additive
         Whether the model is a sum of pushes: then each push is counted by its amount.
     scale
-        The number of pushes of which it takes the mean; -1: pushes are added, not subtracted.
+        The number of pushes of which it takes the mean.
     scaled
         The factors of pushes that depend on their staleness: each has a cell of its own.
     own
@@ -117,7 +117,7 @@ PROCESS_VARIANTS: Mapping[str, Variant] = {
     "rennala": _set("rennala", "lr=1", "b=2", scale=2),
     "fedbuff": _set("fedbuff", *_LOCAL, "modulate=none", "k=2", scale=2),
     "diloco": _set("diloco", *_LOCAL, additive=False, counted=True, means=True),
-    "no-delay": _set("no-delay", additive=False, counted=True, means=True, plain=True, scale=-1),
+    "no-delay": _set("no-delay", additive=False, counted=True, means=True, plain=True),
     "easgd": _set("easgd", "kappa=0.05", additive=False, plain=True),
     "eamsgd": _set("eamsgd", "kappa=0.05", additive=False, plain=True),
     "dcasgd": _set("dcasgd", additive=False),
