@@ -97,6 +97,7 @@ class Trial:
         self._plan, self._folder, self._spawner = plan, folder, spawner
         self._servers = ServerGroup(plan, folder, spawner, run_server)
         self._workers: list[tuple[Forked, str, int]] = []  # the process, its name, its life
+        self._offered = False  # a server has lost all, and is offered a worker's parameters
 
     def kill_servers(self) -> TrialResult:
         """Kill servers again and again, and see that their workers notice nothing."""
@@ -130,6 +131,7 @@ class Trial:
             self.result.kills += 1
             if self._plan.layout == "single":
                 servers.current.kill()
+                self._offered |= self._plan.lossy and not self._has_snapshot()
                 servers.start(_faults(following))
             else:
                 servers.strike(moment.target)
@@ -246,11 +248,14 @@ class Trial:
     def _wait_for_snapshot(self) -> None:
         """Wait until there is a snapshot: a server without one would begin with no model."""
         for _ in looks("no snapshot was written"):
-            names = {path.name for path in self._servers.state.glob("snapshot-*")}
-            if any(not name.endswith(".part") for name in names):
+            if self._has_snapshot():
                 return
             if self._servers.current.wait(0) is not None:
                 raise TrialFailed(f"a server ended: {last_line(self._servers.current)}")
+
+    def _has_snapshot(self) -> bool:
+        names = [path.name for path in self._servers.state.glob("snapshot-*")]
+        return any(not name.endswith(".part") for name in names)
 
     def _written(self) -> int:
         logs = (self._log(life) for _process, _name, life in self._workers)
@@ -298,7 +303,9 @@ class Trial:
             views.append(view)
         if plan.checked.additive:
             scaled = plan.checked.scaled
-            self.result.wrong += violations(model, views, scaled=scaled, lossy=plan.lossy)
+            self.result.wrong += violations(
+                model, views, scaled=scaled, lossy=plan.lossy, offered=self._offered
+            )
         elif plan.checked.means:
             self.result.wrong += mean_violations(model, version, views)
         else:
