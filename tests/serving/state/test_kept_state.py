@@ -62,7 +62,6 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
 
     def copied(running: Any) -> tuple[str, dict[str, Any]]:
         running._state._snapshots.wait()  # a copy takes a while, and it may rename meanwhile
-        running._state.flush()  # this may come within a turn of the event loop
         shutil.copytree(folder, to)
         return digest(running.engine), statistics.decided(running.engine.report())
 
