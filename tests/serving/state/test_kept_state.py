@@ -380,45 +380,6 @@ def test_no_answer_leaves_before_it_is_said_that_the_journal_has_ended(
     assert set(promised) == {Acks.APPLIED}
 
 
-def test_answers_leave_when_their_rows_are_in_the_file(tmp_path: Path) -> None:
-    """Those of several workers in one turn of the event loop are written together."""
-    staged, waited = list[int](), list[int]()
-    with (
-        ServerThread(policy="asgd", state=tmp_path / "s") as server,
-        aiops.Worker(server.url, PLAIN) as one,
-        aiops.Worker(server.url, PLAIN) as other,
-    ):
-        gradient = {"w": np.ones(64, np.float32)}
-        for worker in (one, other, one, other):
-            worker.step(gradient)
-
-        def watch(running: Any) -> None:
-            journal = running._state._journal
-            together = running._answer_together
-
-            def answer(*given: Any) -> None:
-                waited.append(journal._staged)
-                together(*given)
-
-            running._answer_together = answer
-            for peer in running.connections.peers.values():
-                send = peer.link.send
-
-                def sent(buffers: Any, *given: Any, send: Any = send) -> None:
-                    staged.append(journal._staged)
-                    send(buffers, *given)
-
-                peer.link.send = sent
-
-        server.call(watch)
-        for worker in (one, other, one, other):
-            worker.step(gradient)
-    assert len(waited) == 4
-    assert min(waited) > 0
-    assert set(staged) == {0}
-    assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 8
-
-
 def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -853,7 +814,7 @@ def test_rows_that_a_loss_of_power_took_are_lost_with_all_that_follow(
         train(server.url, wide, 2, 3)
         copy(server, tmp_path / "state", tmp_path / "again")
     assert 0 < left < whole
-    assert "rows are lost, as the system ended before it had written them" in caplog.text
+    assert "rows are lost, as they were not written to the disk before" in caplog.text
     assert f"from {third.name} on, which follow them, are removed" in caplog.text
     assert recovered(tmp_path / "again", {"policy": "asgd"}).version == left + 3
 
