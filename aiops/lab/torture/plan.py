@@ -78,7 +78,7 @@ class Variant:
 
     @property
     def tells(self) -> bool:
-        """Whether what ``--acks applied`` loses is told to the push."""
+        """True if what ``--acks applied`` loses is told to the push."""
         return self.additive and self.scale == 1 and not (self.plain or self.local)
 
 
@@ -214,7 +214,7 @@ class TrialPlan:
 
     @property
     def lossy(self) -> bool:
-        """Whether acknowledged pushes may be lost, as clients are told."""
+        """True if acknowledged pushes may be lost, as clients are told."""
         return self.acks == "applied"
 
     @property

@@ -234,7 +234,7 @@ class Trial:
                 self.result.wrong.append(f"{name} ended with status {status}: {last_line(process)}")
 
     def _wait_for_progress(self, pushes: int, server: Forked | None = None) -> None:
-        """Wait until so many pushes more are acknowledged, or all workers, or a server, have ended.
+        """Wait until ``pushes`` more are acknowledged, or all workers, or a server, have ended.
 
         A push has a line of some `_LINE` bytes in a log.
         """
