@@ -326,7 +326,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     times = [[one["url"], one["push"]] for one in restart["rounds"]]
     took = Series("seconds", [0, 1], times, "bars", median=True)
     panels = [
-        Panel("training", "server", "steps/s", [rates], bottom=0, ticks=["alone", "beside a snapshot"]),
+        Panel(
+            "training", "server", "steps/s", [rates], bottom=0, ticks=["alone", "beside a snapshot"]
+        ),
         Panel("restart", "first answer", "s", [took], bottom=0, ticks=["URL", "push"]),
     ]
     return Figure("Snapshots of a server's state", panels, len(panels))
