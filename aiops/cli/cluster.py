@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from aiops.cli import tables
@@ -134,7 +133,7 @@ def cluster(
     if as_json:
         print(json.dumps(_report(outcome), allow_nan=False))
     else:
-        Console(highlight=False).print(_table(outcome))
+        tables.console().print(_table(outcome))
     raise typer.Exit(0 if outcome.complete else INTERRUPTED)
 
 

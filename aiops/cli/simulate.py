@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from aiops.cli import tables
@@ -159,7 +158,7 @@ def simulate(
     if as_json:
         print(json.dumps(plain(outcome.report()), allow_nan=False))
     else:
-        Console(highlight=False).print(_table(outcome))
+        tables.console().print(_table(outcome))
     if outcome.diverged is not None:
         done = outcome.curve[-1].iteration
         raise UsageError(f"training diverged in iteration {done + 1:,}: {outcome.diverged}")

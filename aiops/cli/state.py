@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from aiops.cli import tables
@@ -77,7 +77,7 @@ def _report(path: Path, *, as_json: bool, thorough: bool) -> bool:
     if as_json:
         print(json.dumps(report))
     else:
-        Console(highlight=False).print(Group(*_shown(report, thorough=thorough)), soft_wrap=True)
+        tables.console().print(Group(*_shown(report, thorough=thorough)))
     return whole
 
 
@@ -100,7 +100,7 @@ def _report_file(report: Mapping[str, Any], as_json: bool, thorough: bool) -> bo
             "arrays": f"{report['arrays']:,}",
             "wrote": ", ".join(f"{name} {each}" for name, each in report["wrote"].items()),
         }
-    Console(highlight=False).print(tables.facts(cells), soft_wrap=True)
+    tables.console().print(tables.facts(cells))
     return whole
 
 
@@ -197,7 +197,7 @@ def show(
             each["kind"],
             fields if len(fields) <= _LONGEST else fields[: _LONGEST - 1] + "…",
         )
-    Console(highlight=False).print(made)
+    tables.console().print(made)
 
 
 def _print_plain(file: Any, as_json: bool) -> None:

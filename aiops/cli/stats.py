@@ -16,6 +16,7 @@ from rich.text import Text
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.cli.flags import Json, Timeout, Token, Url
+from aiops.cli.tables import console as standard_output
 from aiops.cli.tables import ledger_tables
 from aiops.cli.tables import table as empty_table
 from aiops.common import formatting
@@ -37,7 +38,7 @@ def stats(
     """Print a server's statistics; --watch: live; --json: one object per line."""
     from aiops.client.sync.client import Client
 
-    console = Console(highlight=False)
+    console = standard_output()
     with Client(url, token=token, timeout=timeout) as client:
         if not watch:
             _print(console, client.url, client.stats(), as_json=as_json)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aiops.common import formatting, ledger_sums
 
 _TENSORS = 12  # rows that fit a screen
+_UNFOLDED = 1000  # columns, where there is no screen
+
+
+def console() -> Console:
+    """Return standard output; in a pipe or a file, a row of a table is one line for `grep`."""
+    made = Console(highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _UNFOLDED
+    return made
 
 
 def table(first: str, *others: str, gap: int = 1) -> Table:

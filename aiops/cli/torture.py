@@ -182,7 +182,7 @@ def _torture(campaign: TrialSeries[Any, Any], report: Path | None, as_json: bool
 
 
 def _show(what: str, report: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = tables.console()
     cells = _killed(what, report) if "kills" in report else _simulated(what, report)
     cells["seeds"] = " to ".join(f"{seed:,}" for seed in report["seeds"])
     cells["time"] = formatting.seconds(report["seconds"])

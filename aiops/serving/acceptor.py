@@ -103,6 +103,8 @@ class Acceptor:
         Takes the connections of standbys, if the server has a journal.
     control
         Handles what is asked of the server itself, given the connection; None: `post` does.
+    log_level
+        That of the lines which say who joined and who is gone.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Acceptor:
         self._numbers = 0
         self.standbys: StandbyFeeds | None = None
         self.control: Callable[[int, Message], None] | None = None
+        self.log_level = logging.INFO
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
@@ -265,7 +268,7 @@ class Acceptor:
             return
         if isinstance(link, PacedTransport):
             link.joined(hello.client)
-        _log.info("%s %r joined from %s", hello.role, hello.name, link.peer_name)
+        _log.log(self.log_level, "%s %r joined from %s", hello.role, hello.name, link.peer_name)
         traffic = link.wire.traffic
         self._post(Joined(self._now(), link.number, hello, answer.proof, traffic))
 
@@ -283,7 +286,7 @@ class Acceptor:
         peer.lost()
         hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"
-        _log.info("%s at %s is gone: %s", name, link.peer_name, error)
+        _log.log(self.log_level, "%s at %s is gone: %s", name, link.peer_name, error)
         if peer.handshake.admitted is not None and not isinstance(hello, StandbyHello):
             self._post(Left(self._now(), link.number))
         self._gone()

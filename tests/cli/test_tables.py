@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.cli import tables
 from aiops.cli.tables import ledger_tables
 from tests.common.test_ledger_sums import account
 
@@ -25,3 +27,14 @@ def test_the_tables() -> None:
 
 def test_nothing_has_crossed_yet() -> None:
     assert list(ledger_tables(Ledger().report())) == []
+
+
+def test_in_a_pipe_a_row_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name, shown = "snapshot-" + 20 * "0", tables.table("file", *map(str, range(20)))
+    shown.add_row(name, *20 * ["1,234"])
+    tables.console().print(shown)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["file", name]

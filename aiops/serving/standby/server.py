@@ -113,6 +113,7 @@ class StandbyServer:
             *(config, self._desk, self._env, None, self._post, self._left.set),
             *(lambda steady, nbytes: None, lambda peer: lambda message: Discard()),
         )
+        self.connections.log_level = logging.DEBUG  # workers of a lost primary ask every 0.3 s
         self._listener: asyncio.Server | None = None
         self._fencing: asyncio.Task[None] | None = None
 

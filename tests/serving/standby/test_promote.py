@@ -183,6 +183,9 @@ def test_a_standby_serves_no_worker(pair: Start) -> None:
             "state"
         ]["standbys"]
         assert [row["name"] for row in rows] == [servers.other.removeprefix("aiops://")]
+    servers.standby.signal(signal.SIGTERM)
+    _status, _out, log = servers.standby.end()
+    assert "joined from" not in log, "workers of a lost primary ask again and again"
 
 
 @pytest.mark.slow
