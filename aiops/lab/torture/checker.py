@@ -140,7 +140,7 @@ def violations(
         The factors of pushes, if they depend on their staleness; each has a cell of its own.
     lossy
         Whether acknowledged pushes may be lost: those of which the client was told, and any of one
-        that was killed before it could be.
+        that was killed, or had made all its pushes and left, before it could be.
     offered
         Whether a server had lost everything, and was given the model as a worker had it: then
         pushes that are told to be lost may be part of it.
@@ -310,7 +310,8 @@ def _judge(view: ClientView, counts: Array, lossy: bool, offered: bool) -> Itera
             lost += 1
         elif counts[push] != wanted:
             yield f"push {push} was acknowledged and counts {counts[push]} times, not {wanted}"
-    if (lost < view.rolled_back and not offered) or (view.ended and lost > view.rolled_back):
+    stayed = view.ended and known < view.cells.pushes
+    if (lost < view.rolled_back and not offered) or (stayed and lost > view.rolled_back):
         yield f"it was told that {view.rolled_back} of its pushes are lost, and {lost} are"
     for push in (np.flatnonzero(counts[known : known + 1] > 1) + known).tolist():
         yield f"push {push} was not acknowledged and counts {counts[push]} times"

@@ -87,6 +87,10 @@ def test_what_is_lost_is_what_was_told() -> None:
     view.rolled_back, view.ended = 3, True
     assert not violations(model_of(counts), [view], lossy=True, offered=True)
     assert violations(model_of(counts), [seen(10)]), "where none may be lost"
+    gone = seen(CELLS.pushes)
+    gone.rolled_back, gone.ended = 0, True
+    counts = dict.fromkeys(range(CELLS.pushes - 2), 1)
+    assert not violations(model_of(counts), [gone], lossy=True), "it had left before the kill"
 
 
 def test_pushes_whose_factor_falls_exponentially() -> None:
