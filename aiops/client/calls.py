@@ -16,7 +16,7 @@ from aiops.client.program import Program, T
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests, Transfer
 from aiops.client.session import Session
-from aiops.errors import UsageError
+from aiops.errors import NotReady, UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 
@@ -61,11 +61,22 @@ class Calls:
     def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None, views: bool
     ) -> Call[Params]:
-        """Offer a model; return the server's parameters."""
-        yield Ask(partial(self._requests.define, arrays, tables))
-        params = yield from self._room(views)
-        yield Ask(partial(self._requests.fetch, params))
-        return params
+        """Offer a model; return the server's parameters.
+
+        A server that is started again before they have come may have lost the model, and is offered
+        it again. One that takes an offer and then has no model on the same connection is not.
+        """
+        while True:
+            connection = self._session.info.connection  # the newest; an offer may outlast it
+            yield Ask(partial(self._requests.define, arrays, tables))
+            params = yield from self._room(views)
+            try:
+                yield Ask(partial(self._requests.fetch, params))
+            except NotReady:
+                if self._session.info.connection == connection:
+                    raise
+            else:
+                return params
 
     def fetch(self, into: Params | None) -> Call[Params]:
         """Return the server's parameters, in ``into`` or in new arrays."""

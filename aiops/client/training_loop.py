@@ -32,6 +32,9 @@ Gradients: TypeAlias = Mapping[str, Array]
 
 _log = logging.getLogger("aiops.client")
 
+_SERVER_RESTARTED = (Restarted, NotReady)
+"""The refusals of a server that has other parameters than it had, or none."""
+
 
 class BackgroundTransfer(Protocol):
     """A transfer that the worker carries in the background."""
@@ -184,7 +187,7 @@ class TrainingLoop:
         try:
             try:
                 receipt = yield from self._step(gradients)
-            except (Restarted, StaleGradient) as error:
+            except (StaleGradient, NotReady) as error:
                 receipt = yield from self._recover(error, again)
         finally:
             self._count()
@@ -193,22 +196,31 @@ class TrainingLoop:
 
     def refresh(self) -> Program[Op, int]:
         """Fetch the newest parameters; return their version."""
-        yield from self._settle(wait=True)
-        yield from self._carry(self.strategy.refresh())
+        try:
+            yield from self._settle(wait=True)
+            yield from self._carry(self.strategy.refresh())
+        except _SERVER_RESTARTED:
+            yield from self._resume()
         return self.params.version
 
     def flush(self) -> Program[Op, None]:
         """Wait for what is on its way, and push the rest."""
-        yield from self._settle(wait=True)
-        rest = self.strategy.rest()
-        if rest is not None:
-            yield from self._carry(rest)
+        flushed = False
+        while not flushed:  # again only after another restart of the server
+            try:
+                yield from self._settle(wait=True)
+                rest = self.strategy.rest()
+                if rest is not None:
+                    yield from self._carry(rest)
+                flushed = True
+            except _SERVER_RESTARTED:
+                yield from self._resume()
 
     # ------------------------------------------------------------ inside
 
     def _recover(self, error: BaseException, again: bool) -> Program[Op, Receipt | None]:
         """Go on after a gradient that was not taken, or raise the error."""
-        if isinstance(error, Restarted):
+        if isinstance(error, _SERVER_RESTARTED):
             yield from self._resume()
             if not again or self.strategy.local:
                 return replace(self._nothing(), used=False)
@@ -250,17 +262,23 @@ class TrainingLoop:
 
         Steps that were only taken here stay on top of its parameters. If it has come back without
         any, it is offered these: what is then lost is the optimiser's state and the tables' rows.
+        It may come back so again before they are fetched; then it is offered them again.
         """
         server = self._info.url
         _log.warning("%s was restarted: going on with its parameters", server)
         self.strategy.restarted()
-        try:
-            yield from self._carry(self.strategy.refresh())
-        except NotReady:
+        connection = None  # the newest before the last offer, which may have outlasted it
+        while True:
+            try:
+                yield from self._carry(self.strategy.refresh())
+                return
+            except NotReady:
+                if self._info.connection == connection:  # it took the offer, and has no model
+                    raise
             _log.warning("%s has no model any more: it is offered this worker's", server)
+            connection = self._info.connection
             if (yield Offer(self.strategy.offer())):
                 self.strategy.offered()
-            yield from self._carry(self.strategy.refresh())
 
     def _carry(self, transfer: Transfer) -> Program[Op, Receipt]:
         """Carry a transfer, and wait for the answer."""

@@ -75,7 +75,10 @@ class Server:
         self.answered: dict[int, tuple[Transfer, Receipt | None]] = {}
         self.now = 0.0
         layout = Layout.of(START)
-        info: Any = SimpleNamespace(plan=plan, policy="some-policy", url="aiops://s")
+        info: Any = SimpleNamespace(
+            plan=plan, policy="some-policy", url="aiops://s", connection=("me", 1)
+        )
+        self.info = info
         params = Params(layout)
         self._tell(params)
         self.steps = TrainingLoop(info, Ledger(layout, own=True), params, lambda: self.now)
@@ -192,6 +195,67 @@ class TestOrders:
         assert server.steps.params["w"][0] == -2, "each step counts once"
         drive(server.steps.flush(), fetch)
         assert server.model["w"][0] == -2
+
+    def test_it_is_offered_ours_again_if_it_loses_them_before_they_are_fetched(self) -> None:
+        server = Server(DIRECT)
+        fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
+
+        def offer(order: Offer) -> bool:
+            server.info.connection = ("me", server.info.connection[1] + 1)
+            return True
+
+        none = NotReady("none")
+        answers = [Restarted("anew"), none, offer, none, offer, none, offer, fetch]
+        assert self.drive(server, *answers)[0] is None
+        with pytest.raises(NotReady):  # it has taken the offer, and has no model
+            self.drive(server, Restarted("anew"), none, True, none)
+
+    @pytest.mark.parametrize("error", [Restarted("anew"), NotReady("none")])
+    def test_a_push_or_a_fetch_that_a_restarted_server_refuses(self, error: Exception) -> None:
+        server = Server(DIRECT)
+        fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
+        assert self.drive(server, error, fetch)[0] is None
+        assert self.drive(server, error, fetch, again=False)[0] is not None
+        server.version = 7
+        answers: list[Any] = [error, fetch]
+
+        def carry_out(order: Op) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(order)
+
+        assert drive(server.steps.refresh(), carry_out) == 7
+        assert not answers
+
+    @pytest.mark.parametrize("error", [Restarted("anew"), NotReady("none")])
+    @pytest.mark.parametrize("plan", sorted(PLANS))
+    def test_the_rest_is_pushed_to_a_restarted_server(self, plan: str, error: Exception) -> None:
+        """Steps that the server has not taken are pushed once, whenever it was restarted."""
+        for refused in range(3):  # the number of the transfer that is refused
+            server = Server(PLANS[plan])
+            transfers = 0
+
+            def carry_out(order: Op) -> Any:
+                nonlocal transfers
+                if isinstance(order, SendInBackground):
+                    return BackgroundTransfer(order.transfer)
+                background = order.background if isinstance(order, JoinBackground) else None
+                transfers += 1
+                if transfers - 1 != refused:  # noqa: B023
+                    if isinstance(background, BackgroundTransfer):
+                        return server.see_to(background)  # noqa: B023
+                    return server.carry(order.transfer)  # noqa: B023
+                if not isinstance(background, BackgroundTransfer):
+                    raise error
+                background.error, background.over = error, True
+                return None
+
+            for _ in range(3):
+                drive(server.steps.step(ONES, again=False), carry_out)
+            drive(server.steps.flush(), carry_out)
+            drive(server.steps.flush(), carry_out)
+            np.testing.assert_array_equal(server.model["w"], np.float32(-3))
 
     def test_what_failed_in_the_background_is_told_before_anything_is_done(self) -> None:
         server = Server(PLANS["local-free"])
