@@ -35,7 +35,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from aiops.errors import UsageError
-from aiops.net.faults import FaultyDisk, crash_at, points
+from aiops.net.faults import crash_at
+from aiops.net.faulty_disk import FaultyDisk, points
 from aiops.sim.cluster.compute_time import Computing, Diurnal, Fixed, LogNormal, Straggler
 from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage
 from aiops.sim.cluster.run import simulate

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiops.lab.torture.checker import DIGITS, CellRange
 from aiops.lab.torture.plan import VARIANTS, Variant
-from aiops.net.faults import points
+from aiops.net.faulty_disk import points
 
 KINDS = (
     *("cut", "silence", "pause", "kill worker", "crash", "power", "crash at", "power at"),

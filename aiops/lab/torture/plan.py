@@ -11,7 +11,7 @@ import numpy as np
 
 from aiops.lab.torture.checker import DIGITS, CellRange, Factors
 from aiops.model.layout import Array
-from aiops.net.faults import points
+from aiops.net.faulty_disk import points
 
 _SHARDED = ("asgd", "ssp", "sasgd", "softsync", "fasgd", "hardsync", "momentum", "adam")
 _TINY, _LENT = 0, 12_288  # cells; what is above 64 KiB is lent through shared memory

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 from aiops.common.frozen import value
 from aiops.errors import UsageError
 from aiops.net.disk import DiskFile, DiskLock, DiskQueue, DiskThread
-from aiops.net.faults import flip_bit, reach
+from aiops.net.power_loss import flip_bit, reach
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.sim.virtual.threads import InlineThread, VirtualQueue, VirtualThread
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiops.errors import UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.net.faults import FaultyDisk
+from aiops.net.faulty_disk import FaultyDisk
 from aiops.serving.embedded import config_of, serve
 from aiops.serving.server import Server
 from aiops.serving.standby.server import StandbyServer

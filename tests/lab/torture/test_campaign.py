@@ -12,7 +12,7 @@ from aiops.algorithms import BUILT_IN
 from aiops.errors import UsageError
 from aiops.lab.torture.campaign import Campaign, merged, read_earlier
 from aiops.lab.torture.plan import PROCESS_VARIANTS, draw_servers, draw_workers
-from aiops.net.faults import points
+from aiops.net.faulty_disk import points
 from tests.lab.torture import broken
 from tests.support import Process
 

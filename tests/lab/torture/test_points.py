@@ -11,7 +11,7 @@ from aiops.kernels.backend import resolve
 from aiops.lab.torture.plan import KillMoment, TrialPlan
 from aiops.lab.torture.spawner import Spawner
 from aiops.lab.torture.trial import Trial
-from aiops.net.faults import points
+from aiops.net.faulty_disk import points
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from aiops.durable.recorder import AppendRow
 from aiops.durable.rows import JournalRow
 from aiops.engine.events import Committed, Event, JournalEnded
 from aiops.net.disk import SystemDisk
-from aiops.net.faults import FaultyDisk, FaultyFile
+from aiops.net.faulty_disk import FaultyDisk, FaultyFile
 from aiops.serving.state import journal_writer, segment_files
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.segment_files import SegmentFiles

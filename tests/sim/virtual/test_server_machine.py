@@ -13,7 +13,7 @@ import pytest
 import aiops
 from aiops import testing
 from aiops.errors import UsageError
-from aiops.net.faults import points
+from aiops.net.faulty_disk import points
 from aiops.sim.virtual.server_machine import ServerMachine
 
 MODEL = {"w": np.zeros(8)}
