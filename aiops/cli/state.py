@@ -51,17 +51,34 @@ def verify(folder: Folder, as_json: Json = False) -> None:
 
 
 def _report(path: Path, *, as_json: bool, thorough: bool) -> bool:
-    """Print the status of all files; return True if they are whole, and lead to a state."""
-    from aiops.cli.state_folder import StateFolder, is_one_file, snapshot_status
+    """Print the status of all files; return True if they are whole, and lead to a state.
+
+    Of several shards, the lead's is first; as JSON, each is a line.
+    """
+    from aiops.cli.state_folder import is_one_file, shard_folders, snapshot_status
 
     if is_one_file(path):
         return _report_file(snapshot_status(path, thorough=thorough), as_json, thorough)
+    reports = [_of_folder(each, thorough=thorough) for each in shard_folders(path) or [path]]
+    for number, each in enumerate(reports):
+        if as_json:
+            print(json.dumps(each))
+        else:
+            gap = [""] if number else []
+            tables.console().print(Group(*gap, *_shown(each, thorough=thorough)))
+    return all(each["whole"] for each in reports)
+
+
+def _of_folder(path: Path, *, thorough: bool) -> dict[str, Any]:
+    """Return the status of all files of one server's folder, and the state that they lead to."""
+    from aiops.cli.state_folder import StateFolder
+
     folder = StateFolder(path)
     identity, generations = folder.identity(), folder.generations()
     files = list(folder.files(thorough=thorough))
     outcome = folder.outcome(files)
     whole = not outcome["why"] and not any(each.why for each in files)
-    report = {
+    return {
         "run": identity.run,
         "shard": identity.shard,
         "shards": identity.shards,
@@ -74,11 +91,6 @@ def _report(path: Path, *, as_json: bool, thorough: bool) -> bool:
         "state": outcome,
         "whole": whole,
     }
-    if as_json:
-        print(json.dumps(report))
-    else:
-        tables.console().print(Group(*_shown(report, thorough=thorough)))
-    return whole
 
 
 def _report_file(report: Mapping[str, Any], as_json: bool, thorough: bool) -> bool:
@@ -149,7 +161,8 @@ def _conclusion(state: Mapping[str, Any]) -> str:
     if start is None:
         return f"A server resumes with row {state['row']:,}, from the first row on."
     version = f" (version {state['versions'][0]:,})" if state["versions"] else ""
-    since = f" and the {state['row'] - start:,} rows since" if state["row"] > start else ""
+    rows = state["row"] - start
+    since = f" and the {rows:,} row{'s' if rows > 1 else ''} since" if rows else ""
     return f"A server resumes with row {state['row']:,}: the snapshot{version}{since}."
 
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from aiops.errors import DamagedState, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving.config import shard_folder
 from aiops.serving.state.snapshot_reader import is_snapshot, opened_snapshot
 from aiops.state.directory import (
     GENERATION_FILE,
@@ -66,6 +68,12 @@ def is_one_file(path: Path) -> bool:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     raise UsageError(f"{path} is neither the --state of a server nor a snapshot file")
+
+
+def shard_folders(path: Path) -> list[Path]:
+    """Return the folders of a run's shards, the lead's first; empty: it is one server's state."""
+    numbered = (path / shard_folder(shard) for shard in count()) if path.is_dir() else ()
+    return list(takewhile(Path.is_dir, numbered))
 
 
 def snapshot_status(path: Path, *, thorough: bool) -> dict[str, Any]:
@@ -133,6 +141,9 @@ class StateFolder:
             raise UsageError(f"{path}: {error.strerror}") from None
         self.listing = StateListing(self.sizes)
         if not (IDENTITY_FILE in self.sizes or self.listing.snapshots or self.listing.segments):
+            if shards := shard_folders(path):
+                names = ", ".join(str(each) for each in shards)
+                raise UsageError(f"{path} is the --state of several shards: give one of {names}")
             raise UsageError(f"{path} is not the --state of a server: it has none of its files")
 
     def identity(self) -> StateIdentity:

@@ -183,6 +183,21 @@ def test_shards_are_named(folder: Path) -> None:
     assert "run 8c2f, shard 1 of 3, generation 65537" in run("ls", folder).stdout
 
 
+def test_the_folders_of_all_shards(folder: Path, tmp_path: Path) -> None:
+    for shard in range(2):
+        copy = shutil.copytree(folder, tmp_path / "all" / f"shard-{shard}")
+        (copy / "identity").write_bytes(StateIdentity("8c2f", shard, 2, 0.0).pack())
+    lines = run("verify", tmp_path / "all", "--json").stdout.splitlines()
+    assert [json.loads(line)["shard"] for line in lines] == [0, 1]
+    flip(copy / SNAPSHOT, 5000)
+    done = run("verify", tmp_path / "all")
+    assert done.exit_code == 1
+    assert "shard 0 of 2" in done.stdout
+    assert "shard 1 of 2" in done.stdout
+    with pytest.raises(UsageError, match="give one of .*shard-0, .*shard-1"):
+        run("show", tmp_path / "all")
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
