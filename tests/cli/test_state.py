@@ -194,7 +194,7 @@ def test_the_folders_of_all_shards(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "shard 0 of 2" in done.stdout
     assert "shard 1 of 2" in done.stdout
-    with pytest.raises(UsageError, match="give one of .*shard-0, .*shard-1"):
+    with pytest.raises(UsageError, match=r"give one of .*shard-0, .*shard-1"):
         run("show", tmp_path / "all")
 
 

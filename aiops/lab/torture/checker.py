@@ -143,7 +143,8 @@ def violations(
         that was killed, or had made all its pushes and left, before it could be.
     offered
         Whether a server had lost everything, and was given the model as a worker had it: then
-        pushes that are told to be lost may be part of it.
+        pushes that are told to be lost may be part of it, and such as were applied and never
+        acknowledged, which are ignored when they are sent again.
     """
     found: list[str] = []
     free = np.ones(len(model), bool)
@@ -318,5 +319,5 @@ def _judge(view: ClientView, counts: Array, lossy: bool, offered: bool) -> Itera
     for push in (np.flatnonzero(counts[known + 1 :]) + known + 1).tolist():
         yield f"push {push} was never made and counts {counts[push]} times"
     for push in view.ignored:
-        if push < known and counts[push] == 1:
+        if push < known and counts[push] == 1 and not offered:
             yield f"push {push} was ignored, as its receipt says, and counts"

@@ -86,6 +86,9 @@ def test_what_is_lost_is_what_was_told() -> None:
     view = seen(10)
     view.rolled_back, view.ended = 3, True
     assert not violations(model_of(counts), [view], lossy=True, offered=True)
+    view.ignored = {7}
+    assert violations(model_of(counts), [view], lossy=True), "an ignored push counts"
+    assert not violations(model_of(counts), [view], lossy=True, offered=True), "in what was offered"
     assert violations(model_of(counts), [seen(10)]), "where none may be lost"
     gone = seen(CELLS.pushes)
     gone.rolled_back, gone.ended = 0, True
