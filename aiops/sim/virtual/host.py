@@ -20,8 +20,12 @@ class HostEnd(Protocol):
     def reset(self) -> None:
         """Break the connection; both of its ends are told."""
 
+
+class HeldStream(Protocol):
+    """A direction of a connection in which something is held back, as a host is silent."""
+
     def restore(self) -> None:
-        """Deliver what was held back while a host was silent."""
+        """Deliver it, unless a host is silent."""
 
 
 class Host:
@@ -48,6 +52,8 @@ class Host:
         Set while it is not silent.
     ends
         The ends of its connections (the values are unused).
+    held
+        The streams, also of connections that it has closed, that wait until it is restored.
     triggers
         Places in what comes from it and goes to it at which something is to happen.
 
@@ -81,6 +87,7 @@ class Host:
         self.restored = asyncio.Event()
         self.restored.set()
         self.ends: dict[HostEnd, None] = {}
+        self.held: dict[HeldStream, None] = {}
         self.triggers: list[ByteTrigger] = []
 
     def path(self, other: Host) -> tuple[SimulatedLink, ...]:

@@ -207,8 +207,10 @@ class Network:
         host = self._host(name)
         host.silent = False
         host.restored.set()
-        for end in list(host.ends):
-            self.loop.call_soon(end.restore)
+        held = list(host.held)
+        host.held.clear()
+        for stream in held:
+            self.loop.call_soon(stream.restore)
 
     def after(self, name: str, way: Way, nbytes: int, action: Callable[[], object]) -> None:
         """Call an action between two bytes: a fault in the midst of a message.

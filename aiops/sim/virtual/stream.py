@@ -216,6 +216,7 @@ class ByteStream(LinkFlow):
         source, sink = self._source, self._sink
         if self._held or source.silent or sink.silent:
             self._held.append((views, nbytes))
+            self._wait()
         elif self.gone:
             return
         elif nbytes and (source.triggers or sink.triggers):
@@ -244,6 +245,7 @@ class ByteStream(LinkFlow):
                 return
             if self._source.silent or self._sink.silent:
                 self._held.insert(0, (views, nbytes))
+                self._wait()
                 return
         self._deliver(views, nbytes)
 
@@ -266,8 +268,15 @@ class ByteStream(LinkFlow):
         for place, (views, nbytes) in enumerate(held):
             if self._source.silent or self._sink.silent:
                 self._held += held[place:]
+                self._wait()
                 return
             self._arrive(views, nbytes)
+
+    def _wait(self) -> None:
+        """Be restored with the silent hosts, whether or not the ends are open then."""
+        for host in (self._source, self._sink):
+            if host.silent:
+                host.held[self] = None
 
     # ------------------------------------------------------------ ending
 

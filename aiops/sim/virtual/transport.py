@@ -182,13 +182,6 @@ class MemoryTransport(asyncio.Transport):
                 end._out.break_off()
                 end._lose(ConnectionResetError(104, "Connection reset by peer"))
 
-    def restore(self) -> None:
-        """Deliver what was held back while a host was silent."""
-        self._out.restore()
-        self._into.restore()
-        if self._lost:
-            self.host.ends.pop(self, None)
-
     def crossed(self) -> None:
         """Resume writing or end the close, now that fewer bytes are queued."""
         if self.pausing:
@@ -264,8 +257,7 @@ class MemoryTransport(asyncio.Transport):
 
     def _lose(self, error: Exception | None) -> None:
         self._lost = True
-        if error is not None or not self.host.silent:  # or its end is still on its way
-            self.host.ends.pop(self, None)
+        self.host.ends.pop(self, None)
         self._medium.loop.call_soon(self._report_lost, error, context=self._context)
 
     def _report_lost(self, error: Exception | None) -> None:

@@ -394,19 +394,27 @@ class TestHosts:
 
         testing.run(main())
 
-    def test_the_end_of_a_connection_that_a_silent_host_closes_comes_when_it_is_restored(
-        self,
+    @pytest.mark.parametrize(("closed", "latency"), [(2.0, 0.0), (0.5, 1.0)])
+    @pytest.mark.parametrize("silent", ["alice", "bob"])
+    def test_the_end_of_a_connection_comes_when_a_silent_host_is_restored(
+        self, silent: str, closed: float, latency: float
     ) -> None:
+        """Closed while it is silent, or before, and the end is on its way."""
+
         async def main() -> None:
+            testing.network().add(Host("alice", latency=latency))
             near, far = await pair()
-            testing.play("1 silence alice\n 5 restore alice")
-            await asyncio.sleep(2)
+            begin = asyncio.get_running_loop().time()
+            testing.play(f"1 silence {silent}\n 5 restore {silent}")
+            await asyncio.sleep(closed)
             near.transport.close()
             await near.lost
-            begin = asyncio.get_running_loop().time()
             await far.lost
-            assert asyncio.get_running_loop().time() == begin + 3
-            assert not testing.network().host("alice").ends
+            assert asyncio.get_running_loop().time() == begin + 5
+            await asyncio.sleep(1)
+            for name in ("alice", "bob"):
+                assert not testing.network().host(name).ends
+                assert not testing.network().host(name).held
 
         testing.run(main())
 
