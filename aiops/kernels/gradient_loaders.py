@@ -62,7 +62,7 @@ class GradientLoader:
 
 PLAIN = GradientLoader(
     parameters=("_g_",),
-    arguments=("_grad[_s : _s + (_z - _a)]",),
+    arguments=("_part(_grad, _s, _s + (_z - _a))",),
     gradient="_g_[_i]",
 )
 """A gradient of the compute dtype."""
@@ -73,7 +73,7 @@ def _halves(name: str) -> GradientLoader:
         parameters=("_g_",),
         arguments=("_g_",),
         gradient=f"_{name}_to_float(_g_[_i])",
-        sections=("_g_ = _grad[_s : _s + 2 * _n].view(_np.uint16)",),
+        sections=("_g_ = _part(_grad, _s, _s + 2 * _n).view(_np.uint16)",),
         length="2 * _n",
         words=frozenset({f"{name}_to_float"}),
     )
@@ -89,8 +89,8 @@ LOADERS: Mapping[str, GradientLoader] = {
         gradient="(_real(_g_[_i]) * _unit)",
         sections=(
             f"_c = _s + 4 * ((_n + {INT8_BLOCK - 1}) // {INT8_BLOCK})",
-            "_u_ = _grad[_s:_c].view(_np.float32)",
-            "_g_ = _grad[_c : _c + _n].view(_np.int8)",
+            "_u_ = _part(_grad, _s, _c).view(_np.float32)",
+            "_g_ = _part(_grad, _c, _c + _n).view(_np.int8)",
         ),
         length=f"4 * ((_n + {INT8_BLOCK - 1}) // {INT8_BLOCK}) + _n",
     ),
@@ -110,9 +110,9 @@ LOADERS: Mapping[str, GradientLoader] = {
         ahead=(),
         sections=(
             f"_c = _s + 4 * ((_n + {ONEBIT_BLOCK - 1}) // {ONEBIT_BLOCK})",
-            "_u_ = _grad[_s:_c].view(_np.float32)",
+            "_u_ = _part(_grad, _s, _c).view(_np.float32)",
             f"_e = _c + 4 * ((_n + {ONEBIT_BITS - 1}) // {ONEBIT_BITS})",
-            "_g_ = _grad[_c:_e].view(_np.uint32)",
+            "_g_ = _part(_grad, _c, _e).view(_np.uint32)",
         ),
         length=f"4 * ((_n + {ONEBIT_BLOCK - 1}) // {ONEBIT_BLOCK}"
         f" + (_n + {ONEBIT_BITS - 1}) // {ONEBIT_BITS})",

@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
@@ -41,11 +42,13 @@ __all__ = [
     "fold_crc",
     "fp16_bits_to_float",
     "fp16_to_float",
+    "loop",
     "maximum",
     "minimum",
     "misfit",
     "onebit_to_float",
     "overlap",
+    "part",
     "prefetch",
     "sign",
     "sqrt",
@@ -66,7 +69,7 @@ def array_of(dtype: str, *, writable: bool = False) -> Any:
 
 def compiled(function: F, signature: Any, *, cache: bool) -> F:
     """Compile ``function`` for ``signature``; keep the machine code on disk if ``cache``."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
         compiled: F = numba.njit(signature, cache=cache, **options)(function)
     except RuntimeError as error:
@@ -109,8 +112,18 @@ def _bound(function: Any, namespace: dict[str, Any]) -> Any:
 
 
 def _word(function: F) -> F:
-    inlined: F = numba.njit(forceinline=True, error_model="numpy")(function)
+    inlined: F = numba.njit(forceinline=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     return inlined
+
+
+def loop(function: F) -> F:
+    """Return a loop that compiled code can call, and Python cannot.
+
+    What Python would call, a wrapper, takes nearly as long to compile as a short loop.
+    """
+    options = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    made: F = numba.njit(error_model="numpy", **options)(function)
+    return made
 
 
 def _disjoint(typing_context: Any) -> Any:
@@ -173,6 +186,48 @@ prefetch = intrinsic(_prefetched)
 
 ahead = intrinsic(_turn_ahead)
 """``ahead(array, index)`` prefetches the elements of the turn `AHEAD` elements later."""
+
+
+def _part(typing_context: Any, array: Any, start: Any, stop: Any) -> Any:
+    """Cut a part out of a flat array, whose bounds the caller has checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole, first, last = arguments
+        cut = context.make_array(signature.return_type)(context, builder, whole)
+        size = builder.sub(last, first)
+        cut.data = builder.gep(cut.data, [first])
+        cut.nitems, cut.shape = size, cgutils.pack_array(builder, [size])
+        return impl_ret_borrowed(context, builder, signature.return_type, cut._getvalue())
+
+    return array(array, types.int64, types.int64), generate
+
+
+def _overlap(typing_context: Any, one: Any, two: Any) -> Any:
+    """Compare where two contiguous arrays begin and end."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        edges = []
+        for kind, value in zip(signature.args, arguments, strict=True):
+            array = context.make_array(kind)(context, builder, value)
+            begin = builder.ptrtoint(array.data, ir.IntType(64))
+            edges.append((begin, builder.add(begin, builder.mul(array.nitems, array.itemsize))))
+        (first, first_end), (second, second_end) = edges
+        return builder.and_(
+            builder.icmp_unsigned("<", first, second_end),
+            builder.icmp_unsigned("<", second, first_end),
+        )
+
+    return types.boolean(one, two), generate
+
+
+part = intrinsic(_part)
+"""``part(array, start, stop)`` is ``array[start:stop]`` within the bounds.
+
+Numba's slices take any bounds, and so much code that it is a third of a kernel's compilation.
+"""
+
+overlap = intrinsic(_overlap)
+"""``overlap(one, two)``: whether two contiguous arrays share memory."""
 
 
 def _power(exponent: int) -> int:
@@ -362,13 +417,6 @@ def onebit_to_float(word: Any, mask: Any, scale: Any) -> Any:
     positive = _F(scale).view(np.uint32)
     negative = _U(positive | _NEGATIVE)
     return _U(negative if _U(_U(word) & _U(mask)) != _U(0) else positive).view(np.float32)
-
-
-@_word
-def overlap(one: Any, two: Any) -> Any:
-    """Return whether two contiguous arrays share memory."""
-    first, second = one.ctypes.data, two.ctypes.data
-    return first < second + two.size * two.itemsize and second < first + one.size * one.itemsize
 
 
 @_word

@@ -15,7 +15,7 @@ from aiops.kernels.rule_program import ARITY, Dialect, Program, bare
 
 __all__ = ["GENERATOR", "NumbaDialect", "numba_text"]
 
-GENERATOR = 5
+GENERATOR = 6
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
@@ -57,12 +57,13 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after the
     other, in one dimension (`Spans.flat`); a rule without scalars has no such parameter. ``packed``
     is the codec of the payloads in ``grad``, or None. :mod:`aiops.kernels.numba_kernel` compiles
-    the function; apart from ``_disjoint`` and ``_ahead`` it runs as plain Python too.
+    the function.
     """
     dialect = NumbaDialect()
     loader = PLAIN if packed is None else LOADERS[packed]
     loops = [_loop(program, dialect, loader, in_place=place) for place in (True, False)]
-    words = sorted({*dialect.words, *loader.words} | {"ahead", "disjoint", "overlap", "misfit"})
+    always = {"ahead", "disjoint", "loop", "misfit", "overlap", "part"}
+    words = sorted(always | dialect.words | loader.words)
     imports = "".join(f"from aiops.kernels.numba_jit import {word} as _{word}\n" for word in words)
     constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
     if program.statistic is not None:
@@ -75,7 +76,7 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
         )
     )
     return (
-        f"{header}\n\nimport numpy as _np\nfrom numba import njit as _njit\n\n{imports}\n"
+        f"{header}\n\nimport numpy as _np\n\n{imports}\n"
         f"_real = _np.{real}\n{constants}\n" + "\n".join(loops) + "\n" + _entry(program, loader)
     )
 
@@ -120,7 +121,7 @@ def _loop(
     depth = 1 + sum(line.endswith(":") for line in loader.turns)
     name = "_in_place" if in_place else "_out_of_place"
     return f"""
-@_njit(nogil=True, error_model="numpy")
+@_loop
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
@@ -152,7 +153,8 @@ def _entry(program: Program, loader: GradientLoader) -> str:
     pairs = [(one, two) for index, one in enumerate(written) for two in written[index + 1 :]]
     pairs += [(array, "_grad") for array in written] + [(array, "_base") for array in states]
     pairs += [(array, read) for read in reads for array in written]
-    clash = "".join(f"        or _overlap({one}, {two})\n" for one, two in pairs)
+    # By |, not by or: Numba takes longer for many short blocks than for one long one.
+    clash = "".join(f"        | _overlap({one}, {two})\n" for one, two in pairs)
     smallest = ", ".join(f"{array}.size" for array in ("_base", *written, *reads))
     width = len(program.scalars)
     short = f" or _more.size != _lo.size * {width}" if width else ""
@@ -169,7 +171,7 @@ def _entry(program: Program, loader: GradientLoader) -> str:
         if _src[_t] < 0 or _src[_t] > _grad.size - ({loader.length}):
             raise ValueError("a span does not fit")"""
     gradient = "".join(f"                {argument},\n" for argument in loader.arguments)
-    passed = [f"{array}[_a:_z]" for array in (*reads, *states)]
+    passed = [f"_part({array}, _a, _z)" for array in (*reads, *states)]
     passed += ["_real(_factor)", "_real(_step[_t])"]
     passed += [f"_real(_more[_t * {width} + {index}])" for index in range(width)]
     passed += [f"_constants[{index}]" for index in range(len(program.constants))]
@@ -180,7 +182,7 @@ def _entry(program: Program, loader: GradientLoader) -> str:
 def update({", ".join([*parameters, "_constants"])}):
     _same = _base.ctypes.data == _target.ctypes.data
     if (
-        (not _same and _overlap(_base, _target))
+        ((not _same) & _overlap(_base, _target))
 {clash}    ):
         raise ValueError("arrays overlap")
     _size = min({smallest})
@@ -191,12 +193,12 @@ def update({", ".join([*parameters, "_constants"])}):
         _a, _z, _s = _lo[_t], _hi[_t], _src[_t]
 {sections}        if _same:
             _sums[_t] = _in_place(
-                _target[_a:_z],
+                _part(_target, _a, _z),
 {gradient}{shared}            )
         else:
             _sums[_t] = _out_of_place(
-                _base[_a:_z],
-                _target[_a:_z],
+                _part(_base, _a, _z),
+                _part(_target, _a, _z),
 {gradient}{shared}            )
     return _sums
 """

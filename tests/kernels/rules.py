@@ -1,4 +1,7 @@
-"""Rules for the tests, and how two backends' results are compared."""
+"""Rules for the tests, and how two backends' results are compared.
+
+Two are those of algorithms, so that their kernels are compiled once for all tests.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aiops.algorithms.fasgd import fasgd
+from aiops.algorithms.optimizers import sgd
 from aiops.kernels import FIRST, FOLD, Kernel, Rule, Spans
 from aiops.kernels import vocabulary as words
 from aiops.kernels.vocabulary import Array, Scalar, abs, maximum, minimum, sign, sqrt, where
-
-
-def sgd(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
-    return (w - step * g,)
-
-
-def fasgd(
-    w: Array,
-    g: Array,
-    n: Array,
-    b: Array,
-    v: Array,
-    step: Scalar,
-    gamma: Scalar,
-    one_minus_gamma: Scalar,
-    beta: Scalar,
-    one_minus_beta: Scalar,
-    eps: Scalar,
-) -> tuple[Array, ...]:
-    """Equations 4 to 8."""
-    n = gamma * n + one_minus_gamma * (g * g)
-    b = gamma * b + one_minus_gamma * g
-    v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + eps)
-    return w - step / v * g, n, b, v
 
 
 def every_word(
