@@ -31,9 +31,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "PIECE", 400)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *(("numpy", dtype) for dtype in (np.float32, np.float64, ml_dtypes.bfloat16)),
+        *(("numba", dtype) for dtype in (np.float32, ml_dtypes.bfloat16)),
+    ],
+)
 @pytest.mark.parametrize("policy", ["asgd", "fasgd"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
 def test_an_update(backend: str, policy: str, dtype: Any) -> None:
     rule, random = find(policy).make({}).rule(), np.random.default_rng(3)
     kernel = build(rule, dtype, backend)

@@ -19,6 +19,9 @@ BACKENDS = ["numba", "numpy"]
 SIZES = [1, 300, 0, 1024, 40_000, 33, 1025]
 """Elements of the tensors; the model is 7 elements longer at both ends."""
 
+NUMBA = [*(("fasgd", name) for name in FORMATS), ("everything", "onebit")]
+"""The rules and formats that are compiled: to a rule, a gradient is one however it was read."""
+
 RULES = {"sgd": SGD, "fasgd": FASGD, "everything": EVERYTHING, "passed on": PASSED_ON}
 
 
@@ -60,12 +63,16 @@ class Model:
         return [array.tobytes() for array in (base, target, *state)] + [sums.tolist()]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "rule", "name"),
+    [
+        *(("numba", *case) for case in NUMBA),
+        *(("numpy", rule, name) for rule in RULES for name in FORMATS),
+    ],
+)
 @pytest.mark.parametrize("in_place", [True, False])
 def test_the_bits_are_those_of_decoding_first(
-    name: str, rule: str, backend: str, in_place: bool
+    backend: str, rule: str, name: str, in_place: bool
 ) -> None:
     model = Model(RULES[rule], name)
     plain = build(model.rule, np.float32, "numpy")
@@ -80,34 +87,34 @@ def test_the_bits_are_those_of_decoding_first(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("src", [-1, 4])
 def test_a_payload_that_does_not_lie_in_the_buffer(name: str, backend: str, src: int) -> None:
-    kernel = build(SGD, np.float32, backend, grad=name)
+    kernel = build(FASGD, np.float32, backend, grad=name)
     length = FORMATS[name].length(40)
     buffer = np.zeros(length + 3, np.uint8)
-    w = np.ones(40, np.float32)
+    w, state = np.ones(40, np.float32), list(np.ones((3, 40), np.float32))
     spans = Spans(np.array([0]), np.array([40]), np.array([src]), np.array([0.5]))
     with pytest.raises(
         UsageError, match=rf"from gradient bytes {src} on, of {length + 3} \({length} are"
     ):
-        kernel(spans, 1.0, w, buffer, w, [])
+        kernel(spans, 1.0, w, buffer, w, state)
     assert (w == 1.0).all()
     spans.src[0] = 3
-    kernel(spans, 1.0, w, buffer, w, [])
+    kernel(spans, 1.0, w, buffer, w, state)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_array_that_holds_no_bytes(backend: str) -> None:
-    kernel = build(SGD, np.float32, backend, grad="int8")
-    w = np.ones(40, np.float32)
+    kernel = build(FASGD, np.float32, backend, grad="int8")
+    w, state = np.ones(40, np.float32), list(np.ones((3, 40), np.float32))
     with pytest.raises(UsageError, match="grad that has dtype float32, not uint8"):
-        kernel(Spans.whole(40, 0.5), 1.0, w, np.zeros(99, np.float32), w, [])
+        kernel(Spans.whole(40, 0.5), 1.0, w, np.zeros(99, np.float32), w, state)
     grad = np.zeros(200, np.uint8)
     spans = Spans(*(np.zeros(2, np.int64) for _ in range(3)), np.ones(2))
     spans.src = spans.src[:1]
     with pytest.raises(UsageError, match="was given spans with 2 lo, 2 hi, 1 src"):
-        kernel(spans, 1.0, w, grad, w, [])
+        kernel(spans, 1.0, w, grad, w, state)
     inside = grad[:160].view(np.float32)
     with pytest.raises(UsageError, match="overlap in memory"):
-        kernel(Spans.whole(40, 0.5), 1.0, inside, grad, inside, [])
+        kernel(Spans.whole(40, 0.5), 1.0, inside, grad, inside, state)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
@@ -136,15 +143,14 @@ def test_the_loops_run_in_vectors(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # code from a cache has no text to look at
-    text = build(FASGD, np.float32, "numba", grad=name).text
+    text = build(SGD, np.float32, "numba", grad=name).text
     title = f"looked_at_{name}"
-    numba_kernel._compile.__wrapped__(title, text, "float32", states=3, packed=True)
+    numba_kernel._compile.__wrapped__(title, text, "float32", states=0, packed=True)
     module = next(m for key, m in sys.modules.items() if f"aiops_kernel_{title}" in key)
     try:
         for loop in (module._in_place, module._out_of_place):
             (code,) = loop.inspect_llvm().values()
-            assert re.search(r"@llvm\.sqrt\.v\d+f32", code)
-            assert re.search(r"fdiv <\d+ x float>", code)
+            assert re.search(r"fsub <\d+ x float>", code)
             assert not re.search(r"f(mul|add|sub|div) [a-z]*(fast|contract|reassoc)", code)
             assert not re.search(r"llvm\.fm(a|uladd)", code)
     finally:

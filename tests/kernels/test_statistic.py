@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.kernels import STATISTIC_CAP, STATISTIC_SCALE, Rule, Spans, build
+from tests.kernels.rules import SGD
 
 
 def keep(w, g, v, step):
@@ -78,9 +79,8 @@ def test_it_does_not_depend_on_how_tensors_are_cut(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_without_a_statistic_the_sums_are_zero(backend: str) -> None:
-    rule = Rule(keep, {"v": 0.0})
-    w, v, g = (np.ones(4, np.float32) for _ in range(3))
+    w, g = (np.ones(4, np.float32) for _ in range(2))
     spans = Spans([0, 2], [2, 4], [0, 2], [1.0, 1.0])
-    sums = build(rule, np.float32, backend)(spans, 1.0, w, g, w, [v])
+    sums = build(SGD, np.float32, backend)(spans, 1.0, w, g, w, [])
     assert sums.dtype == np.int64
     assert sums.tolist() == [0, 0]
