@@ -247,6 +247,7 @@ class ForeignClient:
             run="",
             generation=0,
             acked=0,
+            generation_proof=b"",
         )
         header, _ = self.receive()
         if header["kind"] == "challenge":

@@ -17,6 +17,7 @@ GOOD: dict[str, Any] = {
     "Text": "x",
     "bool": True,
     "Nonce": b"n" * 16,
+    "Bytes32": b"b" * 32,
     "Blob": b"",
     "Plain": {"a": 1},
     "Offered": (("w", "float32", (2,)),),
@@ -41,6 +42,7 @@ BAD: dict[str, list[Any]] = {
     "Text": [b"x", 1, None, "x" * 4097, ("x",)],
     "bool": [0, 1, None, "true"],
     "Nonce": [b"n" * 15, b"n" * 65, b"", "n" * 16, None],
+    "Bytes32": [b"n" * 31, b"n" * 33, b"n" * 4096, "n" * 32, None],
     "Blob": ["x", None, 0, (1,)],
     "Plain": [
         None,

@@ -82,6 +82,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Text": text,
     "bool": st.booleans(),
     "Nonce": st.binary(min_size=16, max_size=64),
+    "Bytes32": st.sampled_from((b"", bytes(range(32)))),
     "Blob": st.binary(max_size=40),
     "Plain": st.dictionaries(text, plain_value, max_size=3).filter(plain_map),
     "Offered": st.lists(st.tuples(text, dtype, shape), max_size=3).map(tuple),

@@ -20,7 +20,7 @@ SIZES = {
     "client": (56, 11600),
     "codecs": (11, 2236),
     "common": (10, 504),
-    "durable": (13, 2724),
+    "durable": (13, 2790),
     "engine": (24, 5494),
     "errors": (1, 200),
     "kernels": (28, 5200),

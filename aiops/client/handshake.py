@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiops._version import __version__
+from aiops.client.known_run import KnownRun
 from aiops.wire import handshake
 from aiops.wire.messages import PROTOCOL, Challenge, Hello, Prove, Welcome
 from aiops.wire.server_messages import Greeting, ShardHello, ShardWelcome
@@ -65,7 +66,7 @@ class Handshake:
         server: str,
         epoch: int,
         nonce: bytes,
-        run: tuple[str, int] = ("", 0),
+        run: KnownRun,
         acked: int = 0,
     ) -> Handshake:
         """Begin with a server: the only one, or the lead of several.
@@ -77,7 +78,7 @@ class Handshake:
         epoch, nonce
             The number of this connection, and 16 fresh random bytes.
         run
-            The run that is known, and its generation.
+            The run that is known.
         acked
             The highest sequence number that it has acknowledged.
         """
@@ -91,9 +92,10 @@ class Handshake:
             pongs=identity.pongs,
             nonce=nonce,
             agent=_AGENT,
-            run=run[0],
-            generation=run[1],
+            run=run.name,
+            generation=run.generation,
             acked=acked,
+            generation_proof=run.proof,
         )
         return cls(identity, server, hello)
 

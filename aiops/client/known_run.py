@@ -28,6 +28,8 @@ class KnownRun:
         The run's name; empty until the first welcome.
     generation
         The highest of it by which this client was welcomed; 0 if the server keeps no state.
+    proof
+        The proof of that generation, which an earlier server of the run asks for before it ends.
     acks
         What an acknowledgement promises, as the last welcome said.
     last_change
@@ -38,7 +40,7 @@ class KnownRun:
     """
 
     def __init__(self) -> None:
-        self.name, self.generation, self.acks = "", 0, ""
+        self.name, self.generation, self.proof, self.acks = "", 0, b"", ""
         self.last_change = self._began = 1
         self.last_loss = 0
         self._bounds: list[tuple[int, tuple[int, ...]]] = []  # by epoch, what is left of earlier
@@ -75,7 +77,8 @@ class KnownRun:
             self._bounds.append((epoch, welcome.intact))
             if len(self._bounds) > _BOUNDS:
                 self._began = self._bounds.pop(0)[0]
-        self.name, self.generation, self.acks = welcome.run, welcome.generation, welcome.acks
+        self.name, self.acks = welcome.run, welcome.acks
+        self.generation, self.proof = welcome.generation, welcome.generation_proof
 
     def of_another(self, epoch: int) -> bool:
         """Return whether what came by an earlier connection is of another run."""

@@ -247,8 +247,7 @@ class Session:
     def _greeting(self, nonce: bytes) -> Handshake:
         (_client, epoch), run = self.info.connection, self.info.run
         acked = self.pending.acknowledged.last
-        known = run.name, run.generation
-        return Handshake.with_server(self.identity, self.server, epoch, nonce, known, acked)
+        return Handshake.with_server(self.identity, self.server, epoch, nonce, run, acked)
 
     def towards(self, server: ServerAddress) -> None:
         """Note the server that the next connection is made to."""

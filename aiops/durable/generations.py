@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from aiops.model.parts import LARGEST
 from aiops.state.directory import MAX_HISTORY, GenerationFile
+from aiops.wire.handshake import generation_proof, proves_generation
 from aiops.wire.messages import Hello, Welcome
+from aiops.wire.standby_messages import Fence, StandbyHello
+
+Claim: TypeAlias = Hello | StandbyHello | Fence
+"""The messages that say which generation of a run has begun."""
 
 
 class Generations:
@@ -23,12 +29,39 @@ class Generations:
     def __init__(self, run: str, file: GenerationFile) -> None:
         self._run, self._file = run, file
 
-    def supersedes(self, hello: Hello) -> bool:
-        """Return whether a client has been welcomed by a later server of this run.
+    @property
+    def proof(self) -> bytes:
+        """Proves to servers of the run that its present generation has begun; empty if none has."""
+        if not self._file.secret:
+            return b""
+        return generation_proof(self._file.secret, self._run, self._file.generation)
+
+    def supersedes(self, claim: Claim) -> bool:
+        """Return whether a later server of this run has begun, as the peer that says so has proof.
 
         Such a server counts the same versions on, so this one must change the run no more.
         """
-        return hello.run == self._run and hello.generation > self._file.generation
+        return self._later(claim) and self._proven(claim)
+
+    def refusal(self, claim: Claim) -> str:
+        """Return the reason for which a peer's claim is refused, as a sentence; empty: it is not.
+
+        Without a right proof it is the peer's word alone that there is a later server.
+        """
+        if not self._later(claim) or self._proven(claim):
+            return ""
+        return (
+            f"this is generation {self._file.generation:,} of run {self._run}, and generation"
+            f" {claim.generation:,} was claimed without a proof of it that is right: this server"
+            " goes on; connect to the server of that generation, or begin with a new client"
+        )
+
+    def _later(self, claim: Claim) -> bool:
+        return claim.run == self._run and claim.generation > self._file.generation
+
+    def _proven(self, claim: Claim) -> bool:
+        given = claim.generation_proof
+        return proves_generation(given, self._file.secret, self._run, claim.generation)
 
     def restarted(self, hello: Hello) -> bool:
         """Return whether a client knows this run from an earlier generation."""
@@ -65,6 +98,7 @@ class Generations:
         return replace(
             welcome,
             generation=self._file.generation,
+            generation_proof=self.proof,
             intact=self.intact(known, len(welcome.tables)),
             acks=acks,
             rolled_back=lost,

@@ -34,11 +34,14 @@ class StandbyPosition:
         The primary's, when it was fed last.
     row
         The last row.
+    proof
+        That of the generation.
     """
 
     run: str = ""
     generation: int = 0
     row: int = 0
+    proof: bytes = b""
 
 
 def goes_on(held: StandbyPosition, welcome: StandbyWelcome, primary: str) -> bool:
@@ -79,7 +82,7 @@ def generations_of(welcome: StandbyWelcome) -> GenerationFile:
         if any(type(n) is not int or n < 0 for n in (generation, row, *versions)):
             raise RemoteProtocolError("standby_welcome.starts: integers were expected")
         found.append(GenerationStart(generation, row, versions))
-    return GenerationFile(welcome.generation, found)
+    return GenerationFile(welcome.generation, found, secret=welcome.secret)
 
 
 def starts_of(generations: GenerationFile) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Message, Push, Release, Share
+from aiops.wire.server_messages import Greeting
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.standby_messages import Fence, Promote, StandbyHello
@@ -101,6 +102,8 @@ class Acceptor:
         Bound on their number.
     standbys
         Takes the connections of standbys, if the server has a journal.
+    refusal
+        As of `ServerHandshake`.
     control
         Handles what is asked of the server itself, given the connection; None: `post` does.
     log_level
@@ -125,6 +128,7 @@ class Acceptor:
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
         self.standbys: StandbyFeeds | None = None
+        self.refusal: Callable[[Greeting], str] = lambda hello: ""
         self.control: Callable[[int, Message], None] | None = None
         self.log_level = logging.INFO
         self.most = config.max_connections
@@ -216,8 +220,12 @@ class Acceptor:
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
         nonce = self._env.token_bytes(16)
-        given = {"follower": self._config.follower, "journal": self.standbys is not None}
-        handshake = ServerHandshake(self._config.token, nonce, **given)
+        handshake = ServerHandshake(
+            *(self._config.token, nonce),
+            follower=self._config.follower,
+            journal=self.standbys is not None,
+            refusal=self.refusal,
+        )
         self.peers[link.number] = Peer(link, handshake, self._now())
         self.busy_poll.serve(len(self.peers))
         if len(self.peers) > self.most:

@@ -47,9 +47,10 @@ from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SinkFor
-from aiops.wire.messages import Error, Message
+from aiops.wire.messages import Error, Hello, Message
+from aiops.wire.server_messages import Greeting
 from aiops.wire.sinks import Sink
-from aiops.wire.standby_messages import Fence
+from aiops.wire.standby_messages import Fence, StandbyHello
 
 _log = logging.getLogger("aiops.server")
 
@@ -144,7 +145,7 @@ class Server:
             *(config, self._coordinator, env, self._pacing, self.post, self._note_change),
             *(self._exchange, sinks_of, machine.measure),
         )
-        self.connections.control = self._control
+        self.connections.control, self.connections.refusal = self._control, self._refusal
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
@@ -219,6 +220,11 @@ class Server:
     def generation(self) -> int:
         """The generation of the run; 0 without a state."""
         return 0 if self._state_files is None else self._state_files.generation
+
+    @property
+    def generation_proof(self) -> bytes:
+        """Proves to other servers of the run that its generation has begun; empty without state."""
+        return b"" if self._state_files is None else self._state_files.claims.proof
 
     @property
     def warm(self) -> bool:
@@ -331,14 +337,21 @@ class Server:
 
     def _control(self, number: int, message: Message) -> None:
         """Handle what is asked of this server itself."""
-        fenced = isinstance(message, Fence) and message.run == self.run
-        if fenced and message.generation > self.generation:  # type: ignore[attr-defined]
-            self.supersede(message.generation, message.primary)  # type: ignore[attr-defined]
-            return
+        text, files = "this server is no standby, and no other has its run", self._state_files
+        if files is not None and isinstance(message, Fence):
+            if files.claims.supersedes(message):
+                self.supersede(message.generation, message.primary)
+                return
+            text = files.claims.refusal(message) or text
         peer = self.connections.peers[number]
-        text = "this server is no standby, and no other has its run"
         answer = Error(message.id, Refused.code, text, {}, False)
         peer.link.send(peer.link.wire.send(answer))
+
+    def _refusal(self, hello: Greeting) -> str:
+        """Return the reason for which a client's claim is refused, or an empty text."""
+        if self._state_files is None or not isinstance(hello, Hello | StandbyHello):
+            return ""
+        return self._state_files.claims.refusal(hello)
 
     def _superseded(self, effect: Supersede) -> None:
         self.supersede(effect.generation)

@@ -13,10 +13,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from typing import Any
 
 from aiops.common.frozen import value
 from aiops.errors import DamagedState
@@ -198,6 +200,9 @@ class GenerationStart:
 DRAWN = 1 << 15
 """A promotion's generation is its term times 2**16 and a number below this, drawn at random."""
 
+SECRET = 32
+"""Bytes of a run's secret."""
+
 
 @value
 class GenerationFile:
@@ -205,12 +210,15 @@ class GenerationFile:
 
     A generation is the term in the upper bits, and in the lower 16 the starts in this term: a start
     adds 1, and a promotion begins the next term. ``superseded_by``: the generation and the URL, if
-    that is known, of another server that has the run now; None: this one has it.
+    that is known, of another server that has the run now; None: this one has it. ``secret``: 32
+    random bytes that all servers of the run share, the key of the proofs of its generations; empty
+    before the first.
     """
 
     generation: int
     starts: Sequence[GenerationStart] = ()
     superseded_by: tuple[int, str] | None = None
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
     def started(
         self, row: int, versions: Sequence[int], *, promoted: int | None = None
@@ -225,12 +233,15 @@ class GenerationFile:
             newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
             generation = ((newest >> 16) + 1 << 16) + promoted
         start = GenerationStart(generation, row, tuple(versions))
-        return GenerationFile(generation, (*self.starts, start)[-MAX_HISTORY:])
+        starts = (*self.starts, start)[-MAX_HISTORY:]
+        return GenerationFile(generation, starts, secret=self.secret)
 
     def pack(self) -> bytes:
         """Return the file's bytes."""
         rows = [[start.generation, start.row, list(start.versions)] for start in self.starts]
-        found = {"generation": self.generation, "starts": rows}
+        found: dict[str, Any] = {"generation": self.generation, "starts": rows}
+        if self.secret:
+            found["secret"] = self.secret
         if self.superseded_by is not None:
             found["superseded_by"] = [*self.superseded_by]
         return pack_block(GENERATION, found)
@@ -258,7 +269,10 @@ class GenerationFile:
             if list(map(type, row)) != [int, str]:
                 raise DamagedState(f"{name} is damaged: a successor is [generation, URL]")
             other = row[0], row[1]
-        return cls(field(found, "generation", int, name), tuple(starts), other)
+        secret = field(found, "secret", bytes, name) if "secret" in found else b""
+        if len(secret) not in (0, SECRET):
+            raise DamagedState(f"{name} is damaged: a secret has {SECRET} bytes")
+        return cls(field(found, "generation", int, name), tuple(starts), other, secret)
 
 
 def _map(found: object, name: str) -> dict[str, object]:

@@ -20,6 +20,7 @@ Real: TypeAlias = float  # finite
 OptReal: TypeAlias = float | None
 Text: TypeAlias = str  # at most 4,096 characters
 Nonce: TypeAlias = bytes  # 16 to 64 bytes
+Bytes32: TypeAlias = bytes  # 32 bytes, or none
 Blob: TypeAlias = bytes
 Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
 Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
@@ -77,6 +78,10 @@ def _bool(value: object) -> bool:
 
 def _nonce(value: object) -> bool:
     return type(value) is bytes and 16 <= len(value) <= 64
+
+
+def _bytes32(value: object) -> bool:
+    return type(value) is bytes and len(value) in (0, 32)
 
 
 def _blob(value: object) -> bool:
@@ -202,6 +207,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Text": (f"a string of at most {MAX_TEXT:,} characters", _text),
     "bool": ("a boolean", _bool),
     "Nonce": ("16 to 64 bytes", _nonce),
+    "Bytes32": ("32 bytes, or none", _bytes32),
     "Blob": ("bytes", _blob),
     "Plain": ("a map of plain values", _plain),
     "Offered": ("a list of [name, dtype, shape]", _offered),

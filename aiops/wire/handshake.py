@@ -3,15 +3,19 @@
 The token itself is never sent. Each side sends a nonce. The client proves that it knows the token
 by an HMAC over both nonces, and so does the server in its welcome: else a client would send its
 gradients to any process that listens on the right port.
+
+The servers of a run share a secret, by which each proves its generation in its welcome. Clients
+keep that proof, and an earlier server ends when it is shown to it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from aiops.errors import RemoteProtocolError, Unauthorised
+from aiops.errors import RemoteProtocolError, Superseded, Unauthorised
 from aiops.wire.messages import (
     PROTOCOL,
     WIRE_NAME,
@@ -49,6 +53,9 @@ class ServerHandshake:
         True if the server is a follower, which only its lead and the lead's clients connect to.
     journal
         True if the server has a journal, which a standby can be fed from.
+    refusal
+        Returns the reason for which a greeting's claim is refused, or an empty text. It is asked
+        about those that know the token.
 
     Attributes
     ----------
@@ -59,10 +66,16 @@ class ServerHandshake:
     """
 
     def __init__(
-        self, token: str | None, nonce: bytes, *, follower: bool = False, journal: bool = False
+        self,
+        token: str | None,
+        nonce: bytes,
+        *,
+        follower: bool = False,
+        journal: bool = False,
+        refusal: Callable[[Greeting], str] = lambda hello: "",
     ) -> None:
         self._token, self._nonce = token, nonce
-        self._follower, self._journal = follower, journal
+        self._follower, self._journal, self._refusal = follower, journal, refusal
         self.hello: Greeting | None = None
         self.admitted: Admitted | None = None
         self._challenged: tuple[Greeting, str] | None = None  # with the token to prove
@@ -85,8 +98,7 @@ class ServerHandshake:
                 Unauthorised.code,
                 "the token is wrong: give the client the token that the server was started with",
             )
-        self.admitted = Admitted(hello, proof(token, "server", *facts))
-        return self.admitted
+        return self._admit(hello, proof(token, "server", *facts))
 
     def _receive_hello(self, hello: Greeting) -> Challenge | Error | Admitted:
         if hello.protocol != PROTOCOL:
@@ -113,7 +125,13 @@ class ServerHandshake:
         if self._token is not None:
             self._challenged = hello, self._token
             return Challenge(hello.id, self._nonce)
-        self.admitted = Admitted(hello, b"")
+        return self._admit(hello, b"")
+
+    def _admit(self, hello: Greeting, proof: bytes) -> Error | Admitted:
+        why = self._refusal(hello)
+        if why:
+            return _fatal(hello.id, Superseded.code, why)
+        self.admitted = Admitted(hello, proof)
         return self.admitted
 
 
@@ -172,13 +190,30 @@ def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, clie
 
     Both nonces and the client's id are in it, so that a proof is of no use in another handshake.
     """
-    facts = b"".join(
-        len(item).to_bytes(4, "big") + item
-        for item in (WIRE_NAME, side.encode(), client_nonce, server_nonce, client.encode())
-    )
-    return hmac.new(token.encode(), facts, hashlib.sha256).digest()
+    facts = WIRE_NAME, side.encode(), client_nonce, server_nonce, client.encode()
+    return _mac(token.encode(), *facts)
 
 
 def proves(given: bytes, token: str, side: Side, *facts: Any) -> bool:
     """Compare a given proof with the right one, in constant time."""
     return hmac.compare_digest(given, proof(token, side, *facts))
+
+
+def generation_proof(secret: bytes, run: str, generation: int) -> bytes:
+    """Return the HMAC-SHA256 by which a server of a run shows that a generation has begun."""
+    return _mac(secret, b"generation", run.encode(), generation.to_bytes(8, "big"))
+
+
+def proves_generation(given: bytes, secret: bytes, run: str, generation: int) -> bool:
+    """Compare a given proof of a generation with the right one, in constant time.
+
+    None is right without a secret.
+    """
+    right = generation_proof(secret, run, generation)
+    return hmac.compare_digest(given, right) and bool(secret)
+
+
+def _mac(key: bytes, *facts: bytes) -> bytes:
+    """Return the HMAC-SHA256 of facts, each behind its length, so that none runs into another."""
+    text = b"".join(len(fact).to_bytes(4, "big") + fact for fact in facts)
+    return hmac.new(key, text, hashlib.sha256).digest()

@@ -17,6 +17,7 @@ from aiops.model.parts import MAX_TEXT, Parts, Wants
 from aiops.wire.fields import (
     Batches,
     Blob,
+    Bytes32,
     Gate,
     Have,
     Nonce,
@@ -69,6 +70,7 @@ class Hello(Message):
     run: Text = ""  # of the last welcome, empty before the first
     generation: UInt = 0  # of that run, the highest that the client was welcomed by
     acked: UInt = 0  # its highest push that this run has acknowledged
+    generation_proof: Bytes32 = b""  # as the welcome of that generation had it
 
 
 @value
@@ -214,6 +216,7 @@ class Welcome(Message):
     intact: Versions = ()  # up to these, versions of the client's generation are what they were
     acks: Text = "applied"  # the promise of an acknowledgement at present
     rolled_back: UInt = 0  # how far `acked` was beyond `last_seq`
+    generation_proof: Bytes32 = b""  # that the generation has begun; empty without kept state
 
 
 @value

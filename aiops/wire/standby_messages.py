@@ -5,11 +5,12 @@ See `aiops.wire.messages` for the form of the classes.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import ClassVar
 
 from aiops.common.frozen import value
 from aiops.model.parts import Parts
-from aiops.wire.fields import Blob, Nonce, Plain, Text, UInt
+from aiops.wire.fields import Blob, Bytes32, Nonce, Plain, Text, UInt
 from aiops.wire.messages import Message
 
 # ---------------------------------------------------------------- from a standby to its primary
@@ -31,6 +32,7 @@ class StandbyHello(Message):
     run: Text
     generation: UInt
     row: UInt
+    generation_proof: Bytes32 = b""
 
 
 @value
@@ -55,6 +57,7 @@ class StandbyWelcome(Message):
 
     ``snapshot``: the bytes of the snapshot of the state after ``row``, which comes first; 0: none.
     ``starts``: the generations of the run, each with the row and the versions that it began at.
+    ``secret``: the run's, with which the standby proves its generation once it is promoted.
     """
 
     kind = "standby_welcome"
@@ -65,6 +68,7 @@ class StandbyWelcome(Message):
     row: UInt
     snapshot: UInt
     starts: Plain
+    secret: Bytes32 = field(default=b"", repr=False)
 
 
 @value
@@ -116,3 +120,4 @@ class Fence(Message):
     run: Text
     generation: UInt
     primary: Text
+    generation_proof: Bytes32 = b""

@@ -81,6 +81,7 @@ class TestHandshake:
                     run="",
                     generation=0,
                     acked=0,
+                    generation_proof=b"",
                 )
                 assert closed(late)
             assert first.ask("ping")["kind"] == "pong"

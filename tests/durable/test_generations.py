@@ -11,20 +11,22 @@ from hypothesis import strategies as st
 from aiops.algorithms import find
 from aiops.durable.commit_gate import Acks, CommitGate
 from aiops.durable.generations import Generations
-from aiops.durable.recorder import Recorder, RecorderEffect, Supersede
+from aiops.durable.recorder import AppendRow, Recorder, RecorderEffect, Supersede
 from aiops.engine.engine import Engine
 from aiops.engine.events import Joined, Options, Reply
 from aiops.model.parts import LARGEST
 from aiops.state.directory import MAX_HISTORY, GenerationFile
+from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Hello, Welcome
+from aiops.wire.standby_messages import Fence, StandbyHello
 from tests.strategies import DETERMINISTIC
 
-RUN = "8c2f"
+RUN, SECRET = "8c2f", bytes(range(32))
 
 
 def started(*versions: Sequence[int]) -> GenerationFile:
     """Return the file after starts at these versions, from generation 1 on."""
-    file = GenerationFile(0)
+    file = GenerationFile(0, secret=SECRET)
     for row, found in enumerate(versions):
         file = file.started(row, found)
     return file
@@ -65,9 +67,14 @@ class TestIntact:
         assert found == (lowest,) or (found == () and len(versions) - known >= MAX_HISTORY)
 
 
-def hello(client: str, generation: int, acked: int, run: str = RUN) -> Hello:
+def hello(
+    client: str, generation: int, acked: int, run: str = RUN, proof: bytes | None = None
+) -> Hello:
     greeting = (0, PROTOCOL, client, 1, client, "worker", True, bytes(16), "test")
-    return Hello(*greeting, run=run, generation=generation, acked=acked)
+    if proof is None:
+        proof = generation_proof(SECRET, RUN, generation)
+    known = {"run": run, "generation": generation, "generation_proof": proof}
+    return Hello(*greeting, **known, acked=acked)  # type: ignore[arg-type]
 
 
 class Server:
@@ -136,3 +143,64 @@ class TestSuperseded:
         assert server.join(hello("me", 4, 9)) == [Supersede(4)]
         assert server.recorder.next == row  # it is in no journal
         assert server.welcome(hello("me", 4, 9, run="another")).generation == 3
+
+
+HIGHER = 1 << 40
+
+WRONG = {
+    "none": b"",
+    "random": bytes(reversed(range(32))),
+    "of a lower generation": generation_proof(SECRET, RUN, 3),
+    "of another run": generation_proof(SECRET, "another", HIGHER),
+    "of no secret": generation_proof(b"", RUN, HIGHER),
+    "of another secret": generation_proof(bytes(32), RUN, HIGHER),
+}
+
+
+class TestProofs:
+    """The word of a peer that there is a later server ends none: it needs that server's proof."""
+
+    @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
+    def test_a_claim_without_the_right_one_is_refused(self, given: bytes) -> None:
+        server, claims = Server(me=7), Generations(RUN, started([], [5], [4]))
+        named = PROTOCOL, "f", 1, "b", True, bytes(16), "test"
+        for claim in (
+            hello("me", HIGHER, 9, proof=given),
+            StandbyHello(0, *named, RUN, HIGHER, 5, given),
+            Fence(0, RUN, HIGHER, "aiops://b", given),
+        ):
+            assert not claims.supersedes(claim)
+            assert claims.refusal(claim).startswith(
+                "this is generation 3 of run 8c2f, and generation 1,099,511,627,776 was claimed"
+            )
+        assert Supersede(HIGHER) not in server.join(hello("me", HIGHER, 9, proof=given))
+
+    @pytest.mark.parametrize("generation", [4, HIGHER, LARGEST])
+    def test_with_the_right_one_it_is_taken(self, generation: int) -> None:
+        claims = Generations(RUN, started([], [5], [4]))
+        assert claims.supersedes(hello("me", generation, 0))
+        assert claims.refusal(hello("me", generation, 0)) == ""
+
+    @pytest.mark.parametrize("generation", [0, 2, 3])
+    def test_what_is_no_claim_needs_none(self, generation: int) -> None:
+        claims = Generations(RUN, started([], [5], [4]))
+        assert claims.refusal(hello("me", generation, 0, proof=b"")) == ""
+        assert claims.refusal(hello("me", HIGHER, 0, run="another", proof=b"")) == ""
+
+    def test_a_server_without_a_state_has_none(self) -> None:
+        claims = Generations(RUN, GenerationFile(0))
+        assert claims.proof == b""
+        assert not claims.supersedes(hello("me", 1, 0, proof=generation_proof(b"", RUN, 1)))
+
+    def test_the_one_that_a_client_is_welcomed_with_ends_earlier_servers(self) -> None:
+        proof = Server().welcome(hello("me", 1, 0)).generation_proof
+        assert Generations(RUN, started([], [5])).supersedes(hello("me", 3, 0, proof=proof))
+        promoted = started([], [5]).started(9, [6], promoted=77)
+        claim = hello("me", (1 << 16) + 77, 0, proof=Generations(RUN, promoted).proof)
+        assert Generations(RUN, started([], [5], [4])).supersedes(claim)
+
+    def test_no_row_has_it(self) -> None:
+        effect = Server().join(hello("me", 2, 0))[0]
+        assert isinstance(effect, AppendRow)
+        assert generation_proof(SECRET, RUN, 2) not in effect.row.row
+        assert b"generation_proof\xc4\x00" in effect.row.row

@@ -69,7 +69,7 @@ class TestFirst:
         assert identity == StateIdentity("8c2f", 0, 1, 1_700_000_000.0)
         generation = GenerationFile.unpack((FIRST / "generation").read_bytes())
         starts = GenerationStart(1, 0, ()), GenerationStart(2, 3, (0,))
-        assert generation == GenerationFile(2, starts)
+        assert generation == GenerationFile(2, starts, secret=bytes(range(32)))
 
     def test_the_first_segment(self) -> None:
         scan = SegmentScan((FIRST / ONE).read_bytes(), ONE, first=1, until=4)
@@ -169,7 +169,11 @@ class TestFromThePageAlone:
         identity, _end = foreign.block(held["identity"], b"aiopsID\n")
         assert identity["run"] == "8c2f"
         generation, _end = foreign.block(held["generation"], b"aiopsGN\n")
-        assert generation == {"generation": 2, "starts": [[1, 0, []], [2, 3, [0]]]}
+        assert generation == {
+            "generation": 2,
+            "starts": [[1, 0, []], [2, 3, [0]]],
+            "secret": bytes(range(32)),
+        }
         header, arrays = foreign.snapshot(held[SNAPSHOT])
         assert arrays["params"] == struct.pack("<3f", 1, 2, 3)
         assert arrays["state/0/m"] == struct.pack("<3d", 0.5, 0.25, 0)

@@ -222,7 +222,8 @@ class StandbyCopy:
             return StandbyPosition()
         # Rows behind a snapshot that has not come, or that lacks queued pushes, are none.
         row = 0 if self.pending or run.replayer.lost else self.row
-        return StandbyPosition(run.files.run, run.files.generation, row)
+        proof = run.files.claims.proof
+        return StandbyPosition(run.files.run, run.files.generation, row, proof)
 
     @property
     def engine(self) -> Engine | None:

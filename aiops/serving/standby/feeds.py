@@ -192,7 +192,7 @@ class StandbyFeeds:
 
     def admit(self, link: MessageTransport, hello: StandbyHello, proof: bytes) -> None:
         """Feed a standby that has passed the handshake."""
-        if hello.run == self._files.run and hello.generation > self._files.generation:
+        if self._files.claims.supersedes(hello):
             self._supersede(hello.generation)
             return
         link.hand_over(self, self._no_payloads)
@@ -328,7 +328,7 @@ class StandbyFeeds:
             file.close()
         welcome = StandbyWelcome(
             *(hello.id, PROTOCOL, standby.proof, files.run, files.generation, row, length),
-            starts_of(files.generations),
+            *(starts_of(files.generations), files.generations.secret),
         )
         link.send(link.wire.send(welcome))
         progress = StandbyProgress(hello.name, row, row if row == hello.row else 0)

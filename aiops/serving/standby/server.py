@@ -236,6 +236,7 @@ class StandbyServer:
             run=held.run,
             generation=held.generation,
             row=held.row,
+            generation_proof=held.proof,
         )
         try:
             welcome = await self._uninterrupted(link.open(hello, config.hello_deadline))
@@ -357,10 +358,11 @@ class StandbyServer:
     async def _fence(self, server: Server) -> None:
         """Tell the old primary that it is superseded, again and again: it may be started again."""
         host, port = urls.parse(server.url)
+        proof = server.generation_proof
 
         def fence(local: str) -> Message:
             own = urls.write(local if host in _ANY else host, port)
-            return Fence(1, server.run, server.generation, own)
+            return Fence(1, server.run, server.generation, own, proof)
 
         said = dict[str, str]()
         while True:

@@ -14,6 +14,7 @@ from pathlib import Path
 from aiops._version import __version__
 from aiops.durable.commit_gate import Acks
 from aiops.durable.follower_recorder import FollowerReplayer, check_follower
+from aiops.durable.generations import Generations
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Recovered, Replayer, begin_row, check_begin
 from aiops.engine.capture import needed_rows
@@ -50,7 +51,7 @@ class StateFiles:
     new_run
         The name of the run, if there is no state yet.
     salt
-        Draws a segment's salt.
+        Draws a segment's salt, of 32 bits; eight of them are a run's secret.
     shard
         The number of the shard whose state it is to be, and of all shards. None: a follower's,
         which learns both from its lead (`identify`).
@@ -445,6 +446,8 @@ class StateFiles:
                     " begin with them: name a new --state, or drop --keep-journal"
                 )
             drawn = self._salt() % directory.DRAWN if promoted else None
+            if not self.generations.secret:
+                self.generations = replace(self.generations, secret=self._new_secret())
             self.generations = self.generations.started(row, versions, promoted=drawn)
             self._replace(directory.GENERATION_FILE, self.generations.pack())
             self.generation = self.generations.generation
@@ -463,6 +466,10 @@ class StateFiles:
             )
         except OSError as error:
             raise UsageError(f"{self._flag} {self.folder}: {error.strerror}") from None
+
+    def _new_secret(self) -> bytes:
+        """Return what the servers of a new run are to share."""
+        return b"".join(self._salt().to_bytes(4, "little") for _ in range(directory.SECRET // 4))
 
     def begin_again(self, first: int, acks: Acks, post: Callable[[Event], object]) -> JournalWriter:
         """Return a journal that begins with a row, behind a snapshot that is not written yet.
@@ -489,6 +496,11 @@ class StateFiles:
             _log.warning("%s, which is damaged, is removed", path)
         for first in reversed(self._void):  # the last one first: what is left has no gap
             self.disk.remove(self.folder / directory.journal_name(first))
+
+    @property
+    def claims(self) -> Generations:
+        """Compares the generations of which peers know with those of the run."""
+        return Generations(self.run, self.generations)
 
     def note_successor(self, generation: int, primary: str) -> None:
         """Write that another server has the run: a start on this folder is refused from here on.

@@ -21,7 +21,14 @@ from aiops.state.frames import SegmentHead, frame
 from aiops.wire import messages
 from aiops.wire.connection import Connection, Messages, with_sinks
 from aiops.wire.encoding import KINDS, encode
-from aiops.wire.handshake import Admitted, ServerHandshake, answer, check_welcome, proof
+from aiops.wire.handshake import (
+    Admitted,
+    ServerHandshake,
+    answer,
+    check_welcome,
+    generation_proof,
+    proof,
+)
 from aiops.wire.messages import Message
 from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
 from aiops.wire.server_messages import (
@@ -114,6 +121,9 @@ class _Kept(Sink):
 TOKEN = "correct horse battery staple"
 NONCES = bytes(range(16)), bytes(range(16, 32))
 
+SECRET = bytes(range(32))
+"""That of run `8c2f`."""
+
 
 def hello(epoch: int = 1, role: str = "worker") -> messages.Hello:
     """Return the greeting of the examples' client."""
@@ -150,7 +160,13 @@ def one_of_each() -> list[Example]:
         _sent("server", m.Challenge(0, NONCES[1])),
         _sent(
             "server",
-            m.Welcome(0, version, "8c2f", b"", "fasgd", {"lr": 0.5}, plan, 7, (row,), 3),
+            m.Welcome(
+                *(0, version, "8c2f", b"", "fasgd", {"lr": 0.5}, plan, 7, (row,), 3),
+                generation=3,
+                intact=(6,),
+                acks="written",
+                generation_proof=generation_proof(SECRET, "8c2f", 3),
+            ),
         ),
         _sent("server", m.Model(1, True, 0, (row,))),
         _sent(
@@ -223,7 +239,8 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
 
 def _standby_hello(run: str, generation: int, row: int) -> StandbyHello:
     version, named = messages.PROTOCOL, ("b71e", 1, "10.0.0.6:7171", True, NONCES[0], "example/1")
-    return StandbyHello(0, version, *named, run, generation, row)
+    proof = generation_proof(SECRET, run, generation) if generation else b""
+    return StandbyHello(0, version, *named, run, generation, row, proof)
 
 
 def _rows(first: int) -> tuple[JournalRows, bytes]:
@@ -241,7 +258,12 @@ def _whole(nbytes: int) -> Parts:
 def _welcomed(hello: StandbyHello, row: int, snapshot: int) -> StandbyWelcome:
     starts = (1, 0, (0,)), (2, 40, (19,)), (3, 90, (44,))
     named = b"", "8c2f", 3, row, snapshot
-    return StandbyWelcome(hello.id, messages.PROTOCOL, *named, {"starts": starts})
+    return StandbyWelcome(hello.id, messages.PROTOCOL, *named, {"starts": starts}, SECRET)
+
+
+def _fence() -> Fence:
+    proof = generation_proof(SECRET, "8c2f", 65536)
+    return Fence(1, "8c2f", 65536, "aiops://10.0.0.6:7171", proof)
 
 
 def _of_standbys() -> list[Example]:
@@ -256,7 +278,7 @@ def _of_standbys() -> list[Example]:
         _sent("client", RowsKept(0, 90, 88, 90)),
         _sent("client", Promote(1)),
         _sent("server", Promoted(1, 65536, 44)),
-        _sent("client", Fence(1, "8c2f", 65536, "aiops://10.0.0.6:7171")),
+        _sent("client", _fence()),
     ]
 
 
@@ -289,7 +311,7 @@ def _promotions() -> list[Conversation]:
         ("A standby is promoted", Promote(1), Promoted(1, 65536, 44)),
         (
             "A server is told that another has its run",
-            Fence(1, "8c2f", 65536, "aiops://10.0.0.6:7171"),
+            _fence(),
             messages.Error(
                 1,
                 "superseded",

@@ -43,6 +43,7 @@ TYPES: Mapping[str, str] = {
     "Text": "text",
     "bool": "boolean",
     "Nonce": "16 to 64 bytes",
+    "Bytes32": "32 bytes, or none",
     "Blob": "bytes",
     "Plain": "map",
     "Offered": "list of [name, dtype, shape]",
@@ -87,7 +88,11 @@ MEANINGS: Mapping[str, str] = {
     "hello.run": "That of the last `welcome`; empty before the first.",
     "generation": "The number of this start of the run's server, rising; 0 if the server keeps no"
     " state. See [Restarts](#exactly-once).",
-    "hello.generation": "The highest `generation` of that run that the client was welcomed by.",
+    "hello.generation": "The highest `generation` of that run that the client was welcomed by;"
+    " `generation_proof`: that of the same `welcome`, empty before the first.",
+    "hello.generation_proof": "",
+    "generation_proof": "A proof that the generation has begun, which no client can make; empty if"
+    " the server keeps no state.",
     "acked": "The client's highest `seq` that an `ack` or `rows` of this run has answered.",
     "policy": "The server's algorithm, for people; `settings`: its settings.",
     "settings": "",
@@ -195,6 +200,9 @@ MEANINGS: Mapping[str, str] = {
     "standby_hello.run": "Empty, or the run that the standby has a state of.",
     "standby_hello.generation": "The primary's generation, when it last fed this standby; 0 at"
     " first.",
+    "standby_hello.generation_proof": "The proof of that generation; empty at first.",
+    "standby_welcome.secret": "The run's, as in the file [`generation`](state.md).",
+    "fence.generation_proof": "The proof of the generation.",
     "row": "The last row that the standby holds, from 1; 0: none. In `standby_welcome` the row"
     " behind which it is fed.",
     "snapshot": "The length of a [snapshot file](state.md) in bytes, or 0.",
