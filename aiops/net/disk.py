@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aiops.common import forks
+from aiops.net.mapped_file import MappedFile
 
 _PRIVATE = 0o600  # a model is its owner's
 _MOST_BUFFERS = 512  # of one system call; Linux takes 1,024
@@ -46,6 +47,13 @@ class DiskFile(Protocol):
 
     def size(self) -> int:
         """Return its length in bytes."""
+
+    def map(self) -> None:
+        """Have short writes cost less from here on, where the system can do that.
+
+        They are as safe as others. After a sync the next ones cost more, so it is for files that
+        are rarely synced. The file must not get shorter.
+        """
 
     def close(self) -> None:
         """Close it; may be called twice."""
@@ -134,9 +142,12 @@ class _SystemFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._mapped: MappedFile | None = None
         forks.note(self)
 
     def write(self, buffers: Sequence[bytes | bytearray | memoryview], at: int) -> None:
+        if self._mapped is not None and self._mapped.write(buffers, at):
+            return
         count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
         if count == sum(map(len, buffers)):  # nearly always
             return
@@ -177,13 +188,25 @@ class _SystemFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def map(self) -> None:
+        if self._mapped is None:
+            with contextlib.suppress(OSError, ValueError):
+                self._mapped = MappedFile(self._descriptor)
+
+    def _unmap(self) -> None:
+        if self._mapped is not None:
+            mapped, self._mapped = self._mapped, None
+            mapped.close()
+
     def close(self) -> None:
+        self._unmap()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def forked(self) -> None:
         """Let go of it in a fork: the parent goes on writing."""
+        self._unmap()
         if self._descriptor >= 0:
             forks.blank(self._descriptor)
 

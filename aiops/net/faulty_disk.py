@@ -371,6 +371,16 @@ class FaultyFile:
         self._disk.check()
         return self._file.size()
 
+    def fill(self) -> None:
+        """Do nothing: it has its zeros."""
+
+    def bypass(self) -> bool:
+        """Return False: there is no cache that matters."""
+        return False
+
+    def map(self) -> None:
+        """Do nothing: each write is one that may fail."""
+
     def close(self) -> None:
         """Close it; may be called twice."""
         self._file.close()

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -55,6 +56,7 @@ MAX_RUN = 16
 _HEAD = Struct("<8sIIQQ16sIIII")
 _FRAME = Struct("<IQQdIIIBBH")  # without its checksum
 _U32 = Struct("<I")
+_ZEROS = tuple(bytes(count) for count in range(8))
 _CHUNK = 1 << 17
 """Positions at which frames are looked for at a time, behind a bad one."""
 
@@ -199,20 +201,27 @@ def frame(
         The number less that of the newest row known to be synced. The newest such row is 0 at
         first.
     """
+    length = len(row)
     fields = _FRAME.pack(
-        len(row),
+        length,
         payload,
         number,
         time,
         zlib.crc32(row),
         crc,
-        min(unsynced, UNKNOWN),
+        unsynced if unsynced < UNKNOWN else UNKNOWN,
         kind,
         flags,
         0,
     )
-    check = _U32.pack(zlib.crc32(fields, zlib.crc32(_U32.pack(salt))))
-    return check + fields + row + bytes(-len(row) % 8), bytes(-payload % 8)
+    check = _U32.pack(zlib.crc32(fields, _salted(salt)))
+    return check + fields + row + _ZEROS[-length % 8], _ZEROS[-payload % 8]
+
+
+@lru_cache(8)
+def _salted(salt: int) -> int:
+    """Return the checksum of a segment's salt, with which those of its heads begin."""
+    return zlib.crc32(_U32.pack(salt))
 
 
 def frame_bytes(row: int, payload: int) -> int:
@@ -286,7 +295,7 @@ class SegmentScan:
                 f" {first:,}",
                 file=name,
             )
-        self._salted = zlib.crc32(_U32.pack(self.head.salt))
+        self._salted = _salted(self.head.salt)
         self.row = self.head.first
         self.end = HEAD
         self.torn = 0

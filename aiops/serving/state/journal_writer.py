@@ -276,6 +276,8 @@ class JournalWriter:
         self._salt = self._new_salt()
         head = SegmentHead(first, self._generation, self._run, self._salt, *self._shard)
         file, self._size = self._files.begin(first, head.pack(), nbytes, synced=synced)
+        if not self._durable:  # else it is synced after every few rows
+            file.map()
         self._first, self._begun, self._at, self._half = first, now, HEAD, self._size // 2
         return file
 

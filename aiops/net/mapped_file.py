@@ -1,0 +1,92 @@
+"""Write short pieces of a file into the system's cache of it, without a call of the system.
+
+A mapping of a file shows the pages that the system keeps of it. What is stored there is as safe as
+what ``pwrite`` has written: it outlives the process, and a sync brings it to the disk.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Sequence
+from time import monotonic
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; Python has no name for it
+
+_SHORT = 64 << 10
+"""Bytes: of more, a call of the system copies as fast, and need not map every page."""
+
+_WINDOW, _FRESH = 256 << 10, 1.0
+"""Bytes that are made writable at a time, and seconds for which they are taken to be so."""
+
+
+class MappedFile:
+    """A file in memory, for writes of a few KiB, one behind the other.
+
+    To store into a page for which the disk has no room, or which it refuses, ends a process
+    (SIGBUS), where a call of the system would raise an error. So the pages are made writable by a
+    call that does return an error, a little while before they are stored into. If it fails, `write`
+    leaves the bytes to the caller's own call of the system, which then tells why.
+
+    Parameters
+    ----------
+    descriptor
+        Of a file that does not get shorter.
+
+    Raises
+    ------
+    OSError, ValueError
+        When the file cannot be mapped, or the system has no such call.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        if sys.platform != "linux":
+            raise OSError("no such call is known here")
+        self._map = mmap.mmap(descriptor, 0)
+        try:
+            self._map.madvise(_POPULATE_WRITE, 0, mmap.PAGESIZE)
+        except OSError:
+            self._map.close()
+            raise
+        self._view = memoryview(self._map)
+        self._begin = self._end = 0  # of what is writable
+        self._until = 0.0
+
+    def write(self, buffers: Sequence[bytes | bytearray | memoryview], at: int) -> bool:
+        """Write all buffers, one after the other, from an offset on.
+
+        Returns
+        -------
+        bool
+            False: nothing was written, and the caller has to do it in another way.
+        """
+        end = at
+        for buffer in buffers:
+            end += len(buffer)
+        writable = self._begin <= at and end <= self._end and monotonic() < self._until
+        if not (writable or self._made_writable(at, end)):
+            return False
+        view = self._view
+        for buffer in buffers:
+            stop = at + len(buffer)
+            view[at:stop] = buffer
+            at = stop
+        return True
+
+    def _made_writable(self, at: int, end: int) -> bool:
+        """Make the pages from an offset on writable; return whether they are, up to ``end``."""
+        if end - at > _SHORT or end > len(self._view):
+            return False
+        begin = at - at % mmap.PAGESIZE
+        stop = min(begin + _WINDOW, len(self._view))
+        try:
+            self._map.madvise(_POPULATE_WRITE, begin, stop - begin)
+        except OSError:  # there is no room, or the disk fails
+            return False
+        self._begin, self._end, self._until = begin, stop, monotonic() + _FRESH
+        return True
+
+    def close(self) -> None:
+        """Let go of the memory; the file stays open."""
+        self._view.release()
+        self._map.close()
