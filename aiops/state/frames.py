@@ -34,6 +34,7 @@ import numpy as np
 
 from aiops.common.frozen import value
 from aiops.errors import DamagedState, UsageError
+from aiops.kernels.checksum import crc32
 from aiops.state.blocks import FORMAT, Buffer, check_format
 from aiops.state.file_bytes import FileBytes
 
@@ -337,7 +338,7 @@ class SegmentScan:
             return None
         passed = found.number <= self._passed
         payload = self._data[start : start + (0 if passed else found.payload)]
-        if self._payloads and not passed and zlib.crc32(payload) != found.payload_crc:
+        if self._payloads and not passed and crc32(payload) != found.payload_crc:
             return None
         fixed = found.number, found.kind, found.time, found.flags
         return JournalFrame(*fixed, row, payload, found.unsynced, at, end)

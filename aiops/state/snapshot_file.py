@@ -29,6 +29,7 @@ import numpy as np
 
 from aiops.common.frozen import value
 from aiops.errors import DamagedState, UsageError
+from aiops.kernels.checksum import crc32
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array
 from aiops.state.blocks import (
@@ -200,9 +201,11 @@ class SnapshotPlan:
     def _buffers(self, sums: _Checksums, nbytes: int) -> Iterator[Buffer]:
         yield self._start
         for array in self._arrays:
-            view = bytes_of(array)
-            for at in range(0, len(view), nbytes):
-                yield sums.passed(view[at : at + nbytes])
+            view, at = bytes_of(array), 0
+            while at < len(view):
+                end = at + nbytes - sums.filled % nbytes  # where a checksum ends, too
+                yield sums.passed(view[at:end])
+                at = end
             if len(view) % PAGE:
                 yield sums.passed(memoryview(bytes(-len(view) % PAGE)))
         found = sums.all()
@@ -211,28 +214,34 @@ class SnapshotPlan:
 
 
 class _Checksums:
-    """Takes the checksum of each MiB of the bytes that pass."""
+    """Takes the checksum of each MiB of the bytes that pass.
+
+    Attributes
+    ----------
+    filled
+        Bytes of the present MiB.
+    """
 
     def __init__(self) -> None:
         self._found: list[int] = []
-        self._crc = self._filled = 0
+        self._crc = self.filled = 0
 
     def passed(self, view: memoryview) -> memoryview:
         """Count these bytes, and return them."""
         at = 0
         while at < len(view):
-            piece = view[at : at + CHECKED - self._filled]
-            self._crc = zlib.crc32(piece, self._crc)
-            self._filled += len(piece)
+            piece = view[at : at + CHECKED - self.filled]
+            self._crc = zlib.crc32(piece, self._crc) if self.filled else crc32(piece)
+            self.filled += len(piece)
             at += len(piece)
-            if self._filled == CHECKED:
+            if self.filled == CHECKED:
                 self._found.append(self._crc)
-                self._crc = self._filled = 0
+                self._crc = self.filled = 0
         return view
 
     def all(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """Return all checksums, the last one perhaps of fewer bytes."""
-        rest = [self._crc] if self._filled else []
+        rest = [self._crc] if self.filled else []
         return np.array([*self._found, *rest], "<u4")
 
 
@@ -387,7 +396,7 @@ class SnapshotFile:
         begin = self._start + index * CHECKED
         if self._read(begin, into) != len(into):
             raise self._damage(f"it ends before byte {begin + len(into):,}")
-        if zlib.crc32(into) != int(self._sums[index]):
+        if crc32(into) != int(self._sums[index]):
             whose = [e.name for e in self.arrays.values() if e.offset < (index + 1) * CHECKED]
             raise self._damage(
                 f"bytes {begin:,} to {begin + len(into):,} are not those that were written"

@@ -129,6 +129,7 @@ class KeptState:
         self.appended: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
+        perform(Warm([partial(warm_crc32, engine.options.backend)]))
         began = time.perf_counter()
         recovered = promoted
         if promoted is None:
@@ -236,8 +237,6 @@ class KeptState:
         """
         self._loop, self._rule = loop, SnapshotRule(every, self._clock())
         self._timer = loop.call_later(min(every, _OFTEN), self._look, min(every, _OFTEN))
-        if self.record is not None:
-            self._perform(Warm([partial(warm_crc32, self.recorder.engine.options.backend)]))
         if self.resumes:
             self._go_on()
             self._post(Tick(self._clock()))
