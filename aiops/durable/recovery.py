@@ -14,6 +14,7 @@ from aiops.engine.events import Applied, Apply, Effect, Event, Received, Reply, 
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.engine.training import Training
 from aiops.errors import DamagedState
+from aiops.state.file_bytes import Room
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
@@ -64,6 +65,8 @@ class Replayer:
     taken
         Called with each capture that the rows ask for, and the row that it is of. None: rows are
         replayed that have their snapshots already.
+    room
+        Where large payloads are read, if they are; their memory may be taken. None: it is not.
     """
 
     def __init__(self, engine: Engine, warm: Callable[[Warm], object] | None = None) -> None:
@@ -74,6 +77,7 @@ class Replayer:
         self._bounds: dict[BufferPool, int] = {}
         self.taken: Callable[[Capture, int], object] | None = None
         self._captured: tuple[Capture, int] | None = None  # being copied
+        self.room: Room | None = None
 
     def restore(
         self, row: int, found: Captured, read: ReadArray, queued: Mapping[int, JournalFrame]
@@ -159,7 +163,7 @@ class Replayer:
         return Recovered(self._row, self._snapshot, self._nbytes, time, effects)
 
     def _events(self, frame: JournalFrame) -> list[Event | AppliedMark]:
-        return events_of(self._engine, frame)
+        return events_of(self._engine, frame, self.room)
 
     def _handle(self, event: Event, leased: bool) -> None:
         self._note(self._engine.handle(event, leased))

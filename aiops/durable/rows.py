@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from aiops.errors import DamagedState, refusal
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import Part
+from aiops.state.file_bytes import Room
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import STEADY_ROW, RowKind, row_fields
@@ -138,7 +140,9 @@ def fault_of(sink: Sink | None) -> tuple[list[Any] | None, bool]:
     return [fault.code, str(fault), dict(fault.details)], isinstance(sink, PushSink)
 
 
-def events_of(engine: Engine, frame: JournalFrame) -> list[Event | AppliedMark]:
+def events_of(
+    engine: Engine, frame: JournalFrame, room: Room | None = None
+) -> list[Event | AppliedMark]:
     """Return the events that a row records; none for a mark of the journal's own.
 
     Parameters
@@ -147,6 +151,8 @@ def events_of(engine: Engine, frame: JournalFrame) -> list[Event | AppliedMark]:
         The engine that is to handle them: its sinks take the payload.
     frame
         The row.
+    room
+        Where its payload was read: a sink may take that memory for its own. None: it is copied.
 
     Raises
     ------
@@ -155,24 +161,27 @@ def events_of(engine: Engine, frame: JournalFrame) -> list[Event | AppliedMark]:
     """
     name = f"row {frame.number:,}"
     try:
-        return _events(engine, frame, name)
+        return _events(engine, frame, name, room)
     except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise DamagedState(f"{name} is damaged ({what:.300})", row=frame.number) from error
 
 
-def _events(engine: Engine, frame: JournalFrame, name: str) -> list[Event | AppliedMark]:
+def _events(
+    engine: Engine, frame: JournalFrame, name: str, room: Room | None
+) -> list[Event | AppliedMark]:
     time, found = frame.time, row_fields(frame.kind, frame.row, name)
     match frame.kind:
         case RowKind.RECEIVED:
             message = decode(found["message"])
-            sink = _sink(engine, message, found["fault"], found["faulted_sink"], frame.payload)
+            fault = found["fault"]
+            sink = _sink(engine, message, fault, found["faulted_sink"], frame.payload, room)
             return [Received(time, found["peer"], message, sink, frame.number)]
         case RowKind.STEADY:
             peer, id, seq, have, base, check = STEADY_ROW.unpack(frame.row)
             nbytes = len(frame.payload)
             push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
-            sink = _sink(engine, push, None, True, frame.payload)
+            sink = _sink(engine, push, None, True, frame.payload, room)
             return [Received(time, peer, push, sink), AppliedMark(time, -1, check)]
         case RowKind.APPLIED:
             return [AppliedMark(time, found["ticket"], found["check"])]
@@ -205,7 +214,12 @@ def _nested(found: Any) -> Any:
 
 
 def _sink(
-    engine: Engine, message: Message, fault: Any, taken: bool, payload: memoryview
+    engine: Engine,
+    message: Message,
+    fault: Any,
+    taken: bool,
+    payload: memoryview,
+    room: Room | None,
 ) -> Sink | None:
     """Return the sink of a recorded payload, filled and surveyed as on the server."""
     if fault is not None:
@@ -220,8 +234,9 @@ def _sink(
     if not taken:
         return Discard()
     sink = _room(engine, message)
-    sink.view(0, 0)[:] = payload
-    sink.filled(0, 0, len(payload))
+    if room is None or not sink.fill_with(partial(room.exchange, payload)):
+        sink.view(0, 0)[:] = payload
+        sink.filled(0, 0, len(payload))
     return sink
 
 

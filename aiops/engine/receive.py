@@ -8,7 +8,7 @@ decodes it (`aiops.store.gradient`), so that a queued push takes no more memory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -82,6 +82,19 @@ class PushSink(Sink):
                     return
             if end < stop:
                 return
+
+    def fill_with(self, exchange: Callable[[Bytes], Bytes | None]) -> bool:
+        """Have all bytes come in other memory, which stands in for the buffer from here on.
+
+        ``exchange``: takes the buffer for one of as many bytes, with the payload; None: it has
+        none. Returns whether it had.
+        """
+        found = None if self._pool is None else exchange(self.buffer)
+        if found is None:
+            return False
+        self.buffer = found
+        self.filled(0, 0, len(found))
+        return True
 
     def take(self) -> Gradient:
         """Return the gradient that was received."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 from aiops.state.blocks import Read
 
@@ -16,17 +17,35 @@ _PIECE = 1 << 20
 class Room:
     """Memory into which the large slices of several files are read, one after the other.
 
-    Each lasts until the next one only. New memory takes longer than the reading.
+    Each lasts until the next one only, unless it is exchanged. New memory takes longer than the
+    reading.
     """
 
     def __init__(self) -> None:
-        self._data = np.empty(0, np.uint8)
+        self._data = aligned(0)
+        self._last = 0  # bytes of the last slice
 
     def of(self, nbytes: int) -> Bytes:
         """Return its first bytes."""
         if nbytes > len(self._data):
-            self._data = np.empty(nbytes, np.uint8)
+            self._data = aligned(nbytes)
+        self._last = nbytes
         return self._data[:nbytes]
+
+    def exchange(self, last: memoryview, other: Bytes) -> Bytes | None:
+        """Give the memory of the last slice away, for other memory of as many bytes.
+
+        Returns
+        -------
+        Bytes or None
+            None: it is another slice, or a part of one, or the lengths differ. Nothing was done.
+        """
+        data = self._data
+        same = len(last) == len(other) == len(data) == self._last > 0
+        if not same or np.frombuffer(last, np.uint8).ctypes.data != data.ctypes.data:
+            return None
+        self._data, self._last = other, 0
+        return data
 
 
 class FileBytes:

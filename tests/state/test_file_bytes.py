@@ -8,6 +8,7 @@ import zlib
 import pytest
 
 from aiops.errors import DamagedState
+from aiops.model.arena import aligned
 from aiops.state import file_bytes
 from aiops.state.file_bytes import FileBytes, Room
 from aiops.state.frames import SegmentHead, SegmentScan, frame
@@ -52,6 +53,28 @@ def test_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bytes(first[:80]) == data[100:180]
     assert bytes(small) == data[200:210]
     assert bytes(found[0:150]) == data[:150]
+
+
+def test_memory_that_was_exchanged_is_not_read_into_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only that of the last slice, whole, for memory of as many bytes."""
+    monkeypatch.setattr(file_bytes, "_PIECE", 64)
+    data, room = bytes(range(250)), Room()
+    found = FileBytes(File(data), len(data), room)
+    first, other = found[0:100], aligned(100)
+    assert room.exchange(first[:99], aligned(99)) is None
+    assert room.exchange(first, aligned(99)) is None
+    kept = room.exchange(first, other)
+    assert kept is not None
+    assert kept.tobytes() == data[:100]
+    assert kept.ctypes.data % 64 == 0
+    assert room.exchange(first, aligned(100)) is None
+    second = found[100:200]
+    assert second.obj.base is other.base  # type: ignore[attr-defined]
+    assert kept.tobytes() == data[:100]
+    shorter = found[0:80]
+    assert room.exchange(shorter, aligned(80)) is None  # a part of it
+    assert room.exchange(memoryview(bytes(80)), aligned(80)) is None
+    assert bytes(second[:80]) == data[:80]
 
 
 def test_a_file_that_is_shorter_than_it_was_reads_as_zeros() -> None:

@@ -250,7 +250,8 @@ class StateFiles:
         if self._damaged and not (base or listing.segments):
             raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
         segments = listing.segments_after(base)
-        read = partial(self._segment, room=Room())  # a row is handled before the next is read
+        replayer.room = room = Room()
+        read = partial(self._segment, room=room)  # a row is handled before the next is read
         scan = JournalScan(read, listing, base, segments, self.run, passed=base)
         if replayer.lost:  # then what follows was lost too, or is of no use
             self._base, self._void = base, tuple(each for each in segments if each > base)
