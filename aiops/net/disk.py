@@ -20,6 +20,7 @@ from aiops.net.mapped_file import MappedFile
 
 _PRIVATE = 0o600  # a model is its owner's
 _MOST_BUFFERS = 512  # of one system call; Linux takes 1,024
+_FILLED = 1 << 20  # bytes of zeros that are written at a time
 
 
 class DiskFile(Protocol):
@@ -47,6 +48,9 @@ class DiskFile(Protocol):
 
     def size(self) -> int:
         """Return its length in bytes."""
+
+    def fill(self) -> None:
+        """Have the zeros of a new file in the system's cache, before they are written over."""
 
     def map(self) -> None:
         """Have short writes cost less from here on, where the system can do that.
@@ -188,6 +192,11 @@ class _SystemFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def fill(self) -> None:
+        zeros, size = memoryview(bytes(_FILLED)), self.size()
+        for at in range(0, size, _FILLED):
+            self.write([zeros[: size - at]], at)
+
     def map(self) -> None:
         if self._mapped is None:
             with contextlib.suppress(OSError, ValueError):
@@ -232,7 +241,7 @@ class _FileLock:
 class SystemDisk:
     """The `Disk` of the operating system."""
 
-    segment = 64 << 20
+    segment = 16 << 20
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder, and those above it, if they are missing; only this user may look in."""

@@ -302,7 +302,7 @@ class JournalWriter:
     def _keep(self) -> None:
         """Have a file ready for the next segment, and sync those that have settled."""
         while (now := self._chores.get()) is not None:
-            self._files.make_ready()
+            self._files.make_ready(filled=not self._durable)
             try:
                 self._sync_old(now)
             except Exception as error:  # also of memory: no other thread hears of it

@@ -139,11 +139,24 @@ class SegmentFiles:
             self._hidden = None
         self._disk.sync_names(self._folder)
 
-    def make_ready(self) -> None:
-        """Have a file ready for the next segment, if there is room for one."""
-        with self._guard, contextlib.suppress(OSError):
-            if self._ready is None:
-                self._ready = self._make(HEAD + self._longest + len(END))
+    def make_ready(self, *, filled: bool) -> None:
+        """Have a file ready for the next segment, if there is room for one.
+
+        ``filled``: whether a new one's pages are to be in the system's cache: to write to others
+        takes several times as long, and a sync of these takes long.
+        """
+        with self._guard:
+            if self._ready is not None:
+                return
+            try:
+                ready, is_new = self._make(HEAD + self._longest + len(END))
+            except OSError:
+                return
+        if filled and is_new:
+            with contextlib.suppress(OSError):  # a row will meet it too
+                ready.file.fill()
+        with self._guard:
+            self._ready = ready
 
     def retire(self, segments: Sequence[int]) -> None:
         """Keep the files of segments that are not needed any more, or remove them, in order.
@@ -217,10 +230,13 @@ class SegmentFiles:
             self._reserved.discard(ready.number)
             ready.file.close()
             ready = None
-        return self._make(least) if ready is None else ready
+        return self._make(least)[0] if ready is None else ready
 
-    def _make(self, least: int) -> _Spare:
-        """Return a spare file that is long enough, or a new one; its number is reserved."""
+    def _make(self, least: int) -> tuple[_Spare, bool]:
+        """Return a spare file that is long enough, or a new one, and whether it is new.
+
+        Its number is reserved.
+        """
         short = self._disk.segment
         if self.kept == LARGEST:
             short = min(short, max(_FIRST, self._nbytes))
@@ -232,7 +248,7 @@ class SegmentFiles:
             size = file.size()
             if wanted <= size <= 2 * wanted:
                 self._reserved.add(number)
-                return _Spare(number, file, size)
+                return _Spare(number, file, size), False
             file.close()
             self._disk.remove(self._path(number))
         number = next(number for number in itertools.count(1) if number not in self._reserved)
@@ -245,4 +261,4 @@ class SegmentFiles:
                     raise
             wanted = max(least, wanted // 8)
         self._reserved.add(number)
-        return _Spare(number, file, wanted)
+        return _Spare(number, file, wanted), True

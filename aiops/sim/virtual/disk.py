@@ -380,6 +380,9 @@ class VirtualFile:
         """Return its length in bytes."""
         return self._disk.content(self._number)[1]
 
+    def fill(self) -> None:
+        """Do nothing: it has its zeros."""
+
     def map(self) -> None:
         """Do nothing: there is no system whose calls cost anything."""
 
