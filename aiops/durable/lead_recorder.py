@@ -34,6 +34,7 @@ from aiops.model.layout import Ints
 from aiops.shards.lead import Lead
 from aiops.shards.updating import clip
 from aiops.state.directory import GenerationFile
+from aiops.state.file_bytes import Room
 from aiops.state.frames import JournalFrame
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.delta_replica import ReplicaJob
@@ -152,7 +153,7 @@ class LeadReplayer(Replayer):
     def _gradient_kept(self, gradient: Gradient) -> None:
         self._lead.keep_gradient(gradient)
 
-    def _events(self, frame: JournalFrame) -> list[Event | AppliedMark]:
+    def _events(self, frame: JournalFrame, room: Room | None) -> list[Event | AppliedMark]:
         return lead_events(self._lead, frame)
 
     def _measure(self, ticket: int, squares: float) -> None:

@@ -14,7 +14,7 @@ from aiops.engine.events import Applied, Apply, Effect, Event, Received, Reply, 
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.engine.training import Training
 from aiops.errors import DamagedState
-from aiops.state.file_bytes import Room
+from aiops.state.file_bytes import OwnMemory, Room
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
@@ -106,7 +106,7 @@ class Replayer:
             if frame is None:
                 self.lost += 1
                 return None
-            event = self._events(frame)[0]
+            event = self._events(frame, OwnMemory())[0]
             if not isinstance(event, Received):
                 raise DamagedState(f"row {number:,} is no push, and was queued", row=number)
             return event
@@ -139,7 +139,7 @@ class Replayer:
         self._row, self._time = frame.number, frame.time
         self._nbytes += frame.end - frame.at
         leased = bool(frame.flags & LEASED)
-        for event in self._events(frame):
+        for event in self._events(frame, self.room):
             if isinstance(event, AppliedMark):
                 # An exchange's update is handled with what it left: a version without readers.
                 kept = leased and frame.kind != RowKind.STEADY
@@ -162,8 +162,8 @@ class Replayer:
         effects = *self._effects, *applied
         return Recovered(self._row, self._snapshot, self._nbytes, time, effects)
 
-    def _events(self, frame: JournalFrame) -> list[Event | AppliedMark]:
-        return events_of(self._engine, frame, self.room)
+    def _events(self, frame: JournalFrame, room: Room | None) -> list[Event | AppliedMark]:
+        return events_of(self._engine, frame, room)
 
     def _handle(self, event: Event, leased: bool) -> None:
         self._note(self._engine.handle(event, leased))

@@ -13,6 +13,8 @@ from aiops.state.blocks import Read
 _PIECE = 1 << 20
 """Bytes that are read at a time, if less is looked at."""
 
+_ALIGNED = 64  # bytes, as buffers are
+
 
 class Room:
     """Memory into which the large slices of several files are read, one after the other.
@@ -46,6 +48,16 @@ class Room:
             return None
         self._data, self._last = other, 0
         return data
+
+
+class OwnMemory(Room):
+    """Stands for the memory of large slices that were read without a `Room`: each has its own."""
+
+    def exchange(self, last: memoryview, other: Bytes) -> Bytes | None:
+        """Give the memory of a slice away."""
+        data = np.frombuffer(last, np.uint8)
+        whole = len(last) == len(other) and len(last) >= _PIECE  # shorter ones share theirs
+        return data if whole and not data.ctypes.data % _ALIGNED else None
 
 
 class FileBytes:
@@ -96,6 +108,6 @@ class FileBytes:
     def _filled(self, room: Room | None, begin: int, stop: int) -> memoryview:
         """Read a range into some memory, or new; bytes that the file does not have are zeros."""
         nbytes = max(stop - begin, 0)
-        data = np.empty(nbytes, np.uint8) if room is None else room.of(nbytes)
+        data = aligned(nbytes) if room is None else room.of(nbytes)
         data[self._read(begin, data.data) :] = 0
         return data.data

@@ -10,7 +10,7 @@ import pytest
 from aiops.errors import DamagedState
 from aiops.model.arena import aligned
 from aiops.state import file_bytes
-from aiops.state.file_bytes import FileBytes, Room
+from aiops.state.file_bytes import FileBytes, OwnMemory, Room
 from aiops.state.frames import SegmentHead, SegmentScan, frame
 
 
@@ -75,6 +75,21 @@ def test_memory_that_was_exchanged_is_not_read_into_again(monkeypatch: pytest.Mo
     assert room.exchange(shorter, aligned(80)) is None  # a part of it
     assert room.exchange(memoryview(bytes(80)), aligned(80)) is None
     assert bytes(second[:80]) == data[:80]
+
+
+def test_memory_of_its_own_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not that which shorter slices share."""
+    monkeypatch.setattr(file_bytes, "_PIECE", 64)
+    data = bytes(range(250))
+    found = FileBytes(File(data), len(data))
+    large, small = found[0:100], found[100:110]
+    kept = OwnMemory().exchange(large, aligned(100))
+    assert kept is not None
+    assert kept.tobytes() == data[:100]
+    assert kept.flags.writeable
+    assert OwnMemory().exchange(large, aligned(99)) is None
+    assert OwnMemory().exchange(large[3:], aligned(97)) is None  # it is not aligned
+    assert OwnMemory().exchange(small, aligned(10)) is None
 
 
 def test_a_file_that_is_shorter_than_it_was_reads_as_zeros() -> None:
