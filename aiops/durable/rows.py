@@ -73,7 +73,7 @@ def check_of(ticket: int, sums: Ints) -> int:
     """Return the checksum that an update's row has of its result."""
     if sys.byteorder == "big":
         sums = sums.byteswap()
-    return zlib.crc32(np.ascontiguousarray(sums).data, ticket & 0xFFFFFFFF)
+    return zlib.crc32(sums.tobytes(), ticket & 0xFFFFFFFF)
 
 
 def passes(event: Event) -> bool:

@@ -362,7 +362,8 @@ class SnapshotPool:
     @property
     def leased(self) -> bool:
         """True if the current version may not be written to: it has readers, or is poisoned."""
-        self.settle()
+        if self.returned:
+            self.settle()
         return bool(self.current.readers) or self.current.poisoned
 
     def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
