@@ -46,6 +46,7 @@ from aiops.engine.training import Training
 from aiops.engine.update_queue import QueueItem
 from aiops.errors import UsageError
 from aiops.kernels.parallel import ParallelMap, serial_map
+from aiops.model.arena import aligned
 from aiops.model.layout import Array, Bytes
 from aiops.state.plain import pack, unpack
 from aiops.store.capture_job import CaptureJob
@@ -57,6 +58,9 @@ from aiops.store.sparse_table import SparseTable
 
 _PIECE = 8 << 20
 """Bytes that are copied at a time, on several threads."""
+
+_PAGE = 4096
+"""Bytes: memory that begins at a page can be written to a disk without another copy."""
 
 Copied = Callable[[], Mapping[str, Array]]
 """Copies arrays; returns them by name."""
@@ -130,7 +134,9 @@ class Capture:
         """Return an array for a copy. New memory takes several times as long as the copying."""
         found = self.room.pop(name, None)
         fits = found is not None and (found.shape, found.dtype) == (source.shape, source.dtype)
-        return found if found is not None and fits else np.empty_like(source)
+        if found is not None and fits:
+            return found
+        return aligned(source.nbytes, _PAGE).view(source.dtype).reshape(source.shape)
 
     def array(self, name: str, into: Array) -> None:
         """Write an array into one of its dtype and as many elements."""

@@ -7,10 +7,10 @@ import numpy as np
 from aiops.model.layout import Array, Bytes, Layout
 
 
-def aligned(nbytes: int) -> Bytes:
-    """Return uninitialised memory, uint8[nbytes], aligned to 64 bytes."""
-    raw = np.empty(nbytes + 63, np.uint8)
-    skip = -raw.ctypes.data % 64
+def aligned(nbytes: int, to: int = 64) -> Bytes:
+    """Return uninitialised memory, uint8[nbytes], that begins at a multiple of ``to`` bytes."""
+    raw = np.empty(nbytes + to - 1, np.uint8)
+    skip = -raw.ctypes.data % to
     return raw[skip : skip + nbytes]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aiops.common import forks
+from aiops.net.direct_file import DirectFile
 from aiops.net.mapped_file import MappedFile
 
 _PRIVATE = 0o600  # a model is its owner's
@@ -51,6 +52,12 @@ class DiskFile(Protocol):
 
     def fill(self) -> None:
         """Have the zeros of a new file in the system's cache, before they are written over."""
+
+    def bypass(self) -> bool:
+        """Have long writes go past the system's cache from here on; return whether it can do that.
+
+        They are to begin at multiples of 4096. What was written is safe after a `sync`, as ever.
+        """
 
     def map(self) -> None:
         """Have short writes cost less from here on, where the system can do that.
@@ -147,23 +154,24 @@ class _SystemFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._mapped: MappedFile | None = None
+        self._direct: DirectFile | None = None
         forks.note(self)
 
     def write(self, buffers: Sequence[bytes | bytearray | memoryview], at: int) -> None:
         if self._mapped is not None and self._mapped.write(buffers, at):
             return
+        if self._direct is not None and (count := self._direct.write(buffers, at)):
+            at, buffers = at + count, _behind(buffers, count)
+            if not buffers:
+                return
         count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
         if count == sum(map(len, buffers)):  # nearly always
             return
-        views = [memoryview(buffer) for buffer in buffers]
         while True:
-            at += count
-            while views and count >= len(views[0]):
-                count -= len(views.pop(0))
-            if not views:
+            at, buffers = at + count, _behind(buffers, count)
+            if not buffers:
                 return
-            views[0] = views[0][count:]
-            count = os.pwritev(self._descriptor, views[:_MOST_BUFFERS], at)
+            count = os.pwritev(self._descriptor, buffers[:_MOST_BUFFERS], at)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
@@ -197,6 +205,12 @@ class _SystemFile:
         for at in range(0, size, _FILLED):
             self.write([zeros[: size - at]], at)
 
+    def bypass(self) -> bool:
+        if self._direct is None:
+            with contextlib.suppress(OSError):
+                self._direct = DirectFile(self._descriptor)
+        return self._direct is not None
+
     def map(self) -> None:
         if self._mapped is None:
             with contextlib.suppress(OSError, ValueError):
@@ -209,6 +223,8 @@ class _SystemFile:
 
     def close(self) -> None:
         self._unmap()
+        if self._direct is not None:
+            self._direct.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -216,8 +232,22 @@ class _SystemFile:
     def forked(self) -> None:
         """Let go of it in a fork: the parent goes on writing."""
         self._unmap()
+        if self._direct is not None:
+            forks.blank(self._direct.descriptor)
         if self._descriptor >= 0:
             forks.blank(self._descriptor)
+
+
+def _behind(
+    buffers: Sequence[bytes | bytearray | memoryview], count: int
+) -> list[bytes | bytearray | memoryview]:
+    """Return what is left of some buffers behind their first bytes."""
+    left = list(buffers)
+    while left and count >= len(left[0]):
+        count -= len(left.pop(0))
+    if left:
+        left[0] = memoryview(left[0])[count:]
+    return left
 
 
 class _FileLock:

@@ -20,6 +20,10 @@ _log = logging.getLogger("aiops.server")
 
 _SPARE = f"snapshot{PART}"
 
+_LARGE = 16 << 20
+"""Bytes from which a snapshot is not kept in the system's cache: training needs the memory's time,
+and a start reads from the disk nearly as fast."""
+
 KEPT = 2
 """Snapshots that stay: if the newest is damaged, the one before it and the journal are as good."""
 
@@ -114,9 +118,12 @@ class SnapshotWriter:
             self._disk.remove(part)
             file = self._again(part, nbytes) or self._create(part, nbytes)
             try:
+                cached = nbytes < _LARGE or not file.bypass()
                 for at, buffers in plan.pieces():
                     file.write(buffers, at)
-                    file.sync()  # in steps, so that the journal's rows do not wait for all of it
+                    if cached:  # in steps, so that the journal's rows do not wait for all of it
+                        file.sync()
+                file.sync()
             finally:
                 file.close()
             self._disk.rename(part, self._folder / name)

@@ -383,6 +383,10 @@ class VirtualFile:
     def fill(self) -> None:
         """Do nothing: it has its zeros."""
 
+    def bypass(self) -> bool:
+        """Return False: there is no cache that matters."""
+        return False
+
     def map(self) -> None:
         """Do nothing: there is no system whose calls cost anything."""
 
