@@ -225,6 +225,34 @@ def test_a_start_replays_from_a_snapshot_and_folders_are_bounded(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("small_segments")
+def test_the_lead_keeps_its_snapshots_while_no_set_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower's disk refuses snapshots, so the lead has those of no set; all of them stay."""
+    create = SystemDisk.create
+
+    def refused(disk: SystemDisk, path: Path, nbytes: int = 0) -> Any:
+        if path.parent.name == "shard-1" and path.name.startswith("snapshot"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(disk, path, nbytes)
+
+    monkeypatch.setattr(SystemDisk, "create", refused)
+    settings = {"policy": "asgd", "kernels": "numpy", "snapshot_every": 0.01, "shards": 2}
+    with (
+        ServerThread(**settings, state=tmp_path) as lead,
+        Client(lead.url, role="worker") as client,
+    ):
+        params = client.define(MODEL)
+        for step in range(300):
+            client.exchange(params, gradients(step % 7))
+            found = StateListing(path.name for path in (tmp_path / "shard-0").iterdir())
+            if len(found.snapshots) > 3:
+                break
+    assert len(found.snapshots) > 3
+    assert found.segments[0] == 1
+
+
+@pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("acks", ["written", "durable"])
 def test_the_better_promise_is_taken_up_again_when_there_is_room(
     acks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

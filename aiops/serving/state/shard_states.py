@@ -46,6 +46,8 @@ class LeadState(KeptState):
         As of `KeptState`.
     """
 
+    _alone = False
+
     def __init__(
         self,
         lead: Lead,
