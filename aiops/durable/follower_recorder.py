@@ -7,7 +7,7 @@ then an acknowledgement of the lead's, which needs the reports of all, holds for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -296,14 +296,26 @@ class FollowerReplayer:
         The follower; its reports are thrown away.
     run
         The run whose state it is.
+    warm
+        Begins to compile kernels on another thread. None: that is left to `Recovered.outstanding`.
+
+    Attributes
+    ----------
+    lost, taken
+        As of `Replayer`.
     """
 
-    def __init__(self, follower: Follower, run: str) -> None:
+    def __init__(
+        self, follower: Follower, run: str, warm: Callable[[Warm], object] | None = None
+    ) -> None:
         self._follower, self._row, self._nbytes, self._time = follower, 0, 0, 0.0
+        self._warm = warm
+        self.taken: Callable[[Capture, int], object] | None = None
         self._effects: list[Effect] = []
         self._checks: dict[int, int] = {}  # by ticket, of the last update
         self._bounds = unbounded(follower.pools)
         self._snapshot, self.lost = 0, 0
+        self._run = run
         follower.replaying(run)
 
     def restore(
@@ -322,7 +334,7 @@ class FollowerReplayer:
         ticket: Any = owners["ticket"]
         self._checks = {ticket: check_of(ticket, NONE)}
         self._row = self._snapshot = row
-        self._effects.append(Warm(shard.store.warming()))
+        self._note([Warm(shard.store.warming())])
 
     def _restore_portion(self, frame: JournalFrame, fields: dict[str, Any]) -> None:
         number, message = portion_of(fields)
@@ -357,6 +369,10 @@ class FollowerReplayer:
             text = f"row {self._row:,} is damaged ({what:.300})"
             raise DamagedState(text, row=self._row) from error
 
+    def go_on(self) -> None:
+        """Take further rows, after `finish`: no lead has connected."""
+        self._follower.replaying(self._run)
+
     def finish(self) -> Recovered:
         """Return where the journal ended; the follower may be led from here on."""
         self._bounds.update(unbounded(self._follower.pools))
@@ -370,11 +386,32 @@ class FollowerReplayer:
         """Carry out the updates among some effects: here nothing happens beside them."""
         for effect in effects:
             if isinstance(effect, Apply):
+                captured = self._capture(effect) if self.taken is not None else None
                 sums = effect.run()
                 self._checks = {effect.ticket: check_of(effect.ticket, sums)}
                 self._note(self._follower.handle(Applied(self._time, effect.ticket, sums)))
+                if captured is not None and self.taken is not None:
+                    self.taken(captured, self._row)
+            elif isinstance(effect, Warm) and self._warm is not None:
+                self._warm(effect)
             elif isinstance(effect, Warm):
                 self._effects.append(effect)
+
+    def _capture(self, effect: Apply) -> Capture | None:
+        """Capture the state that an order asks for; None: it asks for none, or has no memory."""
+        job, follower = effect.job, self._follower
+        if not (isinstance(job, CaptureJob) and job.row and follower.shard is not None):
+            return None
+        try:
+            found = capture_shard(follower, follower.shard, job.row, effect.ticket)
+        except MemoryError:
+            return None
+        try:
+            found.copy(follower.machine.parallel_map)
+        except MemoryError:
+            found.release()
+            return None
+        return found
 
     def _check(self, ticket: int, check: int) -> None:
         if ticket not in self._checks:

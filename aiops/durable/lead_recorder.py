@@ -175,6 +175,7 @@ class LeadReplayer(Replayer):
             raise differs(self._row)
         if isinstance(job, UpdateJob | ReplicaJob):
             self._lead.updated()
+        self._capture_done(apply)
         return Applied(mark.time, apply.ticket, self._sums)
 
     def _agrees(self, job: object, mine: Ints) -> bool:

@@ -176,13 +176,18 @@ class Replayer:
         sums = apply.run()
         if check_of(apply.ticket, sums) != mark.check:
             raise differs(self._row)
-        if self._captured is not None and isinstance(apply.job, CaptureJob):
-            (found, row), self._captured = self._captured, None
-            if apply.job.error is None and self.taken is not None:
-                self.taken(found, row)
-            else:
-                found.release()
+        self._capture_done(apply)
         return Applied(mark.time, apply.ticket, sums)
+
+    def _capture_done(self, apply: Apply) -> None:
+        """Give a capture that is complete to `taken`, if this is its job."""
+        if self._captured is None or not isinstance(apply.job, CaptureJob):
+            return
+        (found, row), self._captured = self._captured, None
+        if apply.job.error is None and self.taken is not None:
+            self.taken(found, row)
+        else:
+            found.release()
 
     def _capture(self, job: CaptureJob) -> None:
         """Capture the state after the present event, and have a job copy the rest."""

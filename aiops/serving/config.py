@@ -34,6 +34,7 @@ _COUNTS = (
     "recall",
     "fetch_lag",
     "shards",
+    "shard",
     "threads",
     "shard_bytes",
 )
@@ -89,6 +90,9 @@ class Config:
     )
     standby: str | None = _option(
         None, "Be the standby of the server at this URL: keep all that it keeps, in --state."
+    )
+    shard: int | None = _option(
+        None, "With --follower --standby: be the standby of this shard of the run at that URL."
     )
     standby_deadline: float = _option(
         10.0, "Seconds that 'replicated' waits for a standby before it means 'durable'."
@@ -174,8 +178,6 @@ class Config:
                     "--keep-journal keeps that of --state DIR: --record DIR needs none"
                 )
             return
-        if (self.sharded or self.follower) and level is Acks.REPLICATED:
-            raise ConflictError("--acks replicated needs a standby: shards have none yet")
         if (self.sharded or self.follower) and self.acknowledgement is Acks.APPLIED:
             raise ConflictError(
                 "--acks applied keeps snapshots and no journal, and shards keep journals only: take"
@@ -203,9 +205,10 @@ class Config:
         parse_all(self.standby or "")
         if self.state is None:
             raise UsageError("--standby needs --state DIR to keep the primary's state in")
-        if self.sharded or self.follower:
-            raise ConflictError(
-                "a standby is of a server that has all of the model: shards have none yet"
+        if self.follower and self.shard is None:
+            raise UsageError(
+                "the standby of a follower needs --shard: the number of the shard that it is to"
+                " have, from 1; --standby names the run's lead"
             )
         if self.init is not None:
             raise ConflictError("a standby has its primary's model: drop --init")
@@ -225,6 +228,11 @@ class Config:
         return Acks.APPLIED if self.state is None else Acks.WRITTEN
 
     def _check_shards(self) -> None:
+        if self.shard is not None and not (self.follower and self.standby is not None):
+            raise UsageError(
+                "--shard is for the standby of a follower, which has --follower and --standby: a"
+                " follower is told its shard by its lead"
+            )
         if self.follower and (self.followers or self.shards > 1):
             raise ConflictError(
                 "a follower has no followers of its own: give --shards and --followers to the lead"
@@ -264,6 +272,10 @@ class Config:
             else:
                 found.append(parse(text))
         return found
+
+    def follower_addresses(self) -> list[tuple[str, int]]:
+        """Return the followers' hosts and ports, as this server reaches them."""
+        return [(host or local_address(self.host), port) for host, port in self.reach()]
 
     def budgets(self) -> tuple[int | None, int | None]:
         """Return the bytes per second of all clients together, and of each one."""
@@ -322,6 +334,11 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
         return settings_of(self.set, self.lr)
+
+
+def local_address(host: str) -> str:
+    """Return the address by which a listener on all addresses is reached on the same host."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def shard_folder(shard: int) -> str:

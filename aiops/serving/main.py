@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import signal
 from collections.abc import Callable
+from functools import partial
 
 from aiops.net import faults, signals
 from aiops.serving.config import Config
@@ -47,19 +48,22 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
             standby.promote()
 
     with signals.handled(end, promote if config.standby is not None else None):
-        if config.standby is not None:
-            standby = StandbyServer(config)
-            announce(await standby.start())
-            try:
-                server = await standby.stand_by()
-                if server is not None:
-                    if ending:
-                        server.stop()
-                    await server.serve()
-            finally:
-                standby.end()
-            return
         async with ShardProcesses(config) as children:
+            if config.standby is not None:
+                standby = StandbyServer(children.config)
+                children.on_start = standby.follower_moved
+                standby.on_promotion = partial(setattr, children, "standbys", False)
+                announce(await standby.start())
+                try:
+                    server = await standby.stand_by()
+                    if server is not None:
+                        children.on_start = server.follower_moved
+                        if ending:
+                            server.stop()
+                        await server.serve()
+                finally:
+                    standby.end()
+                return
             server = Server(children.config)
             children.on_start = server.follower_moved
             url = await server.start()

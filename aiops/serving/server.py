@@ -21,8 +21,10 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.common import forks, urls
 from aiops.durable.commit_gate import Acks, EncodedReply
+from aiops.durable.follower_recorder import FollowerReplayer, check_follower
+from aiops.durable.lead_recorder import LeadReplayer
 from aiops.durable.recorder import Supersede
-from aiops.durable.recovery import Recovered, Replayer
+from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, End, Event, JournalEnded, Stopping
 from aiops.engine.steady import ExchangeRecord, Steady
@@ -31,7 +33,7 @@ from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import narrow, unpace
 from aiops.serving.acceptor import Acceptor, Coordinator
-from aiops.serving.config import Config
+from aiops.serving.config import Config, local_address
 from aiops.serving.effects import EffectRunner
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
@@ -45,6 +47,7 @@ from aiops.serving.unix_listener import UnixListener
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
+from aiops.state.frames import JournalFrame
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SinkFor
 from aiops.wire.messages import Error, Hello, Message
@@ -171,7 +174,7 @@ class Server:
         """Return a lead's connections to its followers, not opened yet."""
         config, algorithm = self.config, self._engine.algorithm
         return ShardLinks(
-            [(host or _nearest(config.host), port) for host, port in config.reach()],
+            config.follower_addresses(),
             *(config.token, run, algorithm.name, algorithm.settings()),
             *(config.heartbeat, self._env),
             lead.sink_for_follower,
@@ -184,7 +187,7 @@ class Server:
         """Reach a follower on this machine at another port from here on: it was started again."""
         if self._links is not None and isinstance(self._coordinator, Lead):
             self._coordinator.move(shard, "", port)
-            self._links.move(shard, _nearest(self.config.host), port)
+            self._links.move(shard, local_address(self.config.host), port)
 
     def _statistics(self) -> Mapping[str, Any]:
         """Return the shell's part of the statistics."""
@@ -213,8 +216,23 @@ class Server:
 
     @property
     def run(self) -> str:
-        """The name of the run."""
+        """The name of the run; of a follower, that of its state."""
+        if isinstance(self._coordinator, Follower):
+            return self._coordinator.run or (self._state_files.run if self._state_files else "")
         return self._engine.options.run
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The engine, the lead or the follower, which decides."""
+        return self._coordinator
+
+    @property
+    def version(self) -> int:
+        """The version of the model, or of the follower's part of it."""
+        follower = self._coordinator
+        if isinstance(follower, Follower):
+            return 0 if follower.shard is None else follower.shard.version
+        return self._engine.version
 
     @property
     def generation(self) -> int:
@@ -308,13 +326,15 @@ class Server:
         def post_threadsafe(event: Event) -> object:
             return loop.call_soon_threadsafe(self._journalled, event)
 
+        state: KeptState | FollowerState
         if isinstance(coordinator, Follower):
             mine = files, coordinator, config.acknowledgement, self._clock
-            return FollowerState(*mine, post_threadsafe, perform)
-        if isinstance(coordinator, Lead):
-            return LeadState(coordinator, files, *given, post_threadsafe, perform)
-        state = KeptState(files, self._engine, *given, post_threadsafe, perform, promoted)
-        if state.record is not None:
+            state = FollowerState(*mine, post_threadsafe, perform, promoted)
+        elif isinstance(coordinator, Lead):
+            state = LeadState(coordinator, files, *given, post_threadsafe, perform, promoted)
+        else:
+            state = KeptState(files, self._engine, *given, post_threadsafe, perform, promoted)
+        if config.acknowledgement > Acks.APPLIED:
             self._feeds = self.connections.standbys = StandbyFeeds(
                 *(files, state, config.acknowledgement, config.standby_deadline, self._env),
                 *(self._committed, self.connections.link_lost, self.supersede),
@@ -385,19 +405,36 @@ class Server:
         self.connections.refuse(str(error), Superseded.code, error.details)
         self._stop_with(error)
 
-    def replayer(self, on_loop: Callable[..., object] | None = None) -> Replayer:
+    def replayer(self, on_loop: Callable[..., object] | None = None) -> Replayer | FollowerReplayer:
         """Return what replays rows to the engine, instead of `start`.
 
         ``on_loop``: has a function called by the event loop, if the replay is on another thread.
         """
         perform = self._runner.perform
-        return Replayer(self._engine, partial(on_loop, perform) if on_loop else perform)
+        warm = partial(on_loop, perform) if on_loop else perform
+        coordinator = self._coordinator
+        if isinstance(coordinator, Follower):
+            return FollowerReplayer(coordinator, self.run, warm)
+        if isinstance(coordinator, Lead):
+            return LeadReplayer(coordinator, warm)
+        return Replayer(self._engine, warm)
 
-    def recover(self, replayer: Replayer) -> Recovered | None:
+    def recover(self, replayer: Replayer | FollowerReplayer) -> Recovered | None:
         """Bring the engine to the state that is kept, instead of `start`; see `StateFiles`."""
-        if self._state_files is None:
+        files = self._state_files
+        if files is None:
             return None
-        return self._state_files.recover(self._engine, self.config.policy, replayer=replayer)
+        if isinstance(replayer, FollowerReplayer):
+            return files.recover_follower(self._coordinator, replayer)  # type: ignore[arg-type]
+        return files.recover(self._engine, self.config.policy, replayer=replayer)
+
+    def check_begin(self, frame: JournalFrame) -> None:
+        """Check that a state's first row is of a server with these settings; see `check_begin`."""
+        where = str(self.config.state_folder)
+        if isinstance(self._coordinator, Follower):
+            check_follower(frame, self._coordinator, where)
+        else:
+            check_begin(frame, self.config.policy, self._engine, where)
 
     def discard(self) -> None:
         """Let go of everything, instead of `start`."""
@@ -662,8 +699,3 @@ class Server:
 
 def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-
-
-def _nearest(host: str) -> str:
-    """Return the address by which a listener on all addresses is reached on the same host."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -71,6 +71,8 @@ class ShardLinks:
     generation
         Returns the number of this start of a lead with a state, and None for one without. With a
         state, a follower that is lost is connected to again.
+    standby
+        Whether this is the standby of a lead, and those are the standbys of its followers.
     """
 
     def __init__(
@@ -86,7 +88,10 @@ class ShardLinks:
         post: Callable[[Event], None],
         refusal: Callable[[int, ShardState], str],
         generation: Callable[[], int | None],
+        *,
+        standby: bool = False,
     ) -> None:
+        self._standby = standby
         self._addresses, self._token, self._run = list(addresses), token, run
         self._policy, self._settings = policy, settings
         self._heartbeat, self._env, self._sink_for, self._post = heartbeat, env, sink_for, post
@@ -120,6 +125,16 @@ class ShardLinks:
                     f"{self._followers[shard].name} cannot be had ({why}): start it with"
                     " --follower, and with this server's policy and token"
                 ) from None
+        self._sweep(asyncio.get_running_loop())
+
+    def begin(self, patience: float) -> None:
+        """Begin to connect to all followers, each of whose attempts may take ``patience`` seconds.
+
+        One that cannot be reached, or refuses, is reported as lost, and is tried again.
+        """
+        self._patience = patience
+        for shard in range(1, len(self._addresses) + 1):
+            self._attempts[shard] = asyncio.ensure_future(self._attach_again(shard))
         self._sweep(asyncio.get_running_loop())
 
     async def _attach(self, shard: int) -> None:
@@ -156,6 +171,7 @@ class ShardLinks:
                 why = str(error) or f"no answer in {self._patience:g} s"
                 if why != said:
                     _log.warning("%s: %s", self._followers[shard].name, why)
+                    self._post(Lost(self._env.now(), shard, why))
                 said = why
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
@@ -180,6 +196,7 @@ class ShardLinks:
             policy=self._policy,
             settings=self._settings,
             generation=self._generation() or 0,
+            standby=self._standby,
         )
         return FollowerLink(name, link, hello, self._env.now())
 
@@ -206,8 +223,8 @@ class ShardLinks:
         if link.wire.state == "lead open":
             link.send(link.wire.send(order.message, order.payloads))
 
-    def end(self) -> None:
-        """Send `Leave` to all of them: they end too."""
+    def end(self, *, leave: bool = True) -> None:
+        """Send `Leave` to all of them: they end too. Without ``leave`` they go on."""
         self._ending = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -218,7 +235,8 @@ class ShardLinks:
             if follower.lost is not None:
                 continue
             if link.wire.state == "lead open":
-                link.send(link.wire.send(Leave(0)))
+                if leave:
+                    link.send(link.wire.send(Leave(0)))
                 link.close()
             else:
                 link.fault(ConnectionLost("the lead is shutting down"))

@@ -45,7 +45,7 @@ FOLLOWERS_SETTINGS = (
         "max_model",
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
-    *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every"),
+    *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "standby_deadline"),
 )
 """The lead's settings that followers get as flags; they get the token by the environment."""
 
@@ -66,6 +66,8 @@ class ShardProcesses(AsyncClosing):
         if ``threads`` was not set.
     on_start
         Called with the shard and the port of a follower that has been started again.
+    standbys
+        Whether one that is started is the standby of a follower.
 
     Raises
     ------
@@ -80,7 +82,7 @@ class ShardProcesses(AsyncClosing):
         self.config = config
         self._processes: list[asyncio.subprocess.Process] = []
         self._watchers: list[asyncio.Task[None]] = []
-        self._ending = False
+        self._ending, self.standbys = False, config.standby is not None
         self.on_start: Callable[[int, int], None] = lambda shard, port: None
 
     async def connect(self) -> Self:
@@ -133,6 +135,7 @@ class ShardProcesses(AsyncClosing):
             ),
             *self.config.flags(FOLLOWERS_SETTINGS),
             *self._state_flags(shard),
+            *self._standby_flags(shard),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(self.config),
@@ -157,6 +160,11 @@ class ShardProcesses(AsyncClosing):
     def _state_flags(self, shard: int) -> list[str]:
         state = self.config.state
         return [] if state is None else [f"--state={state / shard_folder(shard)}"]
+
+    def _standby_flags(self, shard: int) -> list[str]:
+        if not self.standbys:
+            return []
+        return [f"--standby={self.config.standby}", f"--shard={shard}"]
 
     async def _watch(self, shard: int, process: asyncio.subprocess.Process) -> None:
         """Log that a follower ended, if it was not to end; start one with a state again."""

@@ -7,6 +7,7 @@ Here are its connections and the portions of pushes; its `Shard` has what needs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,9 @@ from aiops.wire.server_messages import (
     UpdateDone,
 )
 from aiops.wire.sinks import Discard, Sink
+
+PROMOTED = "promoted"
+"""The key in `ShardState.holds` of a follower that is asked for as if it were a standby still."""
 
 REPLAYED = 0
 """The number of the lead's connection while its orders are replayed: no other has it."""
@@ -236,6 +240,8 @@ class Follower:
         hello, effects = event.hello, list[Effect]()
         welcome = Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof))
         try:
+            if isinstance(hello, LeadHello) and hello.standby:
+                return [welcome, Reply(event.peer, self._promoted())]
             if isinstance(hello, LeadHello):
                 effects = self._take_lead(event, hello)
                 return [*effects, welcome, Reply(event.peer, self.state())]
@@ -284,6 +290,19 @@ class Follower:
         }
         numbers = shard.shard, shard.shards, shard.version, report.id
         return ShardState(0, self.kept, self.run, *numbers, measured, holds)
+
+    def _promoted(self) -> ShardState:
+        """Return what the standby of a lead is told: this is no standby any more.
+
+        Raises
+        ------
+        ValueError
+            When it cannot have been one, as it keeps no state.
+        """
+        if not self.kept:
+            raise ValueError("this follower is no standby: start it with --standby")
+        found = self.state()
+        return replace(found, holds={**found.holds, PROMOTED: True})
 
     def _take_client(self, event: Joined, hello: ShardHello) -> list[Effect]:
         """Add a client's connection; drop its earlier ones."""

@@ -71,6 +71,7 @@ class LeadHello(Message):
     policy: Text
     settings: Plain
     generation: UInt = 0  # the number of starts of a lead with a state; 0 without
+    standby: bool = False  # it is the standby of a lead, and looks for those of its followers
 
 
 @value

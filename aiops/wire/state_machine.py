@@ -17,10 +17,10 @@ _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round",
 
 _ORDERS = {
     *("load_shard", "expect_push", "run_update", "send_params", "send_increments"),
-    *("hold_version", "finish_push", "keep_sets", "count_traffic", "ping", "pong"),
+    *("hold_version", "finish_push", "keep_sets", "count_traffic", "promote", "ping", "pong"),
 }
 _REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts", "shard_state"} | {
-    *("snapshot_saved", "ping", "pong", "error"),
+    *("snapshot_saved", "promoted", "ping", "pong", "error"),
 }
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {

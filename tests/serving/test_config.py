@@ -48,6 +48,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "snapshot_every": (1.5, 2.5, 3.5),
     "keep_journal": (True, False, True),
     "standby": ("aiops://a", "aiops://b", "aiops://c,d"),
+    "shard": (1, 2, 3),
     "standby_deadline": (1.5, 2.5, 3.5),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
@@ -74,6 +75,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
 NEEDS = {
     "save_every": {"save": Path("out.safetensors")},
     "standby": {"state": Path("state")},
+    "shard": {"state": Path("state"), "standby": "aiops://a", "follower": True},
     "keep_journal": {"state": Path("state")},
 }
 NAMES = [field.name for field in dataclasses.fields(Config)]
@@ -131,7 +133,7 @@ def given(name: str, *sources: str) -> dict[str, Any]:
     variables: dict[str, str] = {}
     lines: list[str] = []
     for other, value in NEEDS.get(name, {}).items():
-        flags += ["--" + other, str(value)]
+        flags += ["--" + other] if value is True else ["--" + other, str(value)]
     if "flag" in sources:
         items = in_flag if isinstance(in_flag, list) else [in_flag]
         flags += [flag] if in_flag is True else [w for item in items for w in (flag, str(item))]

@@ -6,29 +6,24 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from aiops.durable.recorder import AppendRow
-from aiops.durable.recovery import Recovered, Replayer, check_begin
+from aiops.durable.recovery import Recovered
 from aiops.durable.rows import JournalRow
 from aiops.durable.standby import StandbyPosition, generations_of, rows_in
-from aiops.engine.capture import Capture
-from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, Event, JournalEnded
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.net.disk import Disk
 from aiops.serving.config import Config
 from aiops.serving.server import Server
-from aiops.serving.state.journal_writer import JournalWriter
-from aiops.serving.state.kept_state import header_of
-from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.standby.followed_run import FollowedRun
 from aiops.serving.state.state_files import StateFiles
 from aiops.state.directory import IDENTITY_FILE, PART, StateListing, snapshot_name
-from aiops.state.frames import JournalFrame
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 from aiops.wire.standby_messages import JournalRows, SnapshotPart, StandbyWelcome
 
@@ -38,111 +33,6 @@ _SLICE = 0.005
 """Seconds for which rows are applied before the event loop has its turn."""
 
 _INCOMING = f"snapshot-incoming{PART}"
-
-
-class FollowedRun:
-    """The run that a standby follows: the files of its state, and the engine that they bring along.
-
-    Parameters
-    ----------
-    config
-        The settings of the server that the standby may become.
-
-    Attributes
-    ----------
-    server
-        Has the engine; it listens when the standby is promoted.
-    files
-        The files.
-    replayer
-        Brings the engine along.
-    writer
-        Appends the primary's rows; None: it has not been fed yet.
-    synced
-        The newest row that is synced.
-
-    Raises
-    ------
-    UsageError
-        When the settings cannot work, or the folder is no state's.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.server = server = Server(config)
-        if server.state_files is None:
-            raise UsageError("a standby keeps a state: name its folder with --state")
-        self.files = files = server.state_files
-        self._loop, self._config = asyncio.get_running_loop(), config
-        self.replayer = server.replayer()
-        self.writer: JournalWriter | None = None
-        self.synced = 0
-        self._snapshots = SnapshotWriter(files.disk, files.folder, files.segments)
-        self._waiting: tuple[Capture, int] | None = None  # a capture whose rows are not synced
-
-    def recover(self) -> Recovered | None:
-        """Bring the engine, which is fresh, to the state of the folder."""
-        return self._recover(self.server.replayer())
-
-    async def recover_beside(self) -> Recovered | None:
-        """Do so on another thread: it may take long, and clients and the primary wait meanwhile."""
-        replayer = self.server.replayer(self._loop.call_soon_threadsafe)
-        return await asyncio.to_thread(self._recover, replayer)
-
-    def _recover(self, replayer: Replayer) -> Recovered | None:
-        found = self.server.recover(replayer)
-        self.replayer, replayer.taken = replayer, self._captured
-        return found
-
-    def apply(self, frame: JournalFrame) -> None:
-        """Bring the engine along by a row."""
-        if frame.number == 1:
-            where = str(self.files.folder)
-            check_begin(frame, self._config.policy, self.server.engine, where)
-            self.replayer.begin(frame)
-        else:
-            self.replayer.feed(frame)
-
-    def note_synced(self, row: int) -> None:
-        """Note that rows are synced: the snapshot that waits for them can be written."""
-        self.synced = row
-        if self._waiting is not None and self._waiting[1] <= row:
-            waiting, self._waiting = self._waiting, None
-            self._write(*waiting)
-
-    def end_writers(self) -> str:
-        """Write nothing more; return the reason for which rows are missing, if any are."""
-        if self._waiting is not None:
-            self._waiting[0].release()
-            self._waiting = None
-        self._snapshots.wait()
-        writer, self.writer = self.writer, None
-        if writer is None:
-            return ""
-        writer.end()
-        return writer.why
-
-    def discard(self) -> None:
-        """Close the files, and let go of the engine."""
-        self.end_writers()
-        self.server.discard()
-
-    def _captured(self, found: Capture, row: int) -> None:
-        """Have a snapshot where the primary has one, unless the disk is behind with another.
-
-        It may be ahead of the rows that are synced, and after a loss of power it would lack those
-        that its queue refers to. So it waits for them.
-        """
-        if self._snapshots.busy or self._waiting is not None:
-            found.release()
-        elif row > self.synced:
-            self._waiting = found, row
-        else:
-            self._write(found, row)
-
-    def _write(self, found: Capture, row: int) -> None:
-        release = partial(self._loop.call_soon_threadsafe, found.release)
-        header = header_of(self.files, found, row)
-        self._snapshots.begin(found, header, lambda nbytes: release())
 
 
 class _Incoming:
@@ -185,6 +75,8 @@ class StandbyCopy:
         Draws numbers of 32 bits.
     kept
         Called when rows have been synced.
+    saved
+        As of `FollowedRun`.
 
     Attributes
     ----------
@@ -201,9 +93,10 @@ class StandbyCopy:
         disk: Disk,
         salt: Callable[[], int],
         kept: Callable[[], None],
+        saved: Callable[[int], None],
     ) -> None:
         self._config, self._folder, self._disk = config, folder, disk
-        self._salt, self._kept = salt, kept
+        self._salt, self._kept, self._saved = salt, kept, saved
         self._run: FollowedRun | None = None
         self._loop = asyncio.get_running_loop()
         self.row = self.applied = self.newest = 0
@@ -226,9 +119,27 @@ class StandbyCopy:
         return StandbyPosition(run.files.run, run.files.generation, row, proof)
 
     @property
-    def engine(self) -> Engine | None:
-        """The engine that is brought along; None while there is none to look at."""
-        return None if self._run is None or self._restoring else self._run.server.engine
+    def server(self) -> Server | None:
+        """The server that is brought along; None while there is none to look at."""
+        return None if self._run is None or self._restoring else self._run.server
+
+    def follower_moved(self, shard: int, port: int) -> None:
+        """Reach a follower on this machine at another port, as a server and ever after."""
+        followers = [*self._config.followers]
+        followers[shard - 1] = f":{port}"
+        self._config = dataclasses.replace(self._config, followers=followers)
+        if self._run is not None:
+            self._run.server.follower_moved(shard, port)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The rows of the lead's journal of which it has snapshots, rising."""
+        return () if self._run is None else tuple(sorted(self._run.cuts))
+
+    def keep(self, cuts: Sequence[int]) -> None:
+        """Remove what neither these snapshots need nor later ones."""
+        if self._run is not None and not self.pending:
+            self._run.keep(cuts)
 
     @property
     def synced(self) -> int:
@@ -258,7 +169,7 @@ class StandbyCopy:
         ``was_fetching``: a snapshot had not come whole, and the rows there are those behind it.
         """
         began = time.perf_counter()
-        run = FollowedRun(self._config)
+        run = FollowedRun(self._config, self._saved)
         listing = StateListing(self._disk.names(self._folder))
         if not listing.snapshots and min(listing.segments, default=1) > 1:
             if was_fetching:
@@ -301,7 +212,7 @@ class StandbyCopy:
     def begin(self, welcome: StandbyWelcome, *, again: bool) -> None:
         """Go on behind the row of a welcome; ``again``: drop all that there is before."""
         generations = generations_of(welcome)
-        run = self._run or self._made(welcome.run)
+        run = self._run or self._made(welcome)
         if again:
             run = self._begun_again(run)
         self._run = run
@@ -313,9 +224,10 @@ class StandbyCopy:
         if run.writer is None:
             run.writer = run.files.follow(welcome.row, partial(self._post, run))
 
-    def _made(self, run: str) -> FollowedRun:
+    def _made(self, welcome: StandbyWelcome) -> FollowedRun:
         """Begin a folder that holds nothing of a run."""
-        StateFiles(self._folder, self._disk, "a standby", run, self._salt).close()
+        place = welcome.shard, welcome.shards
+        StateFiles(self._folder, self._disk, "a standby", welcome.run, self._salt, place).close()
         return self._opened()
 
     def _begun_again(self, run: FollowedRun) -> FollowedRun:
@@ -375,6 +287,7 @@ class StandbyCopy:
         if recovered is None or recovered.row != self.row:
             raise RemoteProtocolError(f"the snapshot does not lead to row {self.row:,}")
         self._restore_at, self.applied = 0, self.row
+        run.note_snapshots()
 
     async def take_rows(
         self, message: JournalRows, data: memoryview, written: Callable[[], None]
@@ -459,4 +372,4 @@ class StandbyCopy:
 
 def serving_config(config: Config, port: int) -> Config:
     """Return the settings of the server that a standby may become."""
-    return dataclasses.replace(config, standby=None, port=port)
+    return dataclasses.replace(config, standby=None, shard=None, port=port)

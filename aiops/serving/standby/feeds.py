@@ -274,6 +274,8 @@ class StandbyFeeds:
         """Send a standby what it lacks, as long as it is connected."""
         link, reader = standby.link, FolderReader(self._files.disk, self._files.folder)
         try:
+            if not self._state.newest:  # a follower's, before its lead has a model
+                await self._appended()
             row, snapshot = await asyncio.to_thread(self._start, standby.hello, reader)
             standby.needed, standby.until = row + 1, self._env.now() + _CATCHING_UP
             self._welcome(standby, row, snapshot)
@@ -328,7 +330,7 @@ class StandbyFeeds:
             file.close()
         welcome = StandbyWelcome(
             *(hello.id, PROTOCOL, standby.proof, files.run, files.generation, row, length),
-            *(starts_of(files.generations), files.generations.secret),
+            *(starts_of(files.generations), files.generations.secret, *files.place),
         )
         link.send(link.wire.send(welcome))
         progress = StandbyProgress(hello.name, row, row if row == hello.row else 0)
@@ -359,10 +361,8 @@ class StandbyFeeds:
         link, progress = standby.link, standby.progress
         assert progress is not None, "it was welcomed"
         if self._state.newest < feed.next:
-            self._woken.clear()
-            self._state.appended = self._wake
             standby.needed = LARGEST
-            await self._woken.wait()
+            await self._appended()
             standby.at_end = True
         # The newest rows are in the system's memory, and few: a thread would take longer.
         batch = feed.read() if standby.at_end else await asyncio.to_thread(feed.read)
@@ -379,6 +379,12 @@ class StandbyFeeds:
         payloads = [[batch.data[part.start : part.stop]] for part in parts]
         link.send(link.wire.send(message, payloads))
         progress.note_sent(batch)
+
+    async def _appended(self) -> None:
+        """Wait for the next row."""
+        self._woken.clear()
+        self._state.appended = self._wake
+        await self._woken.wait()
 
     def _wake(self) -> None:
         self._state.appended = None

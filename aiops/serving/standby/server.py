@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import urls
+from aiops.durable.shard_standbys import FollowerStandbyDesk, ShardCopy, check_place
 from aiops.durable.standby import (
     BytesSink,
     StandbyDesk,
@@ -24,15 +26,17 @@ from aiops.durable.standby import (
     refused_promotion,
 )
 from aiops.engine.engine import Engine
-from aiops.engine.events import Drop, Event, Reply
-from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError, UsageError
+from aiops.engine.events import Drop, Effect, Event, Reply
+from aiops.errors import AiopsError, ConnectionLost, Refused, RemoteProtocolError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.acceptor import Acceptor
-from aiops.serving.config import Config
+from aiops.serving.config import Config, local_address
 from aiops.serving.server import Server
 from aiops.serving.standby.copy import StandbyCopy, serving_config
-from aiops.serving.standby.link import OutgoingLink, ask
-from aiops.wire.messages import PROTOCOL, Message
+from aiops.serving.standby.link import OutgoingLink, ask, observer
+from aiops.serving.standby.shard_standbys import ShardStandbys
+from aiops.shards.lead import Lead
+from aiops.wire.messages import PROTOCOL, Message, Welcome
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.standby_messages import (
     Fence,
@@ -81,6 +85,8 @@ class StandbyServer:
     ----------
     url
         The URL that it is reached at, once it listens.
+    on_promotion
+        Called before the standbys of followers become followers.
 
     Raises
     ------
@@ -91,13 +97,16 @@ class StandbyServer:
     def __init__(self, config: Config) -> None:
         if config.standby is None or config.state is None:
             raise UsageError("a standby has a primary and a state: give it --standby and --state")
-        self._folder = config.state
+        self._folder = config.state_folder or config.state
         self._config, self._env = config, CURRENT_ENVIRONMENT.get()
         self._primaries = [server.url for server in urls.parse_all(config.standby)]
         self._primary = self._primaries[0]
         options, algorithm = config.options(), find(config.policy).make(config.settings())
         self._blank = Engine(algorithm, options)  # answers while there is no other
+        self._named = algorithm.name, algorithm.settings()
         self.url = ""
+        self.on_promotion: Callable[[], None] = lambda: None
+        self._shards: ShardStandbys | None = None  # of a lead, once its run is known
         self._copy: StandbyCopy | None = None
         self._open: OutgoingLink | None = None  # to a primary
         self._link: OutgoingLink | None = None  # the same, once it has welcomed this standby
@@ -108,7 +117,12 @@ class StandbyServer:
         self._client = self._env.token_bytes(8).hex()
         self._interrupted = asyncio.Event()
         self._left = asyncio.Event()  # set when a client is gone
-        self._desk = StandbyDesk(self._engine, self._report, config.standby, self._asked)
+        self._desk: StandbyDesk
+        if config.follower:
+            given = self._held, self._keep, config.standby, self._asked, self.stop
+            self._desk = FollowerStandbyDesk(*given)
+        else:
+            self._desk = StandbyDesk(self._engine, self._report, config.standby, self._asked)
         self.connections = Acceptor(
             *(config, self._desk, self._env, None, self._post, self._left.set),
             *(lambda steady, nbytes: None, lambda peer: lambda message: Discard()),
@@ -134,12 +148,13 @@ class StandbyServer:
         try:
             self._copy = StandbyCopy(
                 *(serving_config(config, port), self._folder, self._env.disk),
-                *(lambda: self._env.randbelow(1 << 32), self._tell),
+                *(lambda: self._env.randbelow(1 << 32), self._tell, self._saved),
             )
         except BaseException:
             listener.close()
             raise
         self.connections.begin(loop)
+        self._reach_followers()
         return self.url
 
     async def stand_by(self) -> Server | None:
@@ -210,6 +225,8 @@ class StandbyServer:
         if self._listener is not None:
             self._listener.close()
         self.connections.end(ConnectionLost("this standby is shutting down"))
+        if self._shards is not None:
+            self._shards.end()
         if self._copy is not None:
             self._copy.close()
 
@@ -221,6 +238,8 @@ class StandbyServer:
         self._interrupted.clear()
         if self._ending or self._promotion is not None:
             return
+        if config.follower:
+            url = await self._uninterrupted(self._address_of_shard(url))
         link = self._open = OutgoingLink(env, url, config.token, self._sink_for)
         self._epoch += 1
         held = copy.position
@@ -244,9 +263,12 @@ class StandbyServer:
                 raise RemoteProtocolError(f"{url}: {welcome.kind!r} is no welcome")
             if self._interrupted.is_set():
                 return
+            shards = None if config.follower else config.options().shards
+            check_place(welcome, config.shard or 0, shards, url)
             again = not goes_on(held, welcome, url)
             copy.begin(welcome, again=again)
             self._link, self._primary, self._why = link, url, ""
+            self._reach_followers()
             what = "a snapshot" if welcome.snapshot else f"row {welcome.row + 1:,}"
             _log.info("fed by %s, from %s on", url, what)
             self._tell()
@@ -255,6 +277,23 @@ class StandbyServer:
                 await self._take(message, sink)
         finally:
             link.close()
+
+    async def _address_of_shard(self, url: str) -> str:
+        """Return the URL of the follower that this is the standby of, given that of its lead."""
+        config, shard = self._config, self._config.shard or 0
+        for server in urls.parse_all(config.standby or ""):
+            if server.url == url and len(server.followers) >= shard:
+                return urls.write(*server.followers[shard - 1])
+        lead = OutgoingLink(self._env, url, config.token)
+        try:
+            welcome = await lead.open(observer(self._env, "aiops"), config.hello_deadline)
+        finally:
+            lead.close()
+        table = welcome.shards if isinstance(welcome, Welcome) else ()
+        if len(table) < shard:
+            raise ConnectionLost(f"{url} has no shard {shard} at present")
+        host, port, _start = table[shard - 1]
+        return urls.write(host or urls.parse(url)[0], port)
 
     async def _uninterrupted(self, opening: Coroutine[Any, Any, T]) -> T:
         """Return what a coroutine returns, unless this standby is to end or is promoted first."""
@@ -321,6 +360,16 @@ class StandbyServer:
         if not copy.whole:
             _log.error("this standby cannot be promoted: it has no whole state yet")
             return None
+        if self._shards is not None:
+            try:
+                await self._shards.check()
+                self.on_promotion()
+                await self._shards.promote()
+            except Refused as error:
+                _log.error("%s", error)
+                for peer, id in asked:
+                    self._reply(peer, refused_promotion(id, str(error)))
+                return None
         server, recovered = copy.promoted()
         if self._listener is not None:
             self._listener.close()
@@ -339,7 +388,7 @@ class StandbyServer:
             for peer, id in asked:
                 self._reply(peer, refused_promotion(id, text))
             raise UsageError(text) from None
-        generation, version = server.generation, server.engine.version
+        generation, version = server.generation, server.version
         _log.warning(
             "promoted: generation %d, row %d, version %d", generation, recovered.row, version
         )
@@ -352,7 +401,8 @@ class StandbyServer:
                 while self.connections.peers:
                     self._left.clear()
                     await self._left.wait()
-        self._fencing = asyncio.get_running_loop().create_task(self._fence(server))
+        if not self._config.follower:  # its lead is told, and ends it
+            self._fencing = asyncio.get_running_loop().create_task(self._fence(server))
         return server
 
     async def _fence(self, server: Server) -> None:
@@ -386,15 +436,21 @@ class StandbyServer:
     # ------------------------------------------------------------ clients
 
     def _engine(self) -> Engine:
-        copy = self._copy
-        return (copy.engine if copy is not None else None) or self._blank
+        server = self._copy.server if self._copy is not None else None
+        return self._blank if server is None else server.engine
 
     def _report(self) -> Mapping[str, Any]:
         """Return the statistics of the engine, and the standby's own."""
+        state = self._state_report()
+        if self._shards is not None:
+            state["shards"] = self._shards.report()
+        return {**self._engine().report(), "state": state}
+
+    def _state_report(self) -> dict[str, Any]:
         copy, config = self._made, self._config
         held = copy.position
-        state = {
-            "folder": str(config.state),
+        return {
+            "folder": str(self._folder),
             "run": held.run,
             "generation": held.generation,
             "row": copy.row,
@@ -406,11 +462,63 @@ class StandbyServer:
             "behind_rows": max(0, copy.newest - copy.applied),
             "no_feed": self._why,
         }
-        return {**self._engine().report(), "state": state}
+
+    # ------------------------------------------------------------ with shards
+
+    def _reach_followers(self) -> None:
+        """Begin to connect the standby of a lead to those of its followers, if its run is known."""
+        copy = self._made
+        if self._shards is not None or not self._config.sharded or not copy.position.run:
+            return
+        self._shards = ShardStandbys(
+            *(self._config, self._env, copy.position.run, *self._named),
+            *(lambda: copy.position.generation, self._servers, copy.keep),
+        )
+        self._shards.begin(copy.cuts)
+
+    def _servers(self) -> Sequence[int]:
+        """Return the shards that have a part of the model."""
+        server = self._made.server
+        lead = server.coordinator if server is not None else None
+        return lead.sets.servers if isinstance(lead, Lead) else ()
+
+    def follower_moved(self, shard: int, port: int) -> None:
+        """Reach the standby of a follower at another port: it was started again."""
+        followers = [*self._config.followers]
+        followers[shard - 1] = f":{port}"
+        self._config = dataclasses.replace(self._config, followers=followers)
+        if self._shards is not None:
+            self._shards.move(shard, local_address(self._config.host), port)
+        if self._copy is not None:
+            self._copy.follower_moved(shard, port)
+
+    def _saved(self, cut: int) -> None:
+        """Note that there is a snapshot of a row of the lead's journal."""
+        if self._shards is not None:
+            self._shards.saved(cut)
+        elif isinstance(self._desk, FollowerStandbyDesk):
+            self._perform(self._desk.saved(cut))
+
+    def _keep(self, cuts: Sequence[int]) -> None:
+        self._made.keep(cuts)
+
+    def _held(self) -> ShardCopy:
+        """Return what the standby of a follower has."""
+        copy, config = self._made, self._config
+        server = copy.server
+        place = (config.shard or 0, 0)
+        if server is not None and server.state_files is not None:
+            place = server.state_files.place
+        version = 0 if server is None else server.version
+        given = copy.position.run, *place, version, copy.cuts, copy.whole
+        return ShardCopy(*given, self._state_report())
 
     def _post(self, event: Event) -> None:
         """Have the desk handle an event, and carry out its effects."""
-        for effect in self._desk.handle(event):
+        self._perform(self._desk.handle(event))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
             if isinstance(effect, Reply):
                 self._reply(effect.peer, effect.message)
             elif isinstance(effect, Drop):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from aiops.durable.recorder import (
     Supersede,
     WriteSnapshot,
 )
-from aiops.durable.recovery import Replayer
+from aiops.durable.recovery import Recovered, Replayer
 from aiops.engine.engine import Engine
 from aiops.engine.events import Effect, Event, JournalEnded, Resumed, SnapshotWritten
 from aiops.errors import UsageError
@@ -42,7 +43,7 @@ class LeadState(KeptState):
     ----------
     lead
         A fresh lead; it is brought to the state that is kept.
-    files, policy, acks, init, clock, post, post_threadsafe, perform
+    files, policy, acks, init, clock, post, post_threadsafe, perform, promoted
         As of `KeptState`.
     """
 
@@ -59,10 +60,11 @@ class LeadState(KeptState):
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
         perform: Callable[[Effect], None],
+        promoted: Recovered | None = None,
     ) -> None:
         self._lead = lead
         given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
-        super().__init__(*given, perform)
+        super().__init__(*given, perform, promoted)
         lead.sets.holds(0, files.snapshots)
 
     def resume(self) -> None:
@@ -131,6 +133,8 @@ class FollowerState:
         Posts an event, on any thread.
     perform
         Carries out an effect.
+    promoted
+        The state to which a standby has brought the follower; None: it is fresh.
 
     Attributes
     ----------
@@ -138,6 +142,8 @@ class FollowerState:
         Handles the server's events from here on.
     record
         None: a follower has no steady exchanges.
+    appended
+        Called when a row has been appended, unless it is None.
 
     Raises
     ------
@@ -153,19 +159,22 @@ class FollowerState:
         clock: Clock,
         post_threadsafe: Callable[[Event], object],
         perform: Callable[[Effect], None],
+        promoted: Recovered | None = None,
     ) -> None:
         self._files, self._follower, self._acks = files, follower, acks
         self._perform = perform
         self._post_threadsafe, self.record = post_threadsafe, None
+        self.appended: Callable[[], None] | None = None
         began = time.perf_counter()
-        recovered = files.recover_follower(follower)
+        recovered = promoted or files.recover_follower(follower)
         self._writer: JournalWriter | None = None
         self._outstanding: Sequence[Effect] = ()
         row = 0
         if recovered is not None:
             row, self._outstanding = recovered.row, recovered.outstanding
             clock.go_on(recovered.time)
-            self._writer = files.begin_rows(row, [self._version], acks, post_threadsafe)
+            begun = partial(files.begin_rows, promoted=promoted is not None)
+            self._writer = begun(row, [self._version], acks, post_threadsafe)
             _log.info(
                 "%s: generation %d of run %s: snapshot at row %d, %d rows since, version %d, in"
                 " %.2f s",
@@ -181,6 +190,20 @@ class FollowerState:
     @property
     def _version(self) -> int:
         return 0 if self._follower.shard is None else self._follower.shard.version
+
+    @property
+    def newest(self) -> int:
+        """The newest row of the journal."""
+        return self.recorder.next - 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that this start has journalled."""
+        return 0 if self._writer is None else self._writer.nbytes
+
+    def keep_for(self, fed: Callable[[], int]) -> None:
+        """Keep the rows from the one on that ``fed`` returns; a standby still needs them."""
+        self._snapshots.fed = fed
 
     def actions(
         self, reply: Callable[[EncodedReply], None], supersede: Callable[[Supersede], None]
@@ -248,7 +271,10 @@ class FollowerState:
 
     def _append(self, effect: AppendRow) -> Event | None:
         assert self._writer is not None, "the model comes first"
-        return self._writer.append(effect)
+        ended = self._writer.append(effect)
+        if self.appended is not None:
+            self.appended()
+        return ended
 
     def report(self) -> dict[str, Any]:
         """Return its part of the statistics."""

@@ -225,12 +225,14 @@ class StateFiles:
             while self._reading:
                 self._reading.pop().close()
 
-    def recover_follower(self, follower: Follower) -> Recovered | None:
+    def recover_follower(
+        self, follower: Follower, replayer: FollowerReplayer | None = None
+    ) -> Recovered | None:
         """Bring a fresh follower to the state of the directory, as `recover`."""
         if not self.run:
             return None
         listing = StateListing(self.disk.names(self.folder))
-        replayer = FollowerReplayer(follower, self.run)
+        replayer = replayer or FollowerReplayer(follower, self.run)
         check = partial(check_follower, follower=follower, where=str(self.folder))
         try:
             base = self._restored(listing, replayer, follower.machine.parallel_map)
@@ -408,8 +410,6 @@ class StateFiles:
             When the directory cannot be written.
         """
         row = 0 if recovered is None else recovered.row
-        if promoted:  # what was read at the start has been synced, or covered by snapshots since
-            self._base, self._void, self._earlier, self._damaged = row, (), [], []
         writer = self.begin_rows(row, _versions(engine), acks, post, promoted=promoted)
         if recovered is None and writer is not None:
             begun = begin_row(now, policy, engine, self.run, f"aiops {__version__}")
@@ -439,6 +439,8 @@ class StateFiles:
         UsageError
             When the directory cannot be written.
         """
+        if promoted:  # what was read at the start has been synced, or covered by snapshots since
+            self._base, self._void, self._earlier, self._damaged = row, (), [], []
         try:
             names = self.disk.names(self.folder)
             if row and self.segments.kept and 1 not in StateListing(names).segments:
@@ -560,7 +562,7 @@ class StateFiles:
         self._sync_journal()
         return JournalWriter(
             *(self.disk, self.folder, self.run, self.generation, row + 1, Acks.DURABLE),
-            *(self._salt, post, self.segments),
+            *(self._salt, post, self.segments, self.place),
             synced=row,
         )
 

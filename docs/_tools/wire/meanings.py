@@ -166,6 +166,7 @@ MEANINGS: Mapping[str, str] = {
     # between servers
     "shard": "Which of the `shards` it is, from 1.",
     "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use.",
+    "standby": "Whether it is the standby of a lead, and asks that of a follower.",
     "request": "The id of the client's request; its `shard_parts` have the same.",
     "ranges": "Bytes of the arena, and the version of their tensors.",
     "push": "A push by the lead's count; 0 for none.",
@@ -207,6 +208,8 @@ MEANINGS: Mapping[str, str] = {
     " behind which it is fed.",
     "snapshot": "The length of a [snapshot file](state.md) in bytes, or 0.",
     "starts": "`starts`: a list of [generation, row, versions], as in the file `generation`.",
+    "standby_welcome.shard": "The shard that the primary has: 0 the lead's, or a whole model.",
+    "standby_welcome.shards": "The number of shards; 1: a whole model.",
     "snapshot_part.parts": "Bytes `start` to `stop` of the file, in order.",
     "first": "The first row's number; `last`: the last one's; `newest`: that of the primary's"
     " newest row.",
