@@ -10,7 +10,7 @@ from typing import TypeAlias
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.generations import Generations
-from aiops.durable.rows import JournalRow, check_of, passes, row_of
+from aiops.durable.rows import JournalRow, RowCounter, passes, row_of
 from aiops.engine.capture import Capture, capture, queued_rows
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
@@ -30,10 +30,10 @@ from aiops.engine.events import (
 from aiops.engine.receive import PushSink
 from aiops.errors import UsageError
 from aiops.model.arena import Arena
-from aiops.model.layout import Array, Ints
+from aiops.model.layout import Array
 from aiops.model.parts import LARGEST
 from aiops.state.directory import GenerationFile
-from aiops.state.row_kinds import STEADY_ROW, RowKind
+from aiops.state.row_kinds import RowKind
 from aiops.store.capture_job import CaptureJob
 from aiops.wire.messages import Hello, Welcome
 
@@ -145,7 +145,7 @@ class _Taking:
     why: str = ""
 
 
-class Recorder:
+class Recorder(RowCounter):
     """An engine with a journal, and captures of its state.
 
     A `SnapshotDue` has the engine issue a `CaptureJob`, perhaps later. At the end of the event that
@@ -194,7 +194,8 @@ class Recorder:
         *,
         recording: bool = True,
     ) -> None:
-        self.engine, self._gate, self.next = engine, gate, first
+        super().__init__(first)
+        self.engine, self._gate = engine, gate
         self._generations = Generations(engine.options.run, generations)
         self.recording, self.ended, self.rolled_back = recording, "", 0
         self.resuming, self._resumed_from = False, 0
@@ -305,19 +306,6 @@ class Recorder:
         """Give back the buffers of rows up to this one."""
         while self._pinned and self._pinned[0][0] <= row:
             self._pinned.popleft()[1].unpin()
-
-    def exchanged(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
-        """Return the row of a steady exchange, which takes the next number.
-
-        Parameters
-        ----------
-        peer, numbers
-            As of `aiops.engine.steady.Shortcut.update`.
-        ticket, sums
-            Of the update.
-        """
-        self.next += 1
-        return STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
 
     def exchanged_later(self, time: float, flags: int, row: bytes, gradient: Arena) -> AppendRow:
         """Return the effect that appends that row when there are `pending` ones."""

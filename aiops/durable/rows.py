@@ -76,6 +76,32 @@ def check_of(ticket: int, sums: Ints) -> int:
     return zlib.crc32(sums.tobytes(), ticket & 0xFFFFFFFF)
 
 
+class RowCounter:
+    """Numbers the rows of a journal.
+
+    Attributes
+    ----------
+    next
+        The number of the next row.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+
+    def exchanged(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
+        """Return the row of a steady exchange, which takes the next number.
+
+        Parameters
+        ----------
+        peer, numbers
+            As of `aiops.engine.steady.Shortcut.update`.
+        ticket, sums
+            Of the update.
+        """
+        self.next += 1
+        return STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
+
+
 def passes(event: Event) -> bool:
     """Return whether an event changes nothing, and has no row."""
     return isinstance(event, Received) and isinstance(event.message, _PASSING)

@@ -13,19 +13,17 @@ from aiops.algorithms import find
 from aiops.common.frozen import value
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Replayer
-from aiops.durable.rows import LEASED, JournalRow, check_of, passes, row_of
+from aiops.durable.rows import JournalRow, RowCounter, passes, row_of
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Options
 from aiops.errors import DamagedState, UsageError
-from aiops.model.arena import Arena
-from aiops.model.layout import Ints
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
-from aiops.state.row_kinds import STEADY_ROW, RowKind, row_fields
+from aiops.state.row_kinds import RowKind, row_fields
 
 
-class RunRecord:
+class RunRecord(RowCounter):
     """The rows of an engine's events, after the first one (`aiops.durable.recovery.begin_row`).
 
     Parameters
@@ -47,7 +45,8 @@ class RunRecord:
                 "relaxed reads cannot be recorded: which versions they mix depends on the moment;"
                 " drop --record or --consistency relaxed"
             )
-        self._engine, self._append, self._next = engine, append, 2
+        super().__init__(2)
+        self._engine, self._append = engine, append
 
     def note(self, event: Event) -> bool | None:
         """Append an event's row; return what `Engine.handle` takes with the event."""
@@ -57,30 +56,13 @@ class RunRecord:
         self._put(row_of(event, leased))
         return leased
 
-    def exchanged(
-        self,
-        time: float,
-        leased: bool,
-        peer: int,
-        numbers: tuple[int, ...],
-        gradient: Arena,
-        ticket: int,
-        sums: Ints,
-    ) -> None:
-        """Append a steady exchange's row.
-
-        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged`.
-        """
-        row = STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
-        self._put(JournalRow(RowKind.STEADY, time, LEASED * leased, row, gradient.data))
-
     def last(self, time: float) -> AppendRow:
         """Return the last row, with the parameters' digest if the engine is idle."""
         total = digest(self._engine) if self._engine.idle else ""
-        return AppendRow(self._next, JournalRow(RowKind.END, time, 0, pack([total])))
+        return AppendRow(self.next, JournalRow(RowKind.END, time, 0, pack([total])))
 
     def _put(self, row: JournalRow) -> None:
-        number, self._next = self._next, self._next + 1
+        number, self.next = self.next, self.next + 1
         self._append(AppendRow(number, row))
 
 

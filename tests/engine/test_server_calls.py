@@ -96,9 +96,10 @@ async def test_the_short_way(policy: str) -> None:
     assert found.count <= STEADY, str(found)
 
 
-async def test_the_short_way_with_a_journal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["state", "record"])
+async def test_the_short_way_with_a_journal(kept: str, tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    found = await least("asgd", state=tmp_path / "state")
+    found = await least("asgd", **{kept: tmp_path / kept})
     assert "engine/steady.py" in found.files
     assert found.count <= STEADY_JOURNALLED, str(found)
 

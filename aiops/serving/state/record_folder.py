@@ -9,15 +9,17 @@ import shutil
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
+from aiops.durable.rows import LEASED
 from aiops.durable.run_record import RunRecord
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, JournalEnded
 from aiops.engine.receive import CopiedIncoming
 from aiops.errors import UsageError
+from aiops.model.arena import Arena
+from aiops.model.layout import Ints
 from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import new_files
@@ -91,14 +93,30 @@ class RecordFolder:
             return None
         return self._record.note(event)
 
-    def exchanged(self, time: float, *exchange: Any) -> None:
-        """Record a steady exchange, as `RunRecord.exchanged`."""
+    def exchanged(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        numbers: tuple[int, ...],
+        gradient: Arena,
+        ticket: int,
+        sums: Ints,
+    ) -> None:
+        """Record a steady exchange.
+
+        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged`.
+        """
         if self.error:
             self._say(time)
             return
-        self._unrecorded = 1
-        self._record.exchanged(time, *exchange)
-        self._unrecorded = 0
+        record = self._record
+        row, flags = record.exchanged(peer, numbers, ticket, sums), LEASED if leased else 0
+        ended = self._writer.write(record.next - 1, time, flags, row, gradient.data.data)
+        if ended is not None:
+            self._unrecorded = 1
+            self._ended(ended)
+            self._unrecorded = 0
 
     def end(self, now: float) -> None:
         """End the record with the run, or log again that it ended before."""
