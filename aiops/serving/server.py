@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 from collections import deque
@@ -469,7 +470,11 @@ class Server:
                 unpace(sock, sock.getsockname()[0])
                 if self._pacing is not None:  # a window is announced before a peer is accepted
                     narrow(sock, self._pacing.pacer.narrowed)
+            before = [sock.fileno() for sock in listener.sockets]
             await listener.start_serving()
+            if [sock and sock.fileno() for sock in listener.sockets] != before:
+                # uvloop raises nothing: it closes those that could not listen.
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         except OSError as error:
             raise self._no_port(error) from None
 

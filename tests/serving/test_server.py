@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 import aiops
 from aiops.algorithms.base import Algorithm
@@ -23,6 +24,7 @@ from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
 from aiops.serving import persistence
 from aiops.serving.safetensors_io import read_model, write_model
+from aiops.serving.server import Server
 from aiops.store.parameters import UpdateJob
 from aiops.store.updater import Updater
 from tests.peers import eventually
@@ -41,6 +43,30 @@ def server() -> Iterator[ServerThread]:
 
 
 class TestListening:
+    @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_a_port_that_is_lost_before_it_listens(
+        self, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another server was bound to it too, and was the first to listen."""
+        bound, others = Server._bound, list[socket.socket]()
+
+        async def late(self: Server, running: asyncio.AbstractEventLoop) -> asyncio.Server:
+            listener = await bound(self, running)
+            others.append(socket.create_server(listener.sockets[0].getsockname()))
+            return listener
+
+        async def main() -> None:
+            async with aiops.serve(policy="asgd", port=0):
+                pass
+
+        monkeypatch.setattr(Server, "_bound", late)
+        with (
+            asyncio.Runner(loop_factory=loop) as runner,
+            pytest.raises(UsageError, match=r"cannot listen on 127.0.0.1:0: .*in use"),
+        ):
+            runner.run(main())
+        others[0].close()
+
     def test_a_port_in_use(self, server: ServerThread, tmp_path: Path) -> None:
         port = int(server.url.rpartition(":")[2])
         journal = tmp_path / "run.journal"
