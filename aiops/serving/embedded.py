@@ -6,16 +6,23 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from aiops.errors import UsageError, nearest
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.server import Server
+from aiops.serving.standby.server import StandbyServer
 
 
-@contextlib.asynccontextmanager
-async def serve(**settings: Any) -> AsyncIterator[Server]:
+@overload
+def serve(*, standby: None = None, **settings: Any) -> AbstractAsyncContextManager[Server]: ...
+@overload
+def serve(*, standby: str, **settings: Any) -> AbstractAsyncContextManager[StandbyServer]: ...
+def serve(
+    *, standby: str | None = None, **settings: Any
+) -> AbstractAsyncContextManager[Server] | AbstractAsyncContextManager[StandbyServer]:
     """Run a server inside this event loop, for as long as the ``async with`` block lasts.
 
     ::
@@ -25,23 +32,54 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
 
     A fork of this process has no part in it: neither its port nor its connections nor its files.
 
+    With ``standby`` it is a standby, which a call of `StandbyServer.promote` makes the server::
+
+        async with aiops.serve(standby="aiops://a:7171", state="run/state") as standby:
+            await primary_is_lost()
+            standby.promote()
+            server = await standby.promoted()
+
     Parameters
     ----------
+    standby
+        The URL of the primary that it is a standby of, or several, as workers are given them.
     settings
-        The fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's settings,
-        a codec may be given alone, and a path as text.
+        The other fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's
+        settings, a codec may be given alone, and a path as text.
 
     Raises
     ------
     UsageError, ConflictError
         When the settings cannot work.
     """
+    if standby is None:
+        return _serving(settings)
+    return _standing_by({**settings, "standby": standby})
+
+
+@contextlib.asynccontextmanager
+async def _serving(settings: Mapping[str, Any]) -> AsyncIterator[Server]:
     config = config_of(settings)
-    if config.standby is not None:
-        raise UsageError("a standby is a process of its own: aiops serve --standby URL --state DIR")
     async with contextlib.AsyncExitStack() as stack:
         config = await _with_followers(config, stack)
         yield await stack.enter_async_context(_running(config))
+
+
+@contextlib.asynccontextmanager
+async def _standing_by(settings: Mapping[str, Any]) -> AsyncIterator[StandbyServer]:
+    config = config_of(settings)
+    if config.sharded and not config.followers:
+        raise UsageError(
+            "the standbys of shards are processes: aiops serve --shards N --standby URL"
+        )
+    standby = StandbyServer(config)
+    await standby.start()
+    running = asyncio.ensure_future(standby.serve())
+    try:
+        yield standby
+    finally:
+        standby.stop()
+        await running
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:

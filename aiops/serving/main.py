@@ -34,17 +34,19 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     def end(number: int) -> None:
         nonlocal ending
         again, ending = ending, True
-        if server is None:
-            if standby is not None:
-                standby.stop()
+        if standby is not None and standby.server is None:
+            standby.stop()
+            return
+        running = server if standby is None else standby.server
+        if running is None:
             return
         if again or number == signal.SIGINT:  # a person waits at the terminal
-            server.stop()
+            running.stop()
         else:
-            server.stop_with_lead()
+            running.stop_with_lead()
 
     def promote(_number: int) -> None:
-        if standby is not None and server is None:
+        if standby is not None and standby.server is None:
             standby.promote()
 
     with signals.handled(end, promote if config.standby is not None else None):
@@ -54,15 +56,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
                 children.on_start = standby.follower_moved
                 standby.on_promotion = partial(setattr, children, "standbys", False)
                 announce(await standby.start())
-                try:
-                    server = await standby.stand_by()
-                    if server is not None:
-                        children.on_start = server.follower_moved
-                        if ending:
-                            server.stop()
-                        await server.serve()
-                finally:
-                    standby.end()
+                await standby.serve()
                 return
             server = Server(children.config)
             children.on_start = server.follower_moved

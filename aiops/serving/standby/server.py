@@ -87,6 +87,8 @@ class StandbyServer:
         The URL that it is reached at, once it listens.
     on_promotion
         Called before the standbys of followers become followers.
+    server
+        The server that it has become; None: it has not been promoted.
 
     Raises
     ------
@@ -107,6 +109,8 @@ class StandbyServer:
         self.url = ""
         self.on_promotion: Callable[[], None] = lambda: None
         self._shards: ShardStandbys | None = None  # of a lead, once its run is known
+        self.server: Server | None = None
+        self._over = asyncio.Event()  # set when it has become a server, or has ended
         self._copy: StandbyCopy | None = None
         self._open: OutgoingLink | None = None  # to a primary
         self._link: OutgoingLink | None = None  # the same, once it has welcomed this standby
@@ -157,6 +161,35 @@ class StandbyServer:
         self._reach_followers()
         return self.url
 
+    async def serve(self) -> None:
+        """Follow the primary, and once promoted serve, until `stop` is called and all is closed.
+
+        Raises as `stand_by` does, and as `aiops.serving.server.Server.serve`.
+        """
+        try:
+            self.server = server = await self.stand_by()
+            self._over.set()
+            if server is not None:
+                if self._ending:
+                    server.stop()
+                await server.serve()
+        finally:
+            self._over.set()
+            self.end()
+
+    async def promoted(self) -> Server:
+        """Return the server that it has become, once it has been promoted.
+
+        Raises
+        ------
+        ConnectionLost
+            When it has ended instead.
+        """
+        await self._over.wait()
+        if self.server is None:
+            raise ConnectionLost(f"the standby at {self.url} has ended, and was not promoted")
+        return self.server
+
     async def stand_by(self) -> Server | None:
         """Follow the primary until this standby is promoted, or is to end.
 
@@ -201,8 +234,10 @@ class StandbyServer:
             self._close()
 
     def stop(self) -> None:
-        """End."""
+        """End, as a standby or as the server that it has become."""
         self._ending = True
+        if self.server is not None:
+            self.server.stop()
         self._interrupt(ConnectionLost("this standby is shutting down"))
 
     def promote(self) -> None:
@@ -483,7 +518,10 @@ class StandbyServer:
         return lead.sets.servers if isinstance(lead, Lead) else ()
 
     def follower_moved(self, shard: int, port: int) -> None:
-        """Reach the standby of a follower at another port: it was started again."""
+        """Reach a follower, or its standby, at another port: it was started again."""
+        if self.server is not None:
+            self.server.follower_moved(shard, port)
+            return
         followers = [*self._config.followers]
         followers[shard - 1] = f":{port}"
         self._config = dataclasses.replace(self._config, followers=followers)

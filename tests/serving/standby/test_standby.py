@@ -22,7 +22,7 @@ from aiops.engine import statistics
 from aiops.engine.capture import needed_rows, settings_of
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
-from aiops.errors import Superseded
+from aiops.errors import ConnectionLost, Superseded
 from aiops.model.parts import LARGEST, Part
 from aiops.net.disk import SystemDisk
 from aiops.serving.config import Config
@@ -57,7 +57,11 @@ class StandbyThread(LoopThread[StandbyServer]):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self._config = config_of({"port": 0, **settings})
-        self.served: Server | None = None  # once it is promoted
+
+    @property
+    def served(self) -> Server | None:
+        """The server, once it is promoted."""
+        return None if self._running is None else self._running.server
 
     @property
     def error(self) -> BaseException | None:
@@ -79,18 +83,11 @@ class StandbyThread(LoopThread[StandbyServer]):
     def _end(self) -> None:
         assert self._running is not None
         self._running.stop()
-        if self.served is not None:
-            self.served.stop()
 
     async def _main(self) -> None:
         standby = StandbyServer(self._config)
         self._begun(standby, await standby.start())
-        try:
-            self.served = await standby.stand_by()
-            if self.served is not None:
-                await self.served.serve()
-        finally:
-            standby.end()
+        await standby.serve()
 
 
 @pytest.mark.parametrize("every", [0.05, 1000.0], ids=["snapshots", "rows"])
@@ -566,6 +563,39 @@ def test_a_server_remembers_that_it_was_superseded(tmp_path: Path) -> None:
             threading.Event().wait(0.02)
         assert standby.served is not None
         assert standby.served.generation >> 16 == 2
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_standby_inside_a_program(promoted: bool, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"policy": "asgd", "port": 0}
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            primary = aiops.serve(state=tmp_path / "a", acks="replicated", **settings)
+            async with primary as server:
+                other = aiops.serve(standby=server.url, state=str(tmp_path / "b"), **settings)
+                standby = await stack.enter_async_context(other)
+                async with aiops.AsyncWorker(server.url, PLAIN) as worker:
+                    await worker.step({name: np.ones_like(each) for name, each in PLAIN.items()})
+            assert standby.server is None
+            if not promoted:
+                return
+            standby.promote()
+            async with asyncio.timeout(PATIENCE):
+                served = await standby.promoted()
+            assert served is standby.server
+            async with aiops.AsyncClient(served.url) as client:
+                assert (await client.stats())["version"] == 1
+
+    asyncio.run(main())
+    with pytest.raises(ConnectionLost, match="has ended, and was not promoted"):
+        asyncio.run(_ended_standby(tmp_path / "c"))
+
+
+async def _ended_standby(folder: Path) -> None:
+    async with aiops.serve(standby=NOWHERE, state=folder, port=0) as standby:
+        pass
+    await standby.promoted()
 
 
 def test_a_standby_answers_while_it_takes_a_snapshot(
