@@ -69,9 +69,7 @@ async def _serving(settings: Mapping[str, Any]) -> AsyncIterator[Server]:
 async def _standing_by(settings: Mapping[str, Any]) -> AsyncIterator[StandbyServer]:
     config = config_of(settings)
     if config.sharded and not config.followers:
-        raise UsageError(
-            "the standbys of shards are processes: aiops serve --shards N --standby URL"
-        )
+        raise UsageError("standbys of shards are processes: aiops serve --shards N --standby URL")
     standby = StandbyServer(config)
     await standby.start()
     running = asyncio.ensure_future(standby.serve())

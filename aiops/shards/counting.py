@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiops.engine.events import Order, Received
@@ -72,3 +72,27 @@ class TrafficCount:
         asked, self._asked = self._asked, []
         self._missing.clear()
         return asked
+
+
+_PROMISES = ("applied", "written", "durable", "replicated")
+"""What acknowledgements may mean, rising."""
+
+
+def state_of_all(lead: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of a model's state: the lead's, and those of its followers.
+
+    An acknowledgement promises what all shards promise, and the journal of the model has ended if
+    that of one shard has.
+    """
+    acks = [each["acks"] for each in (lead, *shards) if each.get("acks") in _PROMISES]
+    ended = [
+        f"shard {number}: {each['ended']}"
+        for number, each in enumerate(shards, 1)
+        if each.get("ended")
+    ]
+    found = {**lead, "shards": [*shards]}
+    if acks:
+        found["acks"] = min(acks, key=_PROMISES.index)
+    if ended and not lead.get("ended"):
+        found["ended"] = "; ".join(ended)
+    return found

@@ -41,7 +41,7 @@ from aiops.engine.steady import Steady
 from aiops.engine.training import Training
 from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.shards.collecting import Collecting
-from aiops.shards.counting import TrafficCount
+from aiops.shards.counting import TrafficCount, state_of_all
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
@@ -483,7 +483,7 @@ class Lead:
             report = {**message.report, "shards": self.report()}
             if self.kept:
                 states = [self._count.states.get(shard, {}) for shard in self._followers.all]
-                report["state"] = {**(report.get("state") or {}), "shards": states}
+                report["state"] = state_of_all(report.get("state") or {}, states)
             return [replace(effect, message=replace(message, report=report))]
         if lease is None or model is None or model.alone:
             return [effect]

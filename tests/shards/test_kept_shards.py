@@ -18,6 +18,7 @@ from aiops.cli.state_folder import StateFolder
 from aiops.cli.state_replay import engine_at
 from aiops.client import Client
 from aiops.client.params import Params
+from aiops.engine.events import JournalEnded
 from aiops.errors import ConnectionLost, UsageError
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
@@ -253,6 +254,23 @@ def test_the_lead_keeps_its_snapshots_while_no_set_is_whole(
 
 
 @pytest.mark.usefixtures("small_segments")
+@pytest.mark.usefixtures("small_segments")
+def test_the_end_of_one_followers_journal_is_that_of_the_models(tmp_path: Path) -> None:
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy"}
+    with ServerThread(**settings, shards=1, follower=True, state=tmp_path / "follower") as follower:
+        urls = [follower.url.removeprefix("aiops://")]
+        with (
+            ServerThread(**settings, shards=2, followers=urls, state=tmp_path / "lead") as lead,
+            Client(lead.url, role="worker", timeout=PATIENCE) as client,
+        ):
+            client.exchange(client.define(MODEL), gradients(0))
+            before = client.stats()["state"]
+            follower.call(lambda server: server.post(JournalEnded(0.0, "the disk is full")))
+            state = client.stats()["state"]
+    assert (before["acks"], before["ended"]) == ("written", "")
+    assert (state["acks"], state["ended"]) == ("applied", "shard 1: the disk is full")
+
+
 @pytest.mark.parametrize("acks", ["written", "durable"])
 def test_the_better_promise_is_taken_up_again_when_there_is_room(
     acks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
