@@ -182,7 +182,10 @@ class Recorder(RowCounter):
         snapshots have numbers that rise.
     rolled_back
         The sequence numbers up to their last acknowledged push that clients of earlier generations
-        have beyond what survived; refused and ignored ones are among them.
+        have beyond what survived; refused and ignored ones are among them. Of clients that were
+        forgotten nothing survived, and all of their numbers may be earlier: they are not counted.
+    rolled_back_at_most
+        The same, with those of clients that were forgotten.
     """
 
     def __init__(
@@ -197,7 +200,8 @@ class Recorder(RowCounter):
         super().__init__(first)
         self.engine, self._gate = engine, gate
         self._generations = Generations(engine.options.run, generations)
-        self.recording, self.ended, self.rolled_back = recording, "", 0
+        self.recording, self.ended = recording, ""
+        self.rolled_back = self.rolled_back_at_most = 0
         self.resuming, self._resumed_from = False, 0
         self._taking: _Taking | None = None
         self._always_later = gate.wanted >= Acks.DURABLE
@@ -260,11 +264,12 @@ class Recorder(RowCounter):
         acks = self.acks.name.lower()
         welcome = self._generations.told(effect.message, hello, acks)
         member = self.engine.membership.find(hello.client)
-        if (
-            member is not None and welcome.rolled_back > member.rolled_back
-        ):  # once, if it asks again
-            more = welcome.rolled_back - member.rolled_back
-            self.rolled_back = min(self.rolled_back + more, LARGEST)  # as clients say, any number
+        more = welcome.rolled_back - member.rolled_back if member is not None else 0
+        if member is not None and more > 0:  # once, if it asks again
+            bound = min(self.rolled_back_at_most + more, LARGEST)  # as clients say, any number
+            self.rolled_back_at_most = bound
+            if welcome.last_seq:  # else it is forgotten, or all of its pushes are lost
+                self.rolled_back = min(self.rolled_back + more, LARGEST)
             member.rolled_back = welcome.rolled_back
         return replace(effect, message=welcome)
 

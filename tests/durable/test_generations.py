@@ -130,10 +130,19 @@ class TestWelcome:
         assert (welcome.intact, welcome.rolled_back) == ((LARGEST,), 0)
 
     def test_sums_of_any_numbers_can_be_reported(self) -> None:
-        server = Server()
+        server = Server(c0=1, c1=1)
         for number in range(3):
             server.welcome(hello(f"c{number}", 1, LARGEST))
         assert server.recorder.rolled_back == LARGEST
+        assert server.recorder.rolled_back_at_most == LARGEST
+
+    def test_what_a_forgotten_client_has_lost_is_a_bound(self) -> None:
+        server = Server(me=7)
+        server.welcome(hello("me", 2, 9))
+        for _ in range(2):
+            assert server.welcome(hello("forgotten", 2, 50)).rolled_back == 50
+        assert server.recorder.rolled_back == 2
+        assert server.recorder.rolled_back_at_most == 52
 
 
 class TestSuperseded:

@@ -451,6 +451,7 @@ class KeptState:
             "lag_bytes": 0 if self._journal is None else self._journal.lag,
             "ended": recorder.ended,
             "rolled_back": recorder.rolled_back,
+            "rolled_back_at_most": recorder.rolled_back_at_most,
             "snapshot": self._mark.row,
             "snapshot_error": self._snapshots.why,
             "capture_bytes": self._capture_bytes,
