@@ -254,7 +254,6 @@ def test_the_lead_keeps_its_snapshots_while_no_set_is_whole(
 
 
 @pytest.mark.usefixtures("small_segments")
-@pytest.mark.usefixtures("small_segments")
 def test_the_end_of_one_followers_journal_is_that_of_the_models(tmp_path: Path) -> None:
     settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy"}
     with ServerThread(**settings, shards=1, follower=True, state=tmp_path / "follower") as follower:
