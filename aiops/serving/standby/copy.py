@@ -103,9 +103,29 @@ class StandbyCopy:
         self._incoming: _Incoming | None = None
         self._restore_at = 0  # the row of a snapshot that is restored when the journal has it
         self._restoring = False  # the engine, on another thread
-        names = self._names()
-        if IDENTITY_FILE in names:
-            self._run = self._opened(was_fetching=_INCOMING in names)
+
+    async def open(self) -> None:
+        """Bring the engine to the state of the folder, if it has one; clients are answered."""
+        began, names = time.perf_counter(), self._names()
+        if IDENTITY_FILE not in names:
+            return
+        self._run = run = self._at(was_fetching=_INCOMING in names)
+        self._restoring = True
+        try:
+            recovered = await run.recover_beside()
+        finally:
+            self._restoring = False
+        self.row = self.applied = self.newest = 0 if recovered is None else recovered.row
+        if run.replayer.lost:
+            _log.warning(
+                "%s lacks rows that its snapshot needs, as the system ended before it had written"
+                " them to the disk: all of it is fetched again when the primary is reached",
+                self._folder,
+            )
+        if self.row:
+            took = time.perf_counter() - began
+            named = self._folder, self.row, run.files.run
+            _log.info("%s: row %d of run %s, in %.2f s", *named, took)
 
     @property
     def position(self) -> StandbyPosition:
@@ -138,7 +158,7 @@ class StandbyCopy:
 
     def keep(self, cuts: Sequence[int]) -> None:
         """Remove what neither these snapshots need nor later ones."""
-        if self._run is not None and not self.pending:
+        if self._run is not None and not (self.pending or self._restoring):
             self._run.keep(cuts)
 
     @property
@@ -163,12 +183,11 @@ class StandbyCopy:
         except OSError as error:
             raise UsageError(f"--state {self._folder}: {error.strerror}") from None
 
-    def _opened(self, *, was_fetching: bool = False) -> FollowedRun:
-        """Return a run whose engine is at the state of the folder.
+    def _at(self, *, was_fetching: bool) -> FollowedRun:
+        """Return the run of the folder, whose engine is not at its state yet.
 
         ``was_fetching``: a snapshot had not come whole, and the rows there are those behind it.
         """
-        began = time.perf_counter()
         run = FollowedRun(self._config, self._saved)
         listing = StateListing(self._disk.names(self._folder))
         if not listing.snapshots and min(listing.segments, default=1) > 1:
@@ -181,18 +200,13 @@ class StandbyCopy:
                     " journal is moved to %s, and all is fetched from the primary",
                     *(self._folder, listing.segments[0], aside),
                 )
-        recovered = run.recover()
-        self.row = self.applied = self.newest = 0 if recovered is None else recovered.row
-        if run.replayer.lost:
-            _log.warning(
-                "%s lacks rows that its snapshot needs, as the system ended before it had written"
-                " them to the disk: all of it is fetched again when the primary is reached",
-                self._folder,
-            )
-        if self.row:
-            took = time.perf_counter() - began
-            named = self._folder, self.row, run.files.run
-            _log.info("%s: row %d of run %s, in %.2f s", *named, took)
+        return run
+
+    def _new(self) -> FollowedRun:
+        """Return the run of a folder without rows."""
+        run = self._at(was_fetching=False)
+        run.recover()
+        self.row = self.applied = self.newest = 0
         return run
 
     def close(self) -> None:
@@ -228,7 +242,7 @@ class StandbyCopy:
         """Begin a folder that holds nothing of a run."""
         place = welcome.shard, welcome.shards
         StateFiles(self._folder, self._disk, "a standby", welcome.run, self._salt, place).close()
-        return self._opened()
+        return self._new()
 
     def _begun_again(self, run: FollowedRun) -> FollowedRun:
         """Drop all rows and snapshots, and the engine with them."""
@@ -239,7 +253,7 @@ class StandbyCopy:
         run.files.clear()
         run.server.discard()
         self._run, self._restore_at = None, 0
-        return self._opened()
+        return self._new()
 
     async def take_snapshot(self, message: SnapshotPart, data: memoryview) -> None:
         """Take the next bytes of a snapshot.

@@ -154,10 +154,11 @@ class StandbyServer:
                 *(serving_config(config, port), self._folder, self._env.disk),
                 *(lambda: self._env.randbelow(1 << 32), self._tell, self._saved),
             )
+            self.connections.begin(loop)
+            await self._copy.open()
         except BaseException:
-            listener.close()
+            self._close()
             raise
-        self.connections.begin(loop)
         self._reach_followers()
         return self.url
 

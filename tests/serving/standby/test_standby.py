@@ -598,6 +598,39 @@ async def _ended_standby(folder: Path) -> None:
     await standby.promoted()
 
 
+def test_a_standby_answers_while_it_reads_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    recover = StateFiles.recover
+    settings: dict[str, Any] = {"policy": "asgd", "port": 0, "state": tmp_path / "b"}
+    with ServerThread(**settings) as server:
+        train(server.url, PLAIN, 1, 3)
+
+    def slowly(files: StateFiles, *given: Any, **named: Any) -> Any:
+        reading.set()
+        assert go_on.wait(PATIENCE)
+        return recover(files, *given, **named)
+
+    async def main() -> None:
+        standby = StandbyServer(config_of({**settings, "standby": NOWHERE}))
+        starting = asyncio.ensure_future(standby.start())
+        assert await asyncio.to_thread(reading.wait, PATIENCE)
+        async with aiops.AsyncClient(standby.url, timeout=PATIENCE) as client:
+            assert (await client.stats())["state"]["applied"] == 0
+            go_on.set()
+            await starting
+            assert (await client.stats())["version"] == 3
+        standby.stop()
+        await standby.serve()
+
+    monkeypatch.setattr(StateFiles, "recover", slowly)
+    try:
+        asyncio.run(main())
+    finally:
+        go_on.set()
+
+
 def test_a_standby_answers_while_it_takes_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
