@@ -50,74 +50,63 @@ Failed = Annotated[
 ]
 
 
-@app.command()
-def workers(
-    count: Count = None,
-    seconds: Seconds = None,
-    seed: Seed = 0,
-    jobs: Jobs = 0,
-    only: Only = None,
-    report: Report = None,
-    keep: Keep = None,
-    resume: Resume = None,
-    as_json: Json = False,
-) -> None:
-    """Kill workers, and check that each acknowledged push counts once, any other at most once."""
-    bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(_killing("workers", bounds, only, keep, resume), report, as_json)
+def _add_killing(what: str, text: str) -> None:
+    """Add the command of trials that kill processes."""
+
+    @app.command(what, help=text)
+    def killing(
+        count: Count = None,
+        seconds: Seconds = None,
+        seed: Seed = 0,
+        jobs: Jobs = 0,
+        only: Only = None,
+        report: Report = None,
+        keep: Keep = None,
+        resume: Resume = None,
+        as_json: Json = False,
+    ) -> None:
+        bounds = count, _seconds(count, seconds), seed, processors(jobs)
+        _torture(_killing(what, bounds, only, keep, resume), report, as_json)
 
 
-@app.command()
-def servers(
-    count: Count = None,
-    seconds: Seconds = None,
-    seed: Seed = 0,
-    jobs: Jobs = 0,
-    only: Only = None,
-    report: Report = None,
-    keep: Keep = None,
-    resume: Resume = None,
-    as_json: Json = False,
-) -> None:
-    """Kill servers with --state: workers ride it out, no push is lost, the parameters are equal."""
-    bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(_killing("servers", bounds, only, keep, resume), report, as_json)
+_add_killing(
+    "workers",
+    "Kill workers, and check that each acknowledged push counts once, any other at most once.",
+)
+_add_killing(
+    "servers",
+    "Kill servers with --state: workers ride it out, no push is lost, the parameters are equal.",
+)
 
 
-@app.command()
-def states(
-    count: States = None,
-    seconds: Seconds = None,
-    seed: Seed = 0,
-    jobs: Jobs = 0,
-    only: Only = None,
-    report: Report = None,
-    failed: Failed = None,
-    as_json: Json = False,
-) -> None:
-    """Damage states of simulated servers (power, torn sectors, flips): read right, or refused."""
-    from aiops.lab.torture.seed_campaign import SeedCampaign
+def _add_simulated(what: str, text: str) -> None:
+    """Add the command of trials that are simulated, each from a seed."""
 
-    bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(SeedCampaign("states", *bounds, _chosen(only), failed=failed), report, as_json)
+    @app.command(what, help=text)
+    def simulated(
+        count: States = None,
+        seconds: Seconds = None,
+        seed: Seed = 0,
+        jobs: Jobs = 0,
+        only: Only = None,
+        report: Report = None,
+        failed: Failed = None,
+        as_json: Json = False,
+    ) -> None:
+        from aiops.lab.torture.seed_campaign import SeedCampaign
+
+        bounds = count, _seconds(count, seconds), seed, processors(jobs)
+        _torture(SeedCampaign(what, *bounds, _chosen(only), failed=failed), report, as_json)
 
 
-@app.command()
-def clusters(
-    count: States = None,
-    seconds: Seconds = None,
-    seed: Seed = 0,
-    jobs: Jobs = 0,
-    only: Only = None,
-    report: Report = None,
-    failed: Failed = None,
-    as_json: Json = False,
-) -> None:
-    """Simulate clusters with faults: no push is lost unless told, and all goes on afterwards."""
-    from aiops.lab.torture.seed_campaign import SeedCampaign
-
-    bounds = count, _seconds(count, seconds), seed, processors(jobs)
-    _torture(SeedCampaign("clusters", *bounds, _chosen(only), failed=failed), report, as_json)
+_add_simulated(
+    "states",
+    "Damage states of simulated servers (power, torn sectors, flips): read right, or refused.",
+)
+_add_simulated(
+    "clusters",
+    "Simulate clusters with faults: no push is lost unless told, and all goes on afterwards.",
+)
 
 
 def _seconds(count: int | None, seconds: float | None) -> float | None:
