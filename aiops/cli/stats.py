@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -150,16 +150,35 @@ def _standbys(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from ("", text)
         if state["no_feed"]:
             yield Text(f"no feed: {state['no_feed']}", style="red")
-    rows = state.get("standbys", ())
+    shards = state.get("shards", ())
+    if "standby_of" in state and shards:
+        yield from ("", _standbys_of_followers(shards))
+        return
+    rows = [
+        (f"{row['name']}{place}", row)
+        for place, each in [("", state), *((f" (shard {n})", s) for n, s in enumerate(shards, 1))]
+        for row in each.get("standbys", ())
+    ]
     if rows:
         found = empty_table("standby", "row", "synced", "rows behind", "seconds", "bytes behind")
-        for row in rows:
+        for name, row in rows:
             found.add_row(
-                *(row["name"], f"{row['row']:,}", f"{row['synced']:,}"),
+                *(name, f"{row['row']:,}", f"{row['synced']:,}"),
                 *(f"{row['behind_rows']:,}", f"{row['behind_seconds']:.2f}"),
                 formatting.nbytes(row["behind_bytes"]),
             )
         yield from ("", found)
+
+
+def _standbys_of_followers(shards: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of the standbys of followers, as the standby of their lead knows them."""
+    found = empty_table("standby", "row", "synced", "rows behind", "")
+    for line in shards:
+        numbers = [f"{line[key]:,}" if key in line else "–" for key in ("applied", "synced")]
+        behind = f"{line['behind_rows']:,}" if "behind_rows" in line else "–"
+        why = line["gone"] or line.get("no_feed", "")
+        found.add_row(line["name"], *numbers, behind, why, style="red" if why else None)
+    return found
 
 
 def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:

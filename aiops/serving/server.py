@@ -342,6 +342,8 @@ class Server:
                 alone=promoted is not None,
             )
             state.keep_for(self._feeds.first_needed)
+            if isinstance(coordinator, Follower):
+                coordinator.state_report = lambda: self._state_report() or {}
         return state
 
     def _journalled(self, event: Event) -> None:

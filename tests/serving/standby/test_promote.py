@@ -133,6 +133,43 @@ def test_a_worker_goes_on_with_the_standby(acks: str, pair: Start) -> None:
 
 
 @pytest.mark.slow
+def test_all_servers_of_a_sharded_model_are_killed_while_workers_push(pair: Start) -> None:
+    """The lead is killed, its follower ends with it; each push counts once."""
+    servers = pair(*PLAIN, "--shards", "2", "--shard-bytes", "1", "--acks", "replicated")
+    steps, begun = 40, threading.Semaphore(0)
+
+    def push(worker: aiops.Worker) -> None:
+        for _ in range(steps):
+            assert worker.step(ONES).used
+            begun.release()
+
+    with (
+        aiops.Worker(servers.both, ZEROS, timeout=2 * PATIENCE) as one,
+        aiops.Worker(servers.both, ZEROS, timeout=2 * PATIENCE) as other,
+    ):
+
+        def replicated(found: dict[str, Any]) -> bool:
+            states = found["state"], *found["state"]["shards"]
+            return all(state["acks"] == "replicated" for state in states)
+
+        until(servers.url, replicated)
+        threads = [threading.Thread(target=push, args=(worker,)) for worker in (one, other)]
+        for thread in threads:
+            thread.start()
+        for _ in range(steps // 2):
+            begun.acquire()
+        servers.primary.kill()
+        promote(servers.other)
+        for thread in threads:
+            thread.join()
+        with aiops.Client(servers.other, timeout=PATIENCE) as client:
+            params = client.fetch()
+        assert params.version == 2 * steps
+        assert (params["w"] == -2 * steps).all()
+        assert (one.rolled_back, other.rolled_back) == (0, 0)
+
+
+@pytest.mark.slow
 def test_a_supervisor_promotes_by_a_signal(pair: Start) -> None:
     servers = pair(*PLAIN)
     with aiops.Worker(servers.both, ZEROS, timeout=30) as worker:

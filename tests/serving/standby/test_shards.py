@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import aiops
+from aiops.cli.stats import tables
 from aiops.common import urls
+from aiops.errors import AiopsError, Refused, Superseded, UsageError
 from aiops.model.layout import Array
+from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.standby.link import ask
+from aiops.state.directory import StateListing
 from aiops.wire.messages import Message
 from aiops.wire.standby_messages import Promote, Promoted
 from tests.serving.standby.test_standby import StandbyThread
@@ -50,8 +57,8 @@ class Run:
         named = [each.url.removeprefix("aiops://") for each in followers]
         return self._enter(ServerThread, state, followers=named)
 
-    def follower_standby(self, state: str, shard: int) -> StandbyThread:
-        given = {"follower": True, "shard": shard, "standby": self.lead.url}
+    def follower_standby(self, state: str, shard: int, port: int = 0) -> StandbyThread:
+        given = {"follower": True, "shard": shard, "standby": self.lead.url, "port": port}
         return self._enter(StandbyThread, f"{state}/shard-{shard}", **given)
 
     def standing(self, state: str, followers: list[Any]) -> StandbyThread:
@@ -69,6 +76,16 @@ class Run:
         for server, standby in zip(servers, [self.standby, *self.copies], strict=True):
             standby.wait(server.call(lambda running: running._state.newest))
 
+    def until(self, true: Any, url: str = "") -> dict[str, Any]:
+        """Return the statistics of a server (default: the lead) once they are as they should be."""
+        with aiops.Client(url or self.lead.url, timeout=PATIENCE) as client:
+            for _ in range(int(PATIENCE / 0.02)):
+                found = dict(client.stats())
+                if true(found["state"]):
+                    return found
+                threading.Event().wait(0.02)
+        raise AssertionError(found["state"])
+
     def stop_primaries(self) -> None:
         for server in (self.lead, *self.followers):
             server.stop()
@@ -77,7 +94,8 @@ class Run:
         return promote(self.standby.url)
 
     def close(self) -> None:
-        self._stack.close()
+        with contextlib.suppress(Superseded):
+            self._stack.close()
 
 
 def promote(url: str) -> Message:
@@ -119,3 +137,110 @@ def test_a_worker_goes_on_with_the_standbys(acks: str, made: Any) -> None:
             assert (worker.params["w"] == -step).all()
         report = worker.stats()
         assert [line["version"] for line in report["shards"]] == [12, 12]
+
+
+def shown(url: str, report: Mapping[str, Any]) -> str:
+    """Return what ``aiops stats`` prints."""
+    console = Console(file=io.StringIO(), width=160)
+    console.print(tables(url, report))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_each_lag_is_shown_and_snapshots_are_kept_in_sets(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemDisk, "segment", 1 << 14)
+    run = made(snapshot_every=0.05)
+    folders = [tmp_path / "b" / f"shard-{shard}" for shard in (0, 1)]
+
+    def kept() -> list[StateListing]:
+        return [StateListing(path.name for path in folder.iterdir()) for folder in folders]
+
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        for _ in range(500):
+            worker.step(ONES)
+            if all(len(each.snapshots) > 1 and each.segments[0] > 1 for each in kept()):
+                break
+        assert all(each.segments[0] > 1 for each in kept()), "old rows have gone"
+        assert all(len(each.snapshots) <= 5 for each in kept()), "and old snapshots"
+        found = run.until(lambda state: all(s.get("standbys") for s in (state, *state["shards"])))
+        text = shown(run.lead.url, found)
+        for url, place in ((run.standby.url, ""), (run.copies[0].url, " (shard 1)")):
+            assert url.removeprefix("aiops://") + place in text
+        found = run.until(lambda state: state["shards"][0].get("whole"), run.standby.url)
+        assert "the standby of shard 1 of 2 at" in shown(run.standby.url, found)
+        run.caught_up()
+        run.stop_primaries()
+        run.promote()
+    with aiops.Worker(run.standby.url, ZEROS, timeout=30) as again:
+        assert (again.params["w"] == worker.params["w"]).all()
+
+
+def test_a_promotion_without_the_standby_of_a_follower_is_refused(made: Any) -> None:
+    """It is named, nothing is changed, and the promotion can be tried again."""
+    run = made()
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        run.caught_up()
+        [copy] = run.copies
+        port = urls.parse(copy.url)[1]
+        copy.stop()
+        run.until(lambda state: state["shards"][0]["gone"], run.standby.url)
+        with pytest.raises(Refused, match=f"shard 1 of 2 at 127.0.0.1:{port} is not there"):
+            run.promote()
+        worker.step(ONES)  # with the primary, and the standby is fed on
+        run.copies = [run.follower_standby("b", 1, port)]
+        run.caught_up()
+        with pytest.raises(AiopsError, match="holds a part of a model only: connect to its lead"):
+            promote(run.copies[0].url)
+        run.until(lambda state: not state["shards"][0]["gone"], run.standby.url)
+        run.stop_primaries()
+        assert isinstance(run.promote(), Promoted)
+        assert worker.step(ONES).version == 3
+
+
+def test_the_old_servers_come_back_as_standbys(made: Any) -> None:
+    """The old lead lives, is told and ends; what only the old servers have is dropped."""
+    run = made()
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        for _ in range(3):
+            worker.step(ONES)
+        run.caught_up()
+        run.promote()
+        run.lead.wait()
+        with pytest.raises(Superseded, match=f"superseded by {run.standby.url}"):
+            run.lead.__exit__()
+        for server in run.followers:
+            server.stop()
+        for step in range(4, 7):
+            assert worker.step(ONES).version == step
+        run.lead, run.followers = run.standby, run.copies
+        run.copies = [run.follower_standby("a", 1)]
+        run.standby = run.standing("a", run.copies)
+        rows = [each.served._state.newest for each in (run.lead, *run.followers)]
+        for row, standby in zip(rows, [run.standby, *run.copies], strict=True):
+            standby.wait(row)
+        assert worker.step(ONES).version == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "leads 2 shards, and this standby is to be that of 1: start it with --shards 2"),
+        ({"follower": True, "shard": 2}, "has no shard 2 at present"),
+    ],
+)
+def test_the_standby_of_another_part_ends(
+    settings: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    kept = {**PLAIN, "shards": 2, "state": tmp_path / "a"}
+    with ServerThread(**kept) as server:
+        given = {**PLAIN, **settings, "state": tmp_path / "b", "standby": server.url}
+        with StandbyThread(**given) as standby:
+            if settings:  # it may come
+                while text not in standby.call(lambda running: running._why):
+                    threading.Event().wait(0.02)
+                return
+            assert isinstance(standby.error, UsageError)
+            assert text in str(standby.error)
