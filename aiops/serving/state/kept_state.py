@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -55,6 +56,10 @@ _log = logging.getLogger("aiops.server")
 
 _RETRY, _MINUTE = 10.0, 60.0
 """Seconds after which a journal that has ended is tried again, and it is said again that it has."""
+
+_KERNELS = 1.0
+"""Seconds for which a start waits for kernels, at most. To read them from their cache takes half of
+that, less than an update of a large model without them; to compile them takes longer."""
 
 _OFTEN = 0.05
 """Seconds from one look at whether a snapshot is due to the next."""
@@ -129,11 +134,13 @@ class KeptState:
         self.appended: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
-        perform(Warm([partial(warm_crc32, engine.options.backend)]))
+        warmed = threading.Event()
+        perform(Warm([partial(warm_crc32, engine.options.backend), warmed.set]))
         began = time.perf_counter()
         recovered = promoted
         if promoted is None:
-            recovered = files.recover(engine, policy, perform, self._replayer())
+            kernels = partial(warmed.wait, _KERNELS)  # those that were begun before are ready too
+            recovered = files.recover(engine, policy, perform, self._replayer(), kernels)
         if recovered is not None and init is not None:
             raise UsageError(
                 f"--init {init} is for a new state, and {files.folder} is at version"

@@ -194,6 +194,7 @@ class StateFiles:
         policy: str,
         warm: Callable[[Warm], object] | None = None,
         replayer: Replayer | None = None,
+        kernels: Callable[[], object] | None = None,
     ) -> Recovered | None:
         """Bring a fresh engine to the state of the directory.
 
@@ -206,6 +207,8 @@ class StateFiles:
             rows, or soon after. None: the effect is among those that are returned.
         replayer
             Replays the rows; default: to the engine.
+        kernels
+            Waits for kernels that are being compiled (`Replayer`).
 
         Returns
         -------
@@ -220,7 +223,9 @@ class StateFiles:
             When the server was started with other settings.
         """
         try:
-            return self._recover(engine, policy, replayer or Replayer(engine, warm))
+            replayer = replayer or Replayer(engine, warm)
+            replayer.kernels = kernels
+            return self._recover(engine, policy, replayer)
         finally:
             while self._reading:
                 self._reading.pop().close()

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,11 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SystemDisk, "segment", 1 << 16)
 
 
-def recovered(folder: Path, settings: Mapping[str, Any]) -> Engine:
+def recovered(
+    folder: Path,
+    settings: Mapping[str, Any],
+    kernels: Callable[[], object] | None = None,
+) -> Engine:
     """Return a fresh engine, brought to the state that a copy of a folder holds."""
     chosen = {**settings}
     chosen["set"] = [f"{key}={value}" for key, value in chosen.get("set", {}).items()]
@@ -85,9 +89,28 @@ def recovered(folder: Path, settings: Mapping[str, Any]) -> Engine:
     config = Config(**chosen)
     engine = Engine(find(config.policy).make(config.settings()), config.options())
     files = StateFiles(folder, SystemDisk(), "a test", "0" * 16, lambda: 1)
-    files.recover(engine, config.policy)
+    files.recover(engine, config.policy, kernels=kernels)
     files.close()
     return engine
+
+
+@pytest.mark.parametrize(("elements", "waits"), [(1 << 19, 1), (64, 0)])
+def test_a_replay_of_a_large_model_waits_for_its_kernels(
+    elements: int, waits: int, tmp_path: Path
+) -> None:
+    """Once, before the first row of the model: NumPy takes several times as long for each."""
+    model = {"w": np.zeros(elements, np.float32)}
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "s", snapshot_every=1000.0) as server,
+        aiops.Worker(server.url, model) as worker,
+    ):
+        for _ in range(2):
+            worker.step({"w": np.ones(elements, np.float32)})
+        copy(server, tmp_path / "s", tmp_path / "state")
+    waited = list[int]()
+    engine = recovered(tmp_path / "state", {"policy": "asgd"}, lambda: waited.append(1))
+    assert engine.version == 2
+    assert len(waited) == waits
 
 
 def train(url: str, start: Mapping[str, Array], seed: int, steps: int) -> None:
