@@ -125,7 +125,7 @@ ENTRIES: Mapping[str, Entry] = {
         *(240, 8),
     ),
     "snapshots": Entry(
-        "snapshots --seconds 30 --rounds 3 --load 3",
+        "snapshots --seconds 30 --rounds 5 --load 3",
         "--size 8MiB --model 1MiB --every 0.5 --seconds 2 --load 0.5 --rounds 1",
         *(150, 4),
     ),
