@@ -417,13 +417,15 @@ class StandbyServer:
         try:
             await server.start(recovered)
         except UsageError as error:  # the port is gone, or the disk refuses
+            state = "" if self._shards is not None else " its state is a standby's as before:"
             text = (
-                f"this standby was not promoted, and ends: {error}; its state is a standby's as"
-                " before: start it again with --standby, on another --port, and promote it then"
+                f"this standby was not promoted, and ends: {error};{state} start it again with"
+                " --standby, on another --port, and promote it then"
             )
             for peer, id in asked:
                 self._reply(peer, refused_promotion(id, text))
             raise UsageError(text) from None
+        self.server = server  # a follower may be started again from here on
         generation, version = server.generation, server.version
         _log.warning(
             "promoted: generation %d, row %d, version %d", generation, recovered.row, version

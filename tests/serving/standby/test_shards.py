@@ -198,6 +198,10 @@ def test_a_promotion_without_the_standby_of_a_follower_is_refused(made: Any) -> 
         run.stop_primaries()
         assert isinstance(run.promote(), Promoted)
         assert worker.step(ONES).version == 3
+        run.copies[0].stop()
+        moved = urls.parse(run.follower("b", 1).url)[1]  # as its parent starts it again
+        run.standby.call(lambda standby: standby.follower_moved(1, moved))
+        assert worker.step(ONES).version == 4
 
 
 def test_the_old_servers_come_back_as_standbys(made: Any) -> None:
