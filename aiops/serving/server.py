@@ -494,6 +494,10 @@ class Server:
             if not self._forked:
                 await self._close()
 
+    async def until_ending(self) -> None:
+        """Return when it begins to end: by `stop`, or by itself."""
+        await self._ending.wait()
+
     def stop(self) -> None:
         """Begin to end: take no more pushes, answer open requests, then close."""
         self._ending.set()

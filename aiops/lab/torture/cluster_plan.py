@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiops.lab.torture.checker import DIGITS, CellRange
@@ -16,6 +16,11 @@ KINDS = (
     *("full disk", "slow disk", "stop", "delay", "clock"),
 )
 """The faults of a cluster."""
+
+PROMOTION = "promote"
+"""The fault of a cluster with a standby: that is promoted, whether or not the server lives."""
+
+_STANDBYS = 0.25  # of all clusters: they take twice the time
 
 _LONGEST = 4.0  # virtual seconds in which faults come, and workers push
 
@@ -29,7 +34,7 @@ class ClusterFault:
     time
         Virtual seconds from the beginning.
     kind
-        One of `KINDS`.
+        One of `KINDS`, or `PROMOTION`.
     target
         The host of the network's faults, and the number of the worker that is killed.
     seconds
@@ -39,6 +44,8 @@ class ClusterFault:
         The point at which the server crashes, and for which time.
     boot
         The time on the clock of a machine that starts after it.
+    machine
+        Of the server's faults: 0, the one that is to serve; 1, its standby, if there is one.
     """
 
     time: float
@@ -48,6 +55,7 @@ class ClusterFault:
     point: str = ""
     count: int = 1
     boot: float = 0.0
+    machine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,12 @@ class ClusterPlan:
         In the order of their times.
     last
         The pushes of each worker after the faults have ended.
+    standby
+        Whether the server has a standby.
+    naive
+        Whether a server whose standby was promoted is started as if it were to serve.
+    deadline
+        The server's ``--standby-deadline``, in virtual seconds.
     """
 
     seed: int
@@ -99,6 +113,9 @@ class ClusterPlan:
     threads: bool
     faults: tuple[ClusterFault, ...]
     last: int = 3
+    standby: bool = False
+    naive: bool = False
+    deadline: float = 10.0
 
     @property
     def kills(self) -> int:
@@ -119,6 +136,8 @@ class ClusterPlan:
     def lossy(self) -> bool:
         """True if acknowledged pushes may be lost, of which their workers are told."""
         kinds = {fault.kind for fault in self.faults}
+        if self.standby:
+            return self.acks != "replicated" or "full disk" in kinds
         if self.acks == "durable":
             return "full disk" in kinds
         return self.acks == "applied" or bool(kinds & {"power", "power at", "full disk"})
@@ -149,6 +168,7 @@ class ClusterPlan:
             "acks": self.acks,
             "snapshot_every": self.snapshot_every,
             "worker_deadline": 5.0,
+            **({"standby_deadline": self.deadline} if self.standby else {}),
         }
 
 
@@ -162,7 +182,7 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
     faults = sorted(
         (_fault(rng, workers) for _ in range(rng.choice((0, 1, 3, 6, 10)))), key=lambda f: f.time
     )
-    return ClusterPlan(
+    plan = ClusterPlan(
         seed,
         variant,
         acks=rng.choice(("applied", "written", "durable", "durable")),
@@ -177,6 +197,26 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
         sync_seconds=rng.choice((0.0, 0.001, 0.02)),
         threads=rng.random() < 0.1,  # they take time
         faults=tuple(faults),
+    )
+    return _with_standby(plan) if random.Random(f"standby {seed}").random() < _STANDBYS else plan
+
+
+def _with_standby(plan: ClusterPlan) -> ClusterPlan:
+    """Return a plan with a standby, of which more faults befall the servers."""
+    rng = random.Random(f"promotions {plan.seed}")
+    faults = [replace(fault, machine=rng.choice((0, 0, 1))) for fault in plan.faults]
+    faults += [
+        ClusterFault(rng.uniform(0.5, _LONGEST), PROMOTION, -1)
+        for _ in range(rng.choice((0, 1, 1, 2, 3)))
+    ]
+    acks = rng.choice(("replicated",) * 4 + ("written", "durable"))
+    return replace(
+        plan,
+        acks=acks,
+        faults=tuple(sorted(faults, key=lambda fault: fault.time)),
+        standby=True,
+        naive=rng.random() < 0.4,
+        deadline=1e6 if acks == "replicated" else rng.choice((0.5, 10.0)),
     )
 
 

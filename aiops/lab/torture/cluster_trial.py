@@ -19,9 +19,10 @@ import numpy as np
 
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.asyncio.worker import AsyncWorker
-from aiops.errors import AiopsError, UsageError
+from aiops.errors import AiopsError
 from aiops.lab.torture.checker import ClientView, violations
-from aiops.lab.torture.cluster_plan import ClusterFault, ClusterPlan
+from aiops.lab.torture.cluster_plan import PROMOTION, ClusterFault, ClusterPlan
+from aiops.lab.torture.cluster_servers import ClusterServers
 from aiops.lab.torture.pusher import MODEL
 from aiops.model.layout import Array
 from aiops.sim.virtual.disk import VirtualDisk
@@ -31,12 +32,9 @@ from aiops.sim.virtual.network import Network
 from aiops.sim.virtual.server_machine import ServerMachine
 from aiops.sim.virtual.world import World
 
-SERVER = "server"
-
 _PATIENCE = 300.0  # virtual seconds in which all must be well, once the faults have ended
 _TIMEOUT = 1000.0  # a worker's
 _LIMIT = 5000.0  # virtual seconds of a trial
-_AGAIN = 2.0  # virtual seconds between attempts to start a server whose disk is full
 
 
 @dataclass(slots=True)
@@ -49,8 +47,8 @@ class SimulatedResult:
         The trial's.
     acknowledged, lost
         Pushes that a client saw acknowledged, and those that it was told are lost.
-    starts
-        Of the server.
+    starts, promotions
+        Of servers, and of standbys.
     virtual
         Virtual seconds that it took.
     wrong
@@ -63,6 +61,7 @@ class SimulatedResult:
     acknowledged: int = 0
     lost: int = 0
     starts: int = 0
+    promotions: int = 0
     virtual: float = 0.0
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -85,7 +84,6 @@ class ClusterTrial:
         self._current: list[int] = []  # the life of each worker
         self._healed = asyncio.Event()
         self._offered = False  # a server has lost all that it had
-        self._pause = 0.0  # virtual seconds until the next start of a server that is down
 
     def run(self) -> SimulatedResult:
         """Carry it out."""
@@ -102,26 +100,30 @@ class ClusterTrial:
         return self.result
 
     def disk(self, loop: VirtualLoop) -> VirtualDisk:
-        """Return the server's disk."""
+        """Return a server's disk."""
         return VirtualDisk(loop, self.plan.sync_seconds, inline=not self.plan.threads)
 
     def stepped(self, version: int) -> None:
         """Do nothing: a worker has been answered, with this version."""
 
+    @property
+    def machine(self) -> ServerMachine:
+        """The server, or the one that serves at first."""
+        return self.servers.machines[0]
+
     async def _all(self) -> None:
         plan, loop, network = self.plan, self._world.loop, self._world.network
-        names = [SERVER, *(_host(life) for life in range(plan.workers + plan.kills))]
+        self.servers = servers = ClusterServers(plan, loop, self.disk, self._emptied)
+        hosts = [machine.host for machine in servers.machines]
+        names = [*hosts, *(_host(life) for life in range(plan.workers + plan.kills))]
         for name in names:
             network.add(Host(name, latency=plan.latency / 2, jitter=plan.jitter))
-        self.machine = machine = ServerMachine(
-            SERVER, disk=self.disk(loop), seed=plan.seed, **plan.settings()
-        )
-        supervisor = loop.create_task(self._supervise(machine), name="supervisor")
+        servers.begin()
         for worker in range(plan.workers):
             self._current.append(worker)
             self._start_worker(worker, plan.pauses[worker])
-        await self._play(machine, network)
-        self._heal(machine, network, names)
+        await self._play(network)
+        self._heal(network, names)
         waiting = [task for task in self._tasks if not task.done()]
         if waiting:
             await asyncio.wait(waiting, timeout=_PATIENCE)
@@ -132,32 +134,16 @@ class ClusterTrial:
                     f"{view.name} has not made its last pushes {_PATIENCE:g} s after the faults"
                     f" ended ({len(view.acknowledged)} are made)"
                 )
-        if supervisor.done() and supervisor.exception() is not None:
-            self.result.wrong.append(f"the server does not start: {supervisor.exception()}")
-            return
-        if self.result.wrong:
-            return
-        await self._check(machine)
-        supervisor.cancel()
-        await machine.stop()
+        self.result.wrong += servers.failures()
+        if not self.result.wrong:
+            await self._check()
+        self.result.starts, self.result.promotions = servers.starts, servers.promotions
+        if not self.result.wrong:
+            await servers.end()
 
-    # -------------------------------------------------------------- the server
-
-    async def _supervise(self, machine: ServerMachine) -> None:
-        """Start the server again and again; wrong is one that cannot, but for room."""
-        while True:
-            try:
-                self.result.starts += 1
-                await machine.start()
-            except UsageError as error:
-                if "No space left" not in str(error):
-                    raise
-                await asyncio.sleep(_AGAIN)
-                continue
-            if machine.running and not machine.server.engine.version:
-                self._offered |= any(view.acknowledged for view in self.views)
-            await self._world.loop.until(lambda: not machine.running, "it is down", limit=_LIMIT)
-            await asyncio.sleep(self._pause)
+    def _emptied(self) -> None:
+        """Note that a server begins without a model, or with it as it was defined."""
+        self._offered |= any(view.acknowledged for view in self.views)
 
     # -------------------------------------------------------------- the workers
 
@@ -176,7 +162,7 @@ class ClusterTrial:
         sums, newest = np.zeros(cells.count), 0
         try:
             worker = AsyncWorker(
-                self.machine.url, {MODEL: np.zeros(plan.size)}, name=view.name, timeout=_TIMEOUT
+                self.servers.url, {MODEL: np.zeros(plan.size)}, name=view.name, timeout=_TIMEOUT
             )
             await worker.connect()
             push = last = 0
@@ -212,23 +198,28 @@ class ClusterTrial:
 
     # -------------------------------------------------------------- the faults
 
-    async def _play(self, machine: ServerMachine, network: Network) -> None:
+    async def _play(self, network: Network) -> None:
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, fault.time - self._world.loop.time()))
-            self._strike(fault, machine, network)
+            self._strike(fault, network)
         left = [fault.time + fault.seconds for fault in self.plan.faults]
         if left:
             await asyncio.sleep(max(0.0, min(max(left), 60.0) - self._world.loop.time()))
 
-    def _strike(self, fault: ClusterFault, machine: ServerMachine, network: Network) -> None:
-        loop = self._world.loop
-        host = SERVER if fault.target < 0 else _host(self._current[fault.target])
-        self._pause = min(fault.seconds, 8.0)
+    def _strike(self, fault: ClusterFault, network: Network) -> None:
+        loop, servers = self._world.loop, self.servers
+        machine = servers.machine(fault.machine)
+        host = machine.host if fault.target < 0 else _host(self._current[fault.target])
+        servers.look()
+        if fault.kind == PROMOTION:
+            servers.promote()
+            return
+        servers.pause = min(fault.seconds, 8.0)
         match fault.kind:
             case "cut":
                 network.cut(host)
             case "silence" | "pause":
-                name = SERVER if fault.kind == "pause" else host
+                name = machine.host if fault.kind == "pause" else host
                 network.silence(name)
                 loop.call_later(fault.seconds, network.restore, name)
             case "kill worker":
@@ -273,13 +264,14 @@ class ClusterTrial:
     def _hasten(self, machine: ServerMachine) -> None:
         machine.disk.seconds = self.plan.sync_seconds
 
-    def _heal(self, machine: ServerMachine, network: Network, names: list[str]) -> None:
+    def _heal(self, network: Network, names: list[str]) -> None:
         """End all faults."""
         self._healed.set()
-        self._pause = 0.0
-        self._empty(machine)
-        self._hasten(machine)
-        machine.faults.spare()
+        self.servers.pause = 0.0
+        for machine in self.servers.machines:
+            self._empty(machine)
+            self._hasten(machine)
+            machine.faults.spare()
         for name in names:
             network.host(name).delay = 0.0
             if network.host(name).silent:
@@ -287,17 +279,21 @@ class ClusterTrial:
 
     # -------------------------------------------------------------- what is found
 
-    async def _check(self, machine: ServerMachine) -> None:
-        plan = self.plan
+    async def _check(self) -> None:
+        plan, servers, wrong = self.plan, self.servers, self.result.wrong
+        text = await servers.settled()  # or it might be a superseded server that is looked at
+        if text:
+            wrong.append(text)
+            return
         with self._world.network.at("checker"):
             if plan.checked.scale > 1:
                 zeros = {MODEL: np.zeros(plan.size)}
-                async with AsyncWorker(machine.url, zeros, name="flush", timeout=60.0) as worker:
+                async with AsyncWorker(servers.url, zeros, name="flush", timeout=60.0) as worker:
                     for _ in range(plan.checked.scale - 1):
                         await worker.step(zeros)
-            before = await self._fetch(machine)
+            before = await self._fetch()
             if plan.checked.additive:
-                self.result.wrong += violations(
+                wrong += violations(
                     before[1],
                     self.views,
                     scaled=plan.checked.scaled,
@@ -306,19 +302,18 @@ class ClusterTrial:
                 )
             else:
                 told = [f"{view.name}: {text}" for view in self.views for text in view.told]
-                self.result.wrong += told
-            if plan.lossy:
-                return
-            self._pause = 0.0
-            machine.crash()
-            after = await self._fetch(machine)
-            if after[0] != before[0] or after[1].tobytes() != before[1].tobytes():
-                self.result.wrong.append(
-                    f"version {before[0]} has other bits, as version {after[0]}, after a restart"
-                )
+                wrong += told
+            if not plan.lossy:
+                text = await servers.change()
+                after = before if text else await self._fetch()
+                if after[0] != before[0] or after[1].tobytes() != before[1].tobytes():
+                    text = f"version {before[0]} has other bits, as version {after[0]}, after that"
+                wrong += [text] if text else []
+            text = await servers.settled()
+            wrong += [text, *servers.failures()] if text else servers.failures()
 
-    async def _fetch(self, machine: ServerMachine) -> tuple[int, Array]:
-        async with AsyncClient(machine.url, timeout=60.0) as client:
+    async def _fetch(self) -> tuple[int, Array]:
+        async with AsyncClient(self.servers.url, timeout=60.0) as client:
             params = await client.fetch()
             return params.version, np.array(params[MODEL])
 

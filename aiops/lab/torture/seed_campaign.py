@@ -98,7 +98,7 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
         if self.what == "states":
             return {**found, "outcomes": dict(sorted(outcomes.items()))}
         clusters = [result for result in results if isinstance(result, SimulatedResult)]
-        for name in ("acknowledged", "lost", "starts"):
+        for name in ("acknowledged", "lost", "starts", "promotions"):
             found[name] = sum(getattr(result, name) for result in clusters)
         return {**found, "virtual_seconds": round(sum(result.virtual for result in clusters))}
 

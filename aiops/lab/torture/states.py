@@ -143,10 +143,11 @@ def _calm(plan: ClusterPlan) -> ClusterPlan:
     """Return a plan whose faults are those of the server alone, which loses nothing."""
     kinds = ("crash", "crash at", "stop", "power", "power at")
     faults = tuple(fault for fault in plan.faults if fault.kind in kinds)
-    if plan.acks != "durable":
+    if plan.acks not in ("durable", "replicated"):
         faults = tuple(fault for fault in faults if not fault.kind.startswith("power"))
-    acks = "written" if plan.acks == "applied" else plan.acks
-    return dataclasses.replace(plan, acks=acks, faults=faults, snapshot_every=0.5)
+    acks = {"applied": "written", "replicated": "durable"}.get(plan.acks, plan.acks)
+    calm = dataclasses.replace(plan, acks=acks, faults=faults, snapshot_every=0.5)
+    return dataclasses.replace(calm, standby=False)
 
 
 @contextmanager

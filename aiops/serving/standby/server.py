@@ -241,6 +241,11 @@ class StandbyServer:
             self.server.stop()
         self._interrupt(ConnectionLost("this standby is shutting down"))
 
+    @property
+    def whole(self) -> bool:
+        """True if it has a whole state of its primary, so that it can be promoted."""
+        return self._copy is not None and self._copy.whole
+
     def promote(self) -> None:
         """Become the server."""
         if self._promotion is None:

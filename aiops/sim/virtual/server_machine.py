@@ -68,6 +68,10 @@ class ServerMachine:
         The running standby, or the last one.
     running
         Whether it runs.
+    serving
+        Whether it serves workers: a standby does once it is promoted.
+    error
+        The error with which the last server ended by itself (`Superseded`, say), or None.
 
     Raises
     ------
@@ -93,8 +97,10 @@ class ServerMachine:
         self.faults = FaultyDisk(self.disk)
         self.server: Server
         self.standby: StandbyServer
-        self.running = False
+        self.running = self.serving = False
+        self.error: BaseException | None = None
         self._loop, self._network, self._rng = loop, loop.network, Random(seed)
+        self._stands_by = False  # `standby` runs, and is not promoted yet
         self._booted = 0.0  # the time at which its clock began
         self._life = object()
         self._end = asyncio.Event()
@@ -123,7 +129,7 @@ class ServerMachine:
         self._network.revive(self._network.host(self.host).name)
         self._life, self._end = object(), asyncio.Event()
         faults = self.faults if not self.faults.off else FaultyDisk(self.disk)
-        self.faults, self.running = faults, True
+        self.faults, self.running, self.error = faults, True, None
         env = CURRENT_ENVIRONMENT.get()
         env = replace(env, disk=faults, now=lambda: self._loop.time() - self._booted)
         context = copy_context()
@@ -138,6 +144,16 @@ class ServerMachine:
             error = self._task.exception()
             if error is not None and not crashed:
                 raise error
+        else:
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Note that the server has ended, if it was not killed."""
+        if task is self._task and self.running:
+            self.running = self.serving = self._stands_by = False
+            if not task.cancelled():
+                self.error = task.exception()
+            self._network.cut(self.host)  # connections that it had not accepted yet
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
         end = self._end
@@ -145,16 +161,21 @@ class ServerMachine:
             await self._stand_by(ready, end)
             return
         async with serve(port=self.port, **self.settings) as server:
-            self.server = server
+            self.server, self.serving = server, True
             if not ready.done():
                 ready.set_result(None)
-            await end.wait()
+            asked = [self._loop.create_task(one) for one in (end.wait(), server.until_ending())]
+            try:
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in asked:
+                    task.cancel()
 
     async def _stand_by(self, ready: asyncio.Future[None], end: asyncio.Event) -> None:
         """Be a standby, and the server that it becomes."""
         standby = StandbyServer(config_of({"port": self.port, **self.settings}))
         await standby.start()
-        self.standby = standby
+        self.standby, self._stands_by = standby, True
         if not ready.done():
             ready.set_result(None)
         serving: list[Server] = []
@@ -167,7 +188,7 @@ class ServerMachine:
         try:
             server = await standby.stand_by()
             if server is not None:
-                self.server = server
+                self.server, self.serving, self._stands_by = server, True, False
                 serving.append(server)
                 await server.serve()
         finally:
@@ -179,17 +200,24 @@ class ServerMachine:
         if self.running:
             task = self._task
             self._end.set()
-            await asyncio.wait([task])
-            if task is self._task:  # it may have crashed, and another runs already
-                self.running = False
-                self._network.cut(self.host)  # connections that it had not accepted yet
+            await asyncio.wait([task])  # it may have crashed, and another runs already
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+
+    def promote(self) -> bool:
+        """Have the running standby become the server, as ``aiops promote`` does.
+
+        Returns False if there is none, or it has no whole state.
+        """
+        if not (self._stands_by and self.standby.whole):
+            return False
+        self.standby.promote()
+        return True
 
     def crash(self) -> None:
         """End the server at once, as SIGKILL does: what it has written stays."""
         if self.running:
-            self.running = False
+            self.running = self.serving = self._stands_by = False
             self.faults.end()
             self._network.kill(self.host)
             self._network.close_ports(self.host)

@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
-from aiops.lab.torture.cluster_plan import KINDS, ClusterPlan, draw_cluster, parsed
+from aiops.durable.standby_feed import Replication
+from aiops.lab.torture.cluster_plan import (
+    KINDS,
+    PROMOTION,
+    ClusterFault,
+    ClusterPlan,
+    draw_cluster,
+    parsed,
+)
 from aiops.lab.torture.cluster_trial import ClusterTrial, quietly
 from aiops.lab.torture.plan import VARIANTS
 from aiops.lab.torture.seed_campaign import SeedCampaign, try_plan
 from aiops.lab.torture.states import examine
+from aiops.serving.server import Server
 from aiops.sim.virtual.disk import VirtualFile
 from aiops.store.parameters import Store
 from tests.support import Process
@@ -91,6 +100,42 @@ def test_a_server_that_applies_twice_is_caught(
     assert "worker-" in caught("clusters", tmp_path, 30)
 
 
+def replicated(*faults: ClusterFault) -> ClusterPlan:
+    """A small plan with a standby, and these faults."""
+    drawn = draw_cluster(37, ("asgd",))
+    return replace(
+        drawn, acks="replicated", workers=2, standby=True, deadline=1e6, faults=faults, naive=True
+    )
+
+
+def test_a_standby_takes_the_place_of_its_server_and_back() -> None:
+    lost = ClusterFault(1.0, "power", seconds=1.0)
+    plan = replicated(lost, ClusterFault(1.01, PROMOTION), ClusterFault(3.0, PROMOTION))
+    with quietly():
+        result = ClusterTrial(plan).run()
+    assert result.wrong == []
+    assert (result.promotions, result.lost) == (2, 0)
+    assert result.acknowledged > 10
+
+
+def test_a_server_that_does_not_wait_for_its_standby_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Replication, "_commit", lambda self: self._here)
+    plan = replicated(ClusterFault(1.0, "silence", -1, 2.0), ClusterFault(1.5, PROMOTION))
+    with quietly():
+        result = ClusterTrial(plan).run()
+    assert any("told that" in text or "was acknowledged" in text for text in result.wrong)
+
+
+def test_an_old_server_that_does_not_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "supersede", lambda *given: None)
+    with quietly():
+        plan = replicated(ClusterFault(1.0, PROMOTION))
+        result = ClusterTrial(replace(plan, acks="durable", deadline=0.5)).run()
+    assert result.wrong == ["a server that was superseded serves for 60 s"]
+
+
 def test_a_campaign_in_two_processes_has_the_seeds_of_one_in_order() -> None:
     found = []
     for jobs in (1, 2):
@@ -106,8 +151,9 @@ def test_a_seed_decides_all() -> None:
     plans = [draw_cluster(seed) for seed in range(300)]
     assert plans == [draw_cluster(seed) for seed in range(300)]
     assert {plan.variant for plan in plans} == set(VARIANTS)
-    assert {plan.acks for plan in plans} == {"applied", "written", "durable"}
-    assert {fault.kind for plan in plans for fault in plan.faults} == set(KINDS)
+    assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
+    assert {fault.kind for plan in plans for fault in plan.faults} == {*KINDS, PROMOTION}
+    assert all(plan.standby for plan in plans if plan.acks == "replicated")
     with quietly():
         runs = [ClusterTrial(draw_cluster(21)).run() for _ in range(2)]
         states = [examine(draw_cluster(3)) for _ in range(2)]

@@ -12,7 +12,7 @@ import pytest
 
 import aiops
 from aiops import testing
-from aiops.errors import UsageError
+from aiops.errors import Superseded, UsageError
 from aiops.net.faulty_disk import points
 from aiops.sim.virtual.server_machine import ServerMachine
 
@@ -78,8 +78,33 @@ def test_a_standby_is_promoted_when_its_primary_is_lost(acks: str) -> None:
                     assert (worker.params["w"] == -20).all()
                     assert worker.rolled_back == 0
                     assert other.server.generation > 1
+                    assert other.serving
 
     main()
+
+
+@testing.virtual()
+async def test_a_superseded_server_has_ended() -> None:
+    settings = {**SETTINGS, "acks": "written"}
+    async with (
+        ServerMachine(**settings) as old,
+        ServerMachine("b", port=7172, standby=old.url, **settings) as new,
+    ):
+        assert old.serving
+        assert not new.serving
+        assert not old.promote(), "it is no standby"
+        assert not new.promote(), "it has no state yet"
+        async with aiops.AsyncWorker(old.url, MODEL) as worker:
+            await worker.step(STEP)
+            await testing.until(lambda: new.standby.whole, "it has a state", limit=10.0)
+        assert new.promote()
+        await testing.until(lambda: not old.running, "it was told", limit=60.0)
+        assert new.serving
+        assert not old.serving
+        assert isinstance(old.error, Superseded)
+        with pytest.raises(Superseded):
+            await old.start()
+        assert not old.running
 
 
 @pytest.mark.parametrize("power", [False, True])
