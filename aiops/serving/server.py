@@ -41,6 +41,7 @@ from aiops.serving.persistence import Persistence
 from aiops.serving.profiling import Profile
 from aiops.serving.shard_links import ShardLinks
 from aiops.serving.standby.feeds import StandbyFeeds
+from aiops.serving.standby.fencing import fence
 from aiops.serving.state.kept_state import KeptState
 from aiops.serving.state.shard_states import FollowerState, LeadState
 from aiops.serving.state.state_files import Clock, StateFiles
@@ -114,6 +115,7 @@ class Server:
         self._state_files: StateFiles | None = None
         self._state: KeptState | FollowerState | None = None  # once it has been recovered
         self._feeds: StandbyFeeds | None = None  # once there is a journal
+        self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
         options = config.options()
         kept, shard = config.state_folder, None if config.follower else (0, options.shards)
         if kept is not None:
@@ -305,6 +307,10 @@ class Server:
             self._feeds.begin(loop)
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port)
+        if self._state_files is not None and self._state_files.generations.predecessors:
+            predecessors = self._state_files.generations.predecessors
+            given = self._env, self.config.token, predecessors, self.url, self.run
+            self._fencing = loop.create_task(fence(*given, self.generation, self.generation_proof))
         return self.url
 
     def _recovered(
@@ -566,6 +572,8 @@ class Server:
         self._runner.stop()
         if self._feeds is not None:
             self._feeds.end()
+        if self._fencing is not None:
+            self._fencing.cancel()
         if self._pacing is not None:
             self._pacing.stop()
         if self._broken:  # peers have been sent an error, and close when they have read it

@@ -212,29 +212,40 @@ class GenerationFile:
     adds 1, and a promotion begins the next term. ``superseded_by``: the generation and the URL, if
     that is known, of another server that has the run now; None: this one has it. ``secret``: 32
     random bytes that all servers of the run share, the key of the proofs of its generations; empty
-    before the first.
+    before the first. ``predecessors``: the URLs of which one had the run before this server, which
+    was its standby; they are told.
     """
 
     generation: int
     starts: Sequence[GenerationStart] = ()
     superseded_by: tuple[int, str] | None = None
     secret: bytes = dataclasses.field(default=b"", repr=False)
+    predecessors: Sequence[str] = ()
 
     def started(
-        self, row: int, versions: Sequence[int], *, promoted: int | None = None
+        self,
+        row: int,
+        versions: Sequence[int],
+        *,
+        promoted: int | None = None,
+        predecessors: Sequence[str] = (),
     ) -> GenerationFile:
         """Return the file of the next generation, which begins after a row at these versions.
 
         ``promoted``: None, or for a promotion a number drawn from 0 to `DRAWN` - 1. It begins the
         next term: two standbys that are promoted at the same time are of different generations.
+        ``predecessors``: of a promotion; a later start has the same.
         """
         generation = self.generation + 1
+        if promoted is None:
+            predecessors = self.predecessors
         if promoted is not None:
             newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
             generation = ((newest >> 16) + 1 << 16) + promoted
         start = GenerationStart(generation, row, tuple(versions))
         starts = (*self.starts, start)[-MAX_HISTORY:]
-        return GenerationFile(generation, starts, secret=self.secret)
+        told = tuple(predecessors)
+        return GenerationFile(generation, starts, secret=self.secret, predecessors=told)
 
     def pack(self) -> bytes:
         """Return the file's bytes."""
@@ -244,6 +255,8 @@ class GenerationFile:
             found["secret"] = self.secret
         if self.superseded_by is not None:
             found["superseded_by"] = [*self.superseded_by]
+        if self.predecessors:
+            found["predecessors"] = [*self.predecessors]
         return pack_block(GENERATION, found)
 
     @classmethod
@@ -272,7 +285,11 @@ class GenerationFile:
         secret = field(found, "secret", bytes, name) if "secret" in found else b""
         if len(secret) not in (0, SECRET):
             raise DamagedState(f"{name} is damaged: a secret has {SECRET} bytes")
-        return cls(field(found, "generation", int, name), tuple(starts), other, secret)
+        told = field(found, "predecessors", list, name) if "predecessors" in found else []
+        if any(type(url) is not str for url in told):
+            raise DamagedState(f"{name} is damaged: a predecessor is a URL")
+        number = field(found, "generation", int, name)
+        return cls(number, tuple(starts), other, secret, tuple(told))
 
 
 def _map(found: object, name: str) -> dict[str, object]:

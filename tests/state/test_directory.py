@@ -111,6 +111,17 @@ class TestGenerations:
         assert promoted.generation == (4 << 16) + 2
         assert promoted.superseded_by is None
 
+    def test_predecessors_are_those_of_the_last_promotion(self) -> None:
+        file = GenerationFile(1).started(9, [4], promoted=2, predecessors=["aiops://a"])
+        later = file.started(18, [9], predecessors=["aiops://c"])
+        assert later.predecessors == file.predecessors == ("aiops://a",)
+        assert GenerationFile.unpack(later.pack()) == later
+        assert later.started(20, [9], promoted=3).predecessors == ()
+        for wrong in ("aiops://a", [1]):
+            data = pack_block(GENERATION, {"generation": 1, "starts": [], "predecessors": wrong})
+            with pytest.raises(DamagedState, match="predecessor"):
+                GenerationFile.unpack(data)
+
     def test_starts_and_promotions(self) -> None:
         file = GenerationFile(0).started(0, []).started(18, [9, 2])
         assert file.generation == 2

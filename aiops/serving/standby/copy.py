@@ -366,8 +366,10 @@ class StandbyCopy:
 
     # ------------------------------------------------------------ promotion
 
-    def promoted(self) -> tuple[Server, Recovered]:
+    def promoted(self, predecessors: Sequence[str]) -> tuple[Server, Recovered]:
         """Return the server that has the engine, and where its journal ends; all is synced.
+
+        ``predecessors``: the URLs of those that it is to tell.
 
         Raises
         ------
@@ -380,7 +382,7 @@ class StandbyCopy:
         why = run.end_writers()
         if why:
             raise UsageError(why)
-        self._run = None
+        self._run, run.files.predecessors = None, tuple(predecessors)
         return run.server, run.replayer.finish()
 
 

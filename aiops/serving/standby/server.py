@@ -33,13 +33,12 @@ from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config, local_address
 from aiops.serving.server import Server
 from aiops.serving.standby.copy import StandbyCopy, serving_config
-from aiops.serving.standby.link import OutgoingLink, ask, observer
+from aiops.serving.standby.link import OutgoingLink, observer
 from aiops.serving.standby.shard_standbys import ShardStandbys
 from aiops.shards.lead import Lead
 from aiops.wire.messages import PROTOCOL, Message, Welcome
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.standby_messages import (
-    Fence,
     JournalRows,
     Promoted,
     RowsKept,
@@ -62,15 +61,6 @@ _UNBOUND = 100
 
 _ANSWERED = 0.5
 """Seconds that clients of the standby get to read their last answers."""
-
-_ANY = ("0.0.0.0", "::")
-"""Hosts of a listener on all addresses."""
-
-_AGAIN = 30.0
-"""Seconds after which an old primary that has answered is told again."""
-
-_FENCE = 5.0
-"""Seconds between attempts to tell the old primary, and that each may take."""
 
 
 class StandbyServer:
@@ -133,7 +123,6 @@ class StandbyServer:
         )
         self.connections.log_level = logging.DEBUG  # workers of a lost primary ask every 0.3 s
         self._listener: asyncio.Server | None = None
-        self._fencing: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------ life
 
@@ -176,7 +165,6 @@ class StandbyServer:
                 await server.serve()
         finally:
             self._over.set()
-            self.end()
 
     async def promoted(self) -> Server:
         """Return the server that it has become, once it has been promoted.
@@ -411,7 +399,8 @@ class StandbyServer:
                 for peer, id in asked:
                     self._reply(peer, refused_promotion(id, str(error)))
                 return None
-        server, recovered = copy.promoted()
+        # A follower's old lead is told by its lead, and ends it.
+        server, recovered = copy.promoted(() if self._config.follower else self._primaries)
         if self._listener is not None:
             self._listener.close()
         host, port = urls.parse(self.url)
@@ -444,37 +433,7 @@ class StandbyServer:
                 while self.connections.peers:
                     self._left.clear()
                     await self._left.wait()
-        if not self._config.follower:  # its lead is told, and ends it
-            self._fencing = asyncio.get_running_loop().create_task(self._fence(server))
         return server
-
-    async def _fence(self, server: Server) -> None:
-        """Tell the old primary that it is superseded, again and again: it may be started again."""
-        host, port = urls.parse(server.url)
-        proof = server.generation_proof
-
-        def fence(local: str) -> Message:
-            own = urls.write(local if host in _ANY else host, port)
-            return Fence(1, server.run, server.generation, own, proof)
-
-        said = dict[str, str]()
-        while True:
-            answered = True
-            for url in self._primaries:
-                try:
-                    await ask(self._env, url, self._config.token, fence, _FENCE)
-                except (ConnectionLost, OSError):
-                    answered = False
-                except AiopsError as error:
-                    if said.get(url) != str(error):
-                        said[url] = str(error)
-                        _log.info("%s: %s", url, error)
-            await asyncio.sleep(_AGAIN if answered else _FENCE)
-
-    def end(self) -> None:
-        """Tell the old primary no more."""
-        if self._fencing is not None:
-            self._fencing.cancel()
 
     # ------------------------------------------------------------ clients
 

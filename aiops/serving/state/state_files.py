@@ -72,6 +72,8 @@ class StateFiles:
         Where the run's generations began.
     generation
         That of the last start; 0 for a new state.
+    predecessors
+        The URLs of those whose standby this server was, when it is promoted; else empty.
 
     Raises
     ------
@@ -150,6 +152,7 @@ class StateFiles:
             self.run = ""
             if self._shard is not None:
                 self.identify(new_run, *self._shard)
+        self.predecessors: tuple[str, ...] = ()
         self.generations = GenerationFile(0)
         if directory.GENERATION_FILE in names:
             self.generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE))
@@ -456,7 +459,9 @@ class StateFiles:
             drawn = self._salt() % directory.DRAWN if promoted else None
             if not self.generations.secret:
                 self.generations = replace(self.generations, secret=self._new_secret())
-            self.generations = self.generations.started(row, versions, promoted=drawn)
+            self.generations = self.generations.started(
+                row, versions, promoted=drawn, predecessors=self.predecessors
+            )
             self._replace(directory.GENERATION_FILE, self.generations.pack())
             self.generation = self.generations.generation
             self._clean()

@@ -193,7 +193,6 @@ class ServerMachine:
                 await server.serve()
         finally:
             stopping.cancel()
-            standby.end()
 
     async def stop(self) -> None:
         """End the server in good order, as SIGTERM does."""

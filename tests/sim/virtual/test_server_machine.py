@@ -107,6 +107,32 @@ async def test_a_superseded_server_has_ended() -> None:
         assert not old.running
 
 
+@testing.virtual()
+async def test_a_promoted_server_that_was_started_again_ends_the_old_one() -> None:
+    """It crashes before it can tell it, or the old one is started again later."""
+    settings = {**SETTINGS, "acks": "written"}
+    async with (
+        ServerMachine(**settings) as old,
+        ServerMachine("b", port=7172, standby=old.url, **settings) as new,
+    ):
+        async with aiops.AsyncWorker(old.url, MODEL) as worker:
+            await worker.step(STEP)
+            await testing.until(lambda: new.standby.whole, "it has a state", limit=10.0)
+        testing.network().silence(old.host)
+        assert new.promote()
+        await testing.until(lambda: new.serving, "it is promoted", limit=10.0)
+        for _ in range(2):
+            new.crash()
+            del new.settings["standby"]
+            await new.start()
+            new.settings["standby"] = old.url
+        assert old.serving
+        testing.network().restore(old.host)
+        await testing.until(lambda: not old.running, "it was told", limit=60.0)
+        assert isinstance(old.error, Superseded)
+        assert new.serving
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("point", points())
 def test_no_acknowledged_step_is_lost_at_any_point(point: str, power: bool) -> None:
