@@ -172,7 +172,9 @@ class ClusterServers:
         number = 1 - self._main
         if len(self.machines) == 1 or self._main not in self._served:  # the last is not over
             return False
-        if not (self._safe or self._plan.lossy) or not self.machines[number].promote():
+        if not (self._safe or self._plan.lossy) or not self._is_fed(number):
+            return False
+        if not self.machines[number].promote():
             return False
         if self._plan.naive:
             self._naive.add(self._main)
@@ -180,6 +182,16 @@ class ClusterServers:
         self._served.discard(number)
         self._task(self._promote(number), f"promotion of {NAMES[number]}")
         return True
+
+    def _is_fed(self, number: int) -> bool:
+        """Return whether a standby has been fed since the last promotion.
+
+        Else it may have what it had as the server: pushes of which workers were told that they are
+        lost.
+        """
+        standby = getattr(self.machines[number], "standby", None)
+        term = self.main.server.generation >> 16
+        return standby is not None and standby.generation >> 16 == term
 
     async def _promote(self, number: int) -> None:
         """Have a standby promoted, again and again if it crashes meanwhile."""
