@@ -324,19 +324,23 @@ class Session:
         """
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
-        wire = self.wire
-        received = wire.received(nbytes)
-        while True:
-            for message, sink in received:
-                if type(message) is Ack:  # nearly always
-                    self._handle_answer(message, sink)
-                else:
-                    self._handle(message, sink)
-            if wire.pending is None:
-                break
-            received = wire.fill(self.pending.sink_for(wire.pending))
-        if self.shards.channels:
-            self.shards.resume()
+        try:
+            wire = self.wire
+            received = wire.received(nbytes)
+            while True:
+                for message, sink in received:
+                    if type(message) is Ack:  # nearly always
+                        self._handle_answer(message, sink)
+                    else:
+                        self._handle(message, sink)
+                if wire.pending is None:
+                    break
+                received = wire.fill(self.pending.sink_for(wire.pending))
+            if self.shards.channels:
+                self.shards.resume()
+        except AiopsError:
+            self.ready = False  # what is asked from here on waits for the next connection
+            raise
 
     def process(self, views: Sequence[memoryview]) -> bool:
         """Process bytes that were received elsewhere; return whether there were any.

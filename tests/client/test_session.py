@@ -27,6 +27,7 @@ from aiops.errors import (
     Restarted,
     StaleGradient,
     Unauthorised,
+    Unavailable,
     UsageError,
 )
 from aiops.model.layout import Array, Layout
@@ -897,6 +898,19 @@ class TestServersThatBreakTheRules:
             pair.settle()
         assert (caught.value.code, caught.value.details) == ("unavailable", {"limit": 3})
         assert not request.done
+
+    def test_what_is_asked_after_a_fatal_error_is_sent_on_the_next_connection(self) -> None:
+        """A driver may learn of the error before it has ended the connection."""
+        pair, params = ready()
+        pair.server.say(Error(0, "unavailable", "it ends", {}, True))
+        with pytest.raises(Unavailable):
+            pair.settle()
+        request = pair.requests.push(ONES, params, params)
+        assert not request.attempted
+        pair.cut()
+        pair.connect()
+        pair.settle()
+        assert request.value().version == pair.server.version == 1
 
     @pytest.mark.parametrize(
         "rows",

@@ -234,6 +234,11 @@ class StandbyServer:
         """True if it has a whole state of its primary, so that it can be promoted."""
         return self._copy is not None and self._copy.whole
 
+    @property
+    def generation(self) -> int:
+        """That of its primary when it was fed last; 0: it has not been."""
+        return self._copy.position.generation if self._copy is not None else 0
+
     def promote(self) -> None:
         """Become the server."""
         if self._promotion is None:
