@@ -56,6 +56,20 @@ def _possible() -> list[tuple[str, str]]:
 CASES = _possible()
 
 
+def _each_once(first: int) -> list[tuple[str, str]]:
+    """Return a case of every policy, in ways by turns, and all cases of three policies."""
+    ways: dict[str, list[str]] = {}
+    for name, way in CASES:
+        ways.setdefault(name, []).append(way)
+    found = {(name, of[(i + first) % len(of)]) for i, (name, of) in enumerate(ways.items())}
+    found |= {case for case in CASES if case[0] in ("fasgd", "hardsync", "easgd")}
+    return [case for case in CASES if case in found]
+
+
+FEWER, OTHERS = _each_once(0), _each_once(1)
+"""Two selections of the cases: a way of messages is the same code for every policy."""
+
+
 def random_pieces(seed: int, most: int = 700) -> Any:
     """Return what says how many bytes arrive at a time."""
     random = np.random.default_rng(seed)

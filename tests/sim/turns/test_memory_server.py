@@ -95,18 +95,12 @@ RUNS = [(gate, CODECS[(i + more) % 4]) for i, gate in enumerate(GATES) for more 
 
 @pytest.mark.parametrize(("gate", "codecs"), RUNS, ids=str)
 class TestRuns:
-    def test_are_the_same_twice(self, gate: str, codecs: Any) -> None:
-        push, fetch = codecs
-        options = {"gate": gate, "push_codec": push, "fetch_codec": fetch}
-        digests = {Run(**options).train(45).digest for _ in range(2)}
-        assert len(digests) == 1
-        assert Run(seed=1, **options).train(45).digest not in digests
-
-    def test_backends_agree_to_the_bit(self, gate: str, codecs: Any) -> None:
+    def test_are_the_same_twice_and_backends_agree_to_the_bit(self, gate: str, codecs: Any) -> None:
         push, fetch = codecs
         options = {"gate": gate, "push_codec": push, "fetch_codec": fetch}
         digests = {Run(backend=name, **options).train(40).digest for name in ("numpy", "numba")}
         assert len(digests) == 1
+        assert Run(seed=1, **options).train(40).digest not in digests
 
     def test_replay_to_the_same_bits(self, gate: str, codecs: Any) -> None:
         push, fetch = codecs
@@ -151,7 +145,7 @@ def test_every_algorithm_takes_coded_pushes_and_fetches(policy: str) -> None:
             Run(policy, workers=2, push_codec=("int8", "topk:0.3@wide"))
     codec = "topk:0.3" if find(policy).accepts_sums else "int8"
     run = Run(policy, workers=2, push_codec=(codec,), fetch_codec=("int8",))
-    run.train(240)
+    run.train(160)
     for worker in run.workers:
         worker.finish()
     store = run.engine.store
@@ -214,7 +208,7 @@ class TestLearning:
             ("bfasgd:c_push=0.04,c_fetch=0.06", (), ()),
             ("bfasgd:c_push=0.04,c_fetch=0.06,combine=sum", (), ()),
             ("bfasgd:c_push=0.04,c_fetch=0.06,by=tensor", ("int8",), ("int8",)),
-            ("constant:p_push=0.3,p_fetch=0.3", ("topk:0.1",), ("int8",)),
+            ("constant:p_push=0.5,p_fetch=0.5", ("topk:0.1",), ("int8",)),
             ("periodic:k_push=3,k_fetch=3", ("onebit",), ("int8",)),
             ("", ("topk:0.05",), ("topk:0.2",)),
             ("", ("lowrank:2",), ("int8",)),
@@ -222,14 +216,14 @@ class TestLearning:
         ],
     )
     def test_digits(self, gate: str, push: tuple[str, ...], fetch: tuple[str, ...]) -> None:
-        error, nbytes = train_digits(800, gate=gate, push_codec=push, fetch_codec=fetch)
+        error, nbytes = train_digits(500, gate=gate, push_codec=push, fetch_codec=fetch)
         assert error < 0.25  # by guessing: 0.9
-        assert nbytes < 800 * PLAIN / 1.8
+        assert nbytes < 500 * PLAIN / 1.8
 
     def test_raw_and_ungated(self) -> None:
-        error, nbytes = train_digits(800)
+        error, nbytes = train_digits(500)
         assert error < 0.15
-        assert 800 * PLAIN < nbytes < 1.2 * 800 * PLAIN
+        assert 500 * PLAIN < nbytes < 1.2 * 500 * PLAIN
 
 
 def test_a_refused_push_is_put_back_once() -> None:
