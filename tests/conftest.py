@@ -32,3 +32,4 @@ def pytest_collection() -> Iterator[Any]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000, 10, 10)

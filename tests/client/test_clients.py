@@ -38,17 +38,22 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 Connect = Callable[..., Any]
 
 
+LOOPS = {"tcp": "asyncio", "near": "uvloop", "lent": "asyncio", "shards": "uvloop"}
+"""The event loop of the asynchronous client over each transport; the client is one on both."""
+
+
 @pytest.fixture(params=TRANSPORTS, autouse=True)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     choose(request.param, monkeypatch)
     return str(request.param)
 
 
-@pytest.fixture(params=["blocking", "asyncio", "uvloop"])
-def connect(request: pytest.FixtureRequest) -> Connect:
+@pytest.fixture(params=["blocking", "async"])
+def connect(request: pytest.FixtureRequest, transport: str) -> Connect:
     if request.param == "blocking":
         return Client
-    new_loop = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    on_uvloop = LOOPS[transport] == "uvloop"
+    new_loop = uvloop.new_event_loop if on_uvloop else asyncio.new_event_loop
     return lambda url, **arguments: Adapter(new_loop, url, **arguments)
 
 
@@ -89,23 +94,21 @@ class TestModel:
             assert got.version == 1
             assert_same(got, {name: array - 1 for name, array in small(1).items()})
 
-    @pytest.mark.parametrize(
-        ("other", "text"),
-        [
+    def test_another_model_is_refused_with_the_difference(
+        self, connect: Connect, server: Any
+    ) -> None:
+        others: list[tuple[dict[str, Array], str]] = [
             ({"layer.weigth": np.zeros((4, 3), np.float32)}, "did you mean 'layer.weight'"),
             ({"layer.weight": np.zeros((3, 4), np.float32)}, "'layer.weight' has shape"),
             ({"layer.weight": np.zeros((4, 3), np.float64)}, "'layer.weight' is float32"),
             ({"layer.weight": np.zeros((4, 3), np.float32)}, "'layer.bias' is missing"),
-        ],
-    )
-    def test_another_model_is_refused_with_the_difference(
-        self, connect: Connect, server: Any, other: dict[str, Array], text: str
-    ) -> None:
+        ]
         with connect(server.url, role="worker") as client:
             client.define(small())
-            with pytest.raises(BadPush, match=text):
-                client.define(other)
-            assert_same(client.fetch(), small())
+            for other, text in others:
+                with pytest.raises(BadPush, match=text):
+                    client.define(other)
+                assert_same(client.fetch(), small())
 
     def test_an_observer_defines_nothing(self, connect: Connect, server: Any) -> None:
         with connect(server.url) as observer:
@@ -114,21 +117,17 @@ class TestModel:
             with pytest.raises(NotReady):
                 observer.fetch()
 
-    @pytest.mark.parametrize(
-        ("arrays", "text"),
-        [
+    def test_what_cannot_be_a_model_is_not_sent(self, connect: Connect, server: Any) -> None:
+        wrong: list[tuple[dict[str, Array], str]] = [
             ({}, "1 to"),
             ({"ids": np.zeros(3, np.int64)}, "'int64' cannot be trained"),
             ({"nothing": np.zeros((0, 4), np.float32)}, "every tensor is empty"),
-        ],
-    )
-    def test_what_cannot_be_a_model_is_not_sent(
-        self, connect: Connect, server: Any, arrays: dict[str, Array], text: str
-    ) -> None:
+        ]
         with connect(server.url, role="worker") as client:
-            with pytest.raises(UsageError, match=text):
-                client.define(arrays)
-            assert client.ping() >= 0
+            for arrays, text in wrong:
+                with pytest.raises(UsageError, match=text):
+                    client.define(arrays)
+                assert client.ping() >= 0
 
     def test_a_model_with_a_bad_value_is_refused(self, connect: Connect, server: Any) -> None:
         bad = small()
@@ -299,41 +298,39 @@ class TestRefusals:
                 client.fetch()
             assert client.stats()["version"] == 0
 
-    @pytest.mark.parametrize(
-        ("gradients", "text"),
-        [
+    def test_what_does_not_fit_is_not_sent(self, connect: Connect, server: Any) -> None:
+        wrong: list[tuple[Any, str]] = [
             ({}, "push at least one"),
             ({"layer.bia": np.zeros(3, np.float32)}, "did you mean 'layer.bias'"),
             ({"layer.bias": np.zeros(4, np.float32)}, r"'layer.bias'.*shape \(4,\).*\(3,\)"),
             ({"layer.bias": np.zeros((3, 1), np.float32)}, r"'layer.bias'.*shape \(3, 1\)"),
             ({"layer.bias": np.zeros(3, np.float64)}, r"'layer.bias'.*astype\('float32'\)"),
             ({"layer.bias": [1.0, 2.0, 3.0]}, r"'layer.bias'.*astype\('float32'\)"),
-        ],
-    )
-    def test_what_does_not_fit_is_not_sent(
-        self, connect: Connect, server: Any, gradients: Any, text: str
-    ) -> None:
+        ]
         with connect(server.url, role="worker") as client:
             params = client.define(small())
-            for send in (client.push, client.exchange):
-                with pytest.raises(UsageError, match=text):
-                    send(params, gradients)
+            for gradients, text in wrong:
+                for send in (client.push, client.exchange):
+                    with pytest.raises(UsageError, match=text):
+                        send(params, gradients)
             assert client.exchange(params, ones(params)).version == 1
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20, -1e19])
     def test_a_bad_value_names_its_tensor_and_changes_nothing(
-        self, connect: Connect, server: Any, value: float
+        self, connect: Connect, server: Any
     ) -> None:
+        values = (np.nan, np.inf, -np.inf, 1e20, -1e19)
         with connect(server.url, role="worker") as client:
             params = client.define(small())
-            gradients = ones(params)
-            gradients["layer.weight"][2, 1] = value
-            with pytest.raises(BadPush, match=r"'layer.weight' holds .* at \[2, 1\]") as caught:
-                client.exchange(params, gradients)
-            assert caught.value.details["tensor"] == "layer.weight"
-            assert_same(client.fetch(), small())
+            for value in values:
+                gradients = ones(params)
+                gradients["layer.weight"][2, 1] = value
+                match = r"'layer.weight' holds .* at \[2, 1\]"
+                with pytest.raises(BadPush, match=match) as caught:
+                    client.exchange(params, gradients)
+                assert caught.value.details["tensor"] == "layer.weight"
+                assert_same(client.fetch(), small())
             assert client.exchange(params, ones(params)).version == 1
-            assert client.stats()["refused"] == {"bad-push": 1}
+            assert client.stats()["refused"] == {"bad-push": len(values)}
 
     def test_the_future_is_refused(self, connect: Connect, server: Any) -> None:
         with connect(server.url, role="worker") as client:

@@ -1,4 +1,4 @@
-"""Every algorithm, on every backend, through every client."""
+"""Every algorithm through clients of every kind, on one of the backends by turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AsyncStep = Callable[[Compute], Coroutine[Any, Any, Receipt]]
 Values = dict[str, Array]
 
 STEPS, WORKERS = 40, 2
-START: Values = {"w": np.full(8, 4, np.float32), "b": np.full(3, -2, np.float64)}
+START: Values = {"w": np.full(8, 4, np.float32), "b": np.full(3, -2, np.float16)}
 
 
 @contextlib.contextmanager
@@ -92,12 +92,11 @@ ASYNC_CLIENTS = {"async-worker": with_async_worker, "async": with_async_client}
 
 
 def pairs(clients: Iterable[str]) -> list[tuple[str, str, str]]:
-    """Return every case with every backend and every client, each pair of these with some case."""
+    """Return every case with a backend and a client, each pair of these with some case."""
     names = list(clients)
     return [
-        (case, backend, names[(at + turn) % len(names)])
+        (case, BACKENDS[at % len(BACKENDS)], names[at // len(BACKENDS) % len(names)])
         for at, case in enumerate(sorted(CASES))
-        for turn, backend in enumerate(BACKENDS)
     ]
 
 

@@ -14,10 +14,13 @@ from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_orders_of_events import MODEL, POLICIES, SINGLE, Checker, final
 from tests.shards.test_policies import trained
 
+ACKS = (Acks.WRITTEN, Acks.DURABLE)
 
-@pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
-@pytest.mark.parametrize("shards", [2, 4])
+EACH = [(seed, 2 + 2 * (seed % 2), ACKS[seed // 2 % 2]) for seed in range(40)]
+"""Seeds, each with two shards or four, and one of two acks: all four pairs by turns."""
+
+
+@pytest.mark.parametrize(("seed", "shards", "acks"), EACH)
 def test_each_push_counts_once(seed: int, shards: int, acks: Acks) -> None:
     world = KeptWorld(seed, shards, acks=acks)
     checkers = [Checker(2.0**n, 6) for n in range(3)]
@@ -31,9 +34,7 @@ def test_each_push_counts_once(seed: int, shards: int, acks: Acks) -> None:
     assert all((a == -total).all() for a in params.values())
 
 
-@pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
-@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize(("seed", "shards", "acks"), EACH)
 def test_each_push_counts_once_with_snapshots(seed: int, shards: int, acks: Acks) -> None:
     """Servers are killed at any moment of a set: ordered, captured, synced on some, on all."""
     world = KeptWorld(seed, shards, acks=acks)
@@ -66,7 +67,7 @@ def test_a_follower_that_lost_a_portion_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("acks", ACKS)
 def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Acks) -> None:
     """Disks of some servers, or of all, are full for a while; later all servers are killed."""
     world = KeptWorld(seed, 3, acks=acks)
@@ -102,7 +103,7 @@ def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Ack
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("acks", ACKS)
 @pytest.mark.parametrize("policy", [*POLICIES, "hardsync clipped", "fasgd clipped", "asgd codec"])
 def test_policies(policy: str, seed: int, acks: Acks) -> None:
     """Every version that is fetched is of one moment on all shards, and all go on to the end."""
@@ -125,7 +126,7 @@ def test_policies(policy: str, seed: int, acks: Acks) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("acks", ACKS)
 @pytest.mark.parametrize("policy", ["asgd", "dcasgd"])
 def test_coded_parameters(policy: str, seed: int, acks: Acks) -> None:
     """Small whole numbers are what they are in fp16: so whole versions are seen here too."""

@@ -319,10 +319,13 @@ class TestLimits:
 
 
 class TestOrder:
-    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("sender", SIDES)
     @pytest.mark.parametrize("state", HANDSHAKE)
-    def test_the_table_holds_at_both_ends(self, state: str, sender: Side, kind: str) -> None:
+    def test_the_table_holds_at_both_ends(self, state: str, sender: Side) -> None:
+        for kind in KINDS:
+            self._holds(state, sender, kind)
+
+    def _holds(self, state: str, sender: Side, kind: str) -> None:
         changes = {"parts": (), "fatal": False}
         fields = {name: changes.get(name, value) for name, value in header(kind).items()}
         message = decode(msgpack.packb(fields))

@@ -60,20 +60,20 @@ class TestGoodHeaders:
 
 
 class TestWrongFields:
-    @pytest.mark.parametrize(("kind", "name", "type_"), fields_of(*BAD))
-    def test_a_wrong_value_is_refused_by_its_path(self, kind: str, name: str, type_: str) -> None:
-        for value in BAD[type_]:
-            text = refusal(msgpack.packb(header(kind, **{name: value})))
-            assert text.startswith(f"{kind}.{name}: {TYPES[type_]} was expected, not "), text
-            assert len(text) < 200
+    @pytest.mark.parametrize("type_", BAD)
+    def test_a_wrong_value_is_refused_by_its_path(self, type_: str) -> None:
+        for kind, name, _type in fields_of(type_):
+            for value in BAD[type_]:
+                text = refusal(msgpack.packb(header(kind, **{name: value})))
+                assert text.startswith(f"{kind}.{name}: {TYPES[type_]} was expected, not "), text
+                assert len(text) < 200
 
-    @pytest.mark.parametrize(
-        ("kind", "name"), [(k, f.name) for k in KINDS for f in dataclasses.fields(KINDS[k])]
-    )
-    def test_a_missing_field_is_refused_by_its_path(self, kind: str, name: str) -> None:
-        fields = header(kind)
-        del fields[name]
-        assert refusal(msgpack.packb(fields)) == f"{kind}.{name}: missing"
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_missing_field_is_refused_by_its_path(self, kind: str) -> None:
+        for field in dataclasses.fields(KINDS[kind]):
+            fields = header(kind)
+            del fields[field.name]
+            assert refusal(msgpack.packb(fields)) == f"{kind}.{field.name}: missing"
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_an_unknown_field_is_refused_by_its_path(self, kind: str) -> None:
