@@ -516,12 +516,10 @@ class StandbyServer:
         """Return what the standby of a follower has."""
         copy, config = self._made, self._config
         server = copy.server
-        place = (config.shard or 0, 0)
-        if server is not None and server.state_files is not None:
-            place = server.state_files.place
-        version = 0 if server is None else server.version
-        given = copy.position.run, *place, version, copy.cuts, copy.whole
-        return ShardCopy(*given, self._state_report())
+        if server is None or server.state_files is None:  # it is being read, or there is none
+            return ShardCopy("", config.shard or 0, 0, 0, (), False, self._state_report())
+        given = copy.position.run, *server.state_files.place, server.version
+        return ShardCopy(*given, copy.cuts, copy.whole, self._state_report())
 
     def _post(self, event: Event) -> None:
         """Have the desk handle an event, and carry out its effects."""

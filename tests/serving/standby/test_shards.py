@@ -17,11 +17,13 @@ from rich.console import Console
 import aiops
 from aiops.cli.stats import tables
 from aiops.common import urls
+from aiops.durable.shard_standbys import ShardCopy
 from aiops.errors import AiopsError, Refused, Superseded, UsageError
 from aiops.model.layout import Array
 from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.standby.link import ask
+from aiops.serving.standby.server import StandbyServer
 from aiops.state.directory import StateListing
 from aiops.wire.messages import Message
 from aiops.wire.standby_messages import Promote, Promoted
@@ -177,6 +179,15 @@ def test_each_lag_is_shown_and_snapshots_are_kept_in_sets(
         assert (again.params["w"] == worker.params["w"]).all()
 
 
+def being_read(standby: StandbyServer) -> ShardCopy:
+    """Return what a follower's standby says of itself while a thread reads its state."""
+    standby._made._restoring = True
+    try:
+        return standby._held()
+    finally:
+        standby._made._restoring = False
+
+
 def test_a_promotion_without_the_standby_of_a_follower_is_refused(made: Any) -> None:
     """It is named, nothing is changed, and the promotion can be tried again."""
     run = made()
@@ -192,6 +203,8 @@ def test_a_promotion_without_the_standby_of_a_follower_is_refused(made: Any) -> 
         worker.step(ONES)  # with the primary, and the standby is fed on
         run.copies = [run.follower_standby("b", 1, port)]
         run.caught_up()
+        held = run.copies[0].call(being_read)
+        assert (held.run, held.whole) == ("", False)
         with pytest.raises(AiopsError, match="holds a part of a model only: connect to its lead"):
             promote(run.copies[0].url)
         run.until(lambda state: not state["shards"][0]["gone"], run.standby.url)
