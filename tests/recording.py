@@ -9,9 +9,13 @@ from aiops.cli.state_folder import StateFolder
 from aiops.cli.state_replay import replay_all
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import begin_row
+from aiops.durable.rows import LEASED, JournalRow
 from aiops.durable.run_record import Replayed, RunRecord, replay
 from aiops.engine.engine import Engine
+from aiops.model.arena import Arena
+from aiops.model.layout import Ints
 from aiops.state.frames import JournalFrame
+from aiops.state.row_kinds import RowKind
 
 
 class Recording(RunRecord):
@@ -27,6 +31,20 @@ class Recording(RunRecord):
         payload = memoryview(b"" if row.payload is None else bytes(row.payload))
         fixed = effect.number, int(row.kind), row.time, row.flags, row.row
         self.frames.append(JournalFrame(*fixed, payload, 0, 0, 0))
+
+    def exchanged(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        numbers: tuple[int, ...],
+        gradient: Arena,
+        ticket: int,
+        sums: Ints,
+    ) -> None:
+        row = self.exchange_row(peer, numbers, ticket, sums)
+        steady = JournalRow(RowKind.STEADY, time, LEASED * leased, row, gradient.data)
+        self.append(AppendRow(self.next - 1, steady))
 
     def end(self, time: float) -> None:
         self.append(self.last(time))

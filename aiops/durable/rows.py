@@ -88,7 +88,7 @@ class RowCounter:
     def __init__(self, first: int) -> None:
         self.next = first
 
-    def exchanged(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
+    def exchange_row(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
         """Return the row of a steady exchange, which takes the next number.
 
         Parameters

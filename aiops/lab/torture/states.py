@@ -153,7 +153,7 @@ def _calm(plan: ClusterPlan) -> ClusterPlan:
 @contextmanager
 def _watched(trial: StatesTrial) -> Iterator[None]:
     """Have a trial note the state after each row."""
-    handle, exchanged = Recorder.handle, Recorder.exchanged
+    handle, exchanged = Recorder.handle, Recorder.exchange_row
 
     def handles(self: Recorder, event: Any) -> Any:
         before = self.next
@@ -167,11 +167,11 @@ def _watched(trial: StatesTrial) -> Iterator[None]:
         trial.note(self, counted=False)
         return row
 
-    Recorder.handle, Recorder.exchanged = handles, exchanges  # type: ignore
+    Recorder.handle, Recorder.exchange_row = handles, exchanges  # type: ignore
     try:
         yield
     finally:
-        Recorder.handle, Recorder.exchanged = handle, exchanged  # type: ignore[method-assign]
+        Recorder.handle, Recorder.exchange_row = handle, exchanged  # type: ignore[method-assign]
 
 
 def _read(

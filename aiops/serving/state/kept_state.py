@@ -271,7 +271,7 @@ class KeptState:
         recorder, journal = self.recorder, self._journal
         if journal is None or not recorder.recording:
             return
-        row, flags = recorder.exchanged(peer, numbers, ticket, sums), LEASED if leased else 0
+        row, flags = recorder.exchange_row(peer, numbers, ticket, sums), LEASED if leased else 0
         if recorder.pending:
             ended = journal.append(recorder.exchanged_later(time, flags, row, gradient))
         else:

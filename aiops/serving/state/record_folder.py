@@ -111,7 +111,7 @@ class RecordFolder:
             self._say(time)
             return
         record = self._record
-        row, flags = record.exchanged(peer, numbers, ticket, sums), LEASED if leased else 0
+        row, flags = record.exchange_row(peer, numbers, ticket, sums), LEASED if leased else 0
         ended = self._writer.write(record.next - 1, time, flags, row, gradient.data.data)
         if ended is not None:
             self._unrecorded = 1
