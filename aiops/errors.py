@@ -11,6 +11,7 @@
     │   └── RemoteProtocolError     ... and it was the other side
     ├── ConnectionLost              the network's: the peer or the connection went away
     │   ├── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
+    │   ├── RolledBack              ... and the servers of a model go back to an earlier moment
     │   └── Superseded              ... or a successor has taken its place
     └── Refused                     the server understood and refused; nothing was changed
         ├── BadPush                 wrong tensor, shape, dtype or value in what was sent
@@ -45,6 +46,7 @@ __all__ = [
     "Refused",
     "RemoteProtocolError",
     "Restarted",
+    "RolledBack",
     "StaleGradient",
     "Standby",
     "Superseded",
@@ -94,6 +96,13 @@ class ConnectionLost(AiopsError, ConnectionError):
 
 class DeadlineExceeded(ConnectionLost, TimeoutError):
     """A peer did not answer within the stated time; the text names the peer."""
+
+
+class RolledBack(ConnectionLost):
+    """A server of a sharded model ended, to begin again at an earlier moment that all of them have.
+
+    One of them has lost its newest rows, as with the power. ``aiops serve`` begins again by itself.
+    """
 
 
 class Superseded(ConnectionLost):

@@ -104,7 +104,7 @@ class CommitGate:
                 peer = effect.peer  # its answers come first
             if isinstance(effect, Order) and _NO_PEER in self._peers:
                 peer = _NO_PEER  # orders are carried out in the order in which they were decided
-                if any(held is effect for _row, held in self._held):
+                if any(_same_update(held, effect) for _row, held in self._held):
                     continue  # it was given again, to a follower that came back
             if peer is None:
                 now.append(effect)
@@ -151,6 +151,15 @@ _NO_PEER = -1  # of an order to a follower
 
 _FINAL = (RunUpdate, FinishPush, HoldVersion)
 """Orders that a follower cannot undo: a lead that forgot them would have another history."""
+
+
+def _same_update(held: Effect | EncodedReply, effect: Order) -> bool:
+    """Return whether two orders to one follower are of the same round of the same update."""
+    mine, theirs = effect.message, held.message if isinstance(held, Order) else None
+    if not (isinstance(mine, RunUpdate) and isinstance(theirs, RunUpdate)):
+        return False
+    same = mine.id == theirs.id and mine.work.get("measure") == theirs.work.get("measure")
+    return same and effect.shard == held.shard  # type: ignore[union-attr]
 
 
 def _acknowledged(effect: Effect) -> int | None:

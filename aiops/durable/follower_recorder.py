@@ -44,6 +44,7 @@ from aiops.engine.receive import PushSink
 from aiops.engine.restore import Captured, ReadArray
 from aiops.errors import DamagedState, UsageError
 from aiops.model.layout import Array
+from aiops.model.parts import LARGEST
 from aiops.shards.follower import Follower
 from aiops.shards.shard_capture import capture_shard, restore_shard
 from aiops.state.frames import JournalFrame
@@ -51,7 +52,8 @@ from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.capture_job import CaptureJob
 from aiops.store.updater import NONE
-from aiops.wire.server_messages import KeepSets, LoadShard, ShardParts, SnapshotSaved
+from aiops.wire.decoding import decode
+from aiops.wire.server_messages import KeepSets, LoadShard, RollBack, ShardParts, SnapshotSaved
 
 
 @value
@@ -63,8 +65,25 @@ class BeginShard:
     shards: int
 
 
+@value
+class GoBack:
+    """End, and begin again at the newest moment that is no later than a row of the lead's journal.
+
+    The orders of later rows are undone (`aiops.shards.common_moment`).
+    """
+
+    row: int
+
+
 FollowerEffect: TypeAlias = (
-    Effect | AppendRow | EncodedReply | BeginShard | BeginJournal | WriteSnapshot | KeepSnapshots
+    Effect
+    | AppendRow
+    | EncodedReply
+    | BeginShard
+    | BeginJournal
+    | WriteSnapshot
+    | KeepSnapshots
+    | GoBack
 )
 """An effect of a follower with a journal."""
 
@@ -92,7 +111,9 @@ class FollowerRecorder:
     gate
         Holds its reports.
     first
-        The number of the next row; 1: there is no journal yet, and it begins with the model.
+        The number of the next row; 1: there is no state yet, and it begins with the model.
+    recording
+        False: there is no journal, but there are snapshots.
 
     Attributes
     ----------
@@ -104,9 +125,12 @@ class FollowerRecorder:
         The capture that is being written.
     """
 
-    def __init__(self, follower: Follower, gate: CommitGate, first: int) -> None:
+    def __init__(
+        self, follower: Follower, gate: CommitGate, first: int, *, recording: bool = True
+    ) -> None:
         self.follower, self._gate, self.next = follower, gate, first
-        self.recording, self.ended = True, ""
+        self.recording, self.ended = recording, ""
+        self._journalled = recording  # unless the journal has ended
         self.resuming = False
         self._taking: _ShardTaking | None = None  # until its job is done
         self.writing: WriteSnapshot | None = None
@@ -138,10 +162,12 @@ class FollowerRecorder:
             return [*self._journal_ended(event), *self._write()]
         if isinstance(event, SnapshotWritten):
             return [*self._written(event)]
-        row = self._row(event) if self.recording else None
+        if isinstance(event, Received) and isinstance(event.message, RollBack):
+            return [GoBack(event.message.row)] if event.peer == self.follower.lead else []
+        begin, row = self._begin(event), self._row(event) if self.recording else None
         if row is None:
-            return [*self._kept(event), *self._captured(event, self.follower.handle(event))]
-        begin = self._begin(event)
+            found = self._captured(event, self.follower.handle(event))
+            return [*begin, *self._kept(event), *found]
         number, self.next = self.next, self.next + 1
         if self._later and row.payload is not None:  # it may be changed before it is written
             row = replace(row, payload=row.payload.copy())
@@ -180,13 +206,19 @@ class FollowerRecorder:
             return self._report(job.row, "an earlier snapshot is being written")
         if self.ended and any(not (each.row or each.kept) for each in follower.portions):
             return self._report(job.row, WAITS)
+        if (
+            follower.reached > job.row
+        ):  # it was away, and the lead has made its state the present one
+            return self._report(job.row, "it has carried out orders of a later moment")
         try:
             found = capture_shard(follower, follower.shard, job.row, ticket)
         except MemoryError:
             return self._report(job.row, "there is no memory for a capture of the state")
         found.room = self.room
         begin = list[FollowerEffect]()
-        if not self.recording:
+        if not self._journalled:
+            self.next += 1  # so that snapshots have numbers that rise
+        elif not self.recording:
             begin.append(self._resume())
         job.begin(partial(found.copy, follower.machine.parallel_map), found.copied)
         self._taking = _ShardTaking(ticket, self.next - 1, now, found, job)
@@ -265,17 +297,16 @@ class FollowerRecorder:
         return portion_row(event.time, portion.number, message, portion.sink)
 
     def _begin(self, event: Event) -> list[AppendRow | BeginShard]:
-        """Return the beginning of the journal, if this is its first event."""
-        if self.next != 1:
-            return []
+        """Return the beginning of the state, if this event brings the model, and it has none."""
         order = event.message if isinstance(event, Received) else None
-        if not isinstance(order, LoadShard):
-            raise UsageError("a follower's first order brings the model")
+        if self.next != 1 or not isinstance(order, LoadShard):
+            return []
         self.next = 2
         follower, shards = self.follower, len(order.shards) + 1
-        row = follower_begin_row(event.time, follower)
         begin = BeginShard(follower.run, order.shard, shards)
-        return [begin, AppendRow(1, row, self._later)]
+        if not self.recording:
+            return [begin]
+        return [begin, AppendRow(1, follower_begin_row(event.time, follower), self._later)]
 
     def _journal_ended(self, event: JournalEnded) -> list[FollowerEffect]:
         self.recording, self.ended = False, event.why
@@ -298,6 +329,8 @@ class FollowerReplayer:
         The run whose state it is.
     warm
         Begins to compile kernels on another thread. None: that is left to `Recovered.outstanding`.
+    back_to
+        The row of the lead's journal of which the newest order may be. None: all are replayed.
 
     Attributes
     ----------
@@ -306,10 +339,15 @@ class FollowerReplayer:
     """
 
     def __init__(
-        self, follower: Follower, run: str, warm: Callable[[Warm], object] | None = None
+        self,
+        follower: Follower,
+        run: str,
+        warm: Callable[[Warm], object] | None = None,
+        back_to: int | None = None,
     ) -> None:
         self._follower, self._row, self._nbytes, self._time = follower, 0, 0, 0.0
         self._warm = warm
+        self._newest = LARGEST if back_to is None else back_to
         self.taken: Callable[[Capture, int], object] | None = None
         self._effects: list[Effect] = []
         self._checks: dict[int, int] = {}  # by ticket, of the last update
@@ -340,6 +378,17 @@ class FollowerReplayer:
         number, message = portion_of(fields)
         assert isinstance(message, ShardParts), "a portion comes with its header"
         self._follower.restore_portion(number, message.parts, frame.payload, frame.number)
+
+    def begins_with(self, row: int, found: Captured) -> bool:
+        """Return whether the state may be that of a snapshot, or later."""
+        return bool(found.owners["cut"] <= self._newest)
+
+    def goes_on_with(self, frame: JournalFrame) -> bool:
+        """Return whether a row is to be replayed; else the one before it is the last."""
+        if frame.kind != RowKind.ORDER or self._newest == LARGEST:
+            return True
+        order = decode(row_fields(frame.kind, frame.row, f"row {frame.number:,}")["order"])
+        return not isinstance(order, KEPT_ORDERS) or order.row <= self._newest
 
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row."""

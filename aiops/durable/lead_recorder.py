@@ -7,6 +7,7 @@ holds pushes back. The gate is above it: what waits for rows are the lead's answ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from aiops.durable.commit_gate import CommitGate
 from aiops.durable.recorder import (
@@ -18,7 +19,13 @@ from aiops.durable.recorder import (
 )
 from aiops.durable.recovery import Replayer, differs, unexpected
 from aiops.durable.rows import AppliedMark, check_of, passes
-from aiops.durable.shard_rows import lead_events, lead_row, measured_row, sums_of
+from aiops.durable.shard_rows import (
+    KEPT_ORDERS,
+    lead_events,
+    lead_row,
+    measured_row,
+    sums_of,
+)
 from aiops.engine.events import (
     Applied,
     Effect,
@@ -29,9 +36,12 @@ from aiops.engine.events import (
     SnapshotWritten,
     Warm,
 )
+from aiops.engine.restore import Captured
 from aiops.engine.training import Training
 from aiops.model.layout import Ints
+from aiops.shards.common_moment import CommonMoment
 from aiops.shards.lead import Lead
+from aiops.shards.orders import CAPTURE
 from aiops.shards.updating import clip
 from aiops.state.directory import GenerationFile
 from aiops.state.file_bytes import Room
@@ -40,7 +50,9 @@ from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
-from aiops.wire.server_messages import KeepSets
+from aiops.store.sparse_table import TableJob
+from aiops.wire.decoding import decode
+from aiops.wire.server_messages import KeepSets, RunUpdate
 
 
 class LeadRecorder(Recorder):
@@ -50,7 +62,7 @@ class LeadRecorder(Recorder):
     ----------
     lead
         Handles the events.
-    gate, first, generations
+    gate, first, generations, recording
         As of `Recorder`.
     """
 
@@ -60,8 +72,10 @@ class LeadRecorder(Recorder):
         gate: CommitGate,
         first: int,
         generations: GenerationFile = NO_GENERATIONS,
+        *,
+        recording: bool = True,
     ) -> None:
-        super().__init__(lead.engine, gate, first, generations)
+        super().__init__(lead.engine, gate, first, generations, recording=recording)
         self.lead = lead
         lead.journalled_by(self._decide, self._measured)
 
@@ -93,9 +107,23 @@ class LeadRecorder(Recorder):
             if isinstance(effect, AppendRow):
                 found.append(effect)
             else:
-                held.append(effect)
+                held.append(self._dated(effect) if isinstance(effect, Order) else effect)
         rows = self.holds or any(append.later for append in found)  # type: ignore[union-attr]
         return [*found, *(self._gate.hold(held, self.next - 1) if rows else held)]
+
+    def _dated(self, order: Order) -> Order:
+        """Return an order with the row that it is of (`aiops.shards.common_moment`).
+
+        While there is no journal, that is the next one: it will not be read back, unless a snapshot
+        is captured there.
+        """
+        message = order.message
+        if not isinstance(message, KEPT_ORDERS):
+            return order
+        row = self.next - self.recording
+        if isinstance(message, RunUpdate):
+            row = message.work.get(CAPTURE) or row
+        return replace(order, message=replace(message, row=row))
 
     def _decide(self, event: Event) -> list[Effect]:
         """Journal an event, and have the engine handle it."""
@@ -131,11 +159,37 @@ class LeadReplayer(Replayer):
         A fresh lead; followers are not connected, and receive no orders.
     warm
         As of `Replayer`.
+    moment
+        What the followers hold, which bounds the rows that are replayed. None: all are.
     """
 
-    def __init__(self, lead: Lead, warm: Callable[[Warm], object] | None = None) -> None:
+    def __init__(
+        self,
+        lead: Lead,
+        warm: Callable[[Warm], object] | None = None,
+        moment: CommonMoment | None = None,
+    ) -> None:
         super().__init__(lead.engine, warm)
-        self._lead = lead
+        self._lead, self._moment = lead, moment
+
+    def begins_with(self, row: int, found: Captured) -> bool:
+        """Return whether the followers support the row of a snapshot."""
+        return self._moment is None or row <= self._moment.newest(self._lead.holders(found.owners))
+
+    def goes_on_with(self, frame: JournalFrame) -> bool:
+        """Return whether the followers support a row, after those that have been replayed."""
+        moment, number = self._moment, frame.number
+        if moment is None or frame.kind not in (RowKind.SPREAD, RowKind.MEASURED, RowKind.APPLIED):
+            return True
+        found = row_fields(frame.kind, frame.row, f"row {number:,}")
+        if frame.kind == RowKind.SPREAD:
+            shards = () if found["fault"] else self._lead.spread_to(decode(found["message"]))
+            return moment.has_portions(number, shards, found["number"])
+        apply = self._outstanding
+        if apply is None or isinstance(apply.job, TableJob):  # which is the lead's alone
+            return True
+        measured = frame.kind == RowKind.MEASURED
+        return moment.has_done(number, self._lead.holding, found["ticket"], measured=measured)
 
     def feed(self, frame: JournalFrame) -> None:
         """Handle a row's events, as `Replayer.feed`."""

@@ -178,7 +178,7 @@ class Recorder(RowCounter):
     room
         Memory for the copies of captures (`Capture.room`).
     next
-        The number of the next row. Without a journal only a `SnapshotDue` uses one up, so that
+        The number of the next row. Without a journal only a capture uses one up, so that
         snapshots have numbers that rise.
     rolled_back
         The sequence numbers up to their last acknowledged push that clients of earlier generations
@@ -247,7 +247,6 @@ class Recorder(RowCounter):
             return [] if event.why else self._resumed()
         if isinstance(event, SnapshotDue):
             self._taking = _Taking(event.number)
-            self.next += not self.recording
         if isinstance(event, Joined) and isinstance(event.hello, Hello):
             return self._joined(event, event.hello)
         return self._handle(event)
@@ -345,6 +344,7 @@ class Recorder(RowCounter):
         """Capture the state after the present event, and have its job copy the rest."""
         if job.number != taking.number:  # of an earlier server, killed before its turn came
             return
+        self.next += not self.recording
         taking.ticket, taking.row, taking.time = ticket, self.next - 1, now
         try:
             found = capture(self.engine, taking.number)

@@ -129,6 +129,14 @@ class Replayer:
     def _gradient_kept(self, gradient: Gradient) -> None:
         """Note a gradient that may be applied again."""
 
+    def begins_with(self, row: int, found: Captured) -> bool:
+        """Return whether the state may be that of a snapshot, of this row, or later."""
+        return True
+
+    def goes_on_with(self, frame: JournalFrame) -> bool:
+        """Return whether a row is to be replayed; else the one before it is the last."""
+        return True
+
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row, which has no events."""
         self._row, self._time = frame.number, frame.time

@@ -233,12 +233,12 @@ class StandbyGroup:
         self._asked.add(shard)
         return [Order(shard, CountTraffic(self._round))]
 
-    def refusal(self, shard: int, state: ShardState) -> str:
-        """Return why a follower's standby is not one of these; empty if it is."""
+    def refusal(self, shard: int, state: ShardState) -> UsageError | None:
+        """Return why a follower's standby is not one of these; None if it is."""
         place, name = (state.run, state.shard, state.shards), self._names[shard - 1]
         if not state.run or place == (self._run, shard, len(self._names) + 1):
-            return ""
-        return (
+            return None
+        return UsageError(
             f"{name} has shard {state.shard} of {state.shards} of run {state.run}, and is to have"
             f" shard {shard} of {len(self._names) + 1} of run {self._run}: give each standby the"
             " state that it wrote"

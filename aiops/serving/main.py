@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
+from aiops.errors import RolledBack
 from aiops.net import faults, signals
 from aiops.serving.config import Config
 from aiops.serving.server import Server
@@ -58,13 +59,23 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
                 announce(await standby.start())
                 await standby.serve()
                 return
-            server = Server(children.config)
-            children.on_start = server.follower_moved
-            url = await server.start()
-            if ending:
-                server.stop()
-            announce(url)
-            await server.serve()
+            port, announced = config.port, False
+            while True:
+                server = Server(dataclasses.replace(children.config, port=port))
+                children.on_start = server.follower_moved
+                try:
+                    url = await server.start()
+                    if ending:
+                        server.stop()
+                    if not announced:
+                        announce(url)
+                    port, announced = server.port, True
+                    await server.serve()
+                    return
+                except RolledBack as why:
+                    if ending:
+                        raise
+                    _log.error("%s; it begins again", why)
 
 
 def _with_room(config: Config) -> Config:

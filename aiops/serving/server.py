@@ -29,7 +29,7 @@ from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, End, Event, JournalEnded, Stopping
 from aiops.engine.steady import ExchangeRecord, Steady
-from aiops.errors import ConnectionLost, Refused, Superseded, UsageError
+from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import narrow, unpace
@@ -47,6 +47,7 @@ from aiops.serving.state.shard_states import FollowerState, LeadState
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.serving.unix_listener import UnixListener
 from aiops.shards.collecting import Collecting
+from aiops.shards.common_moment import CommonMoment
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.state.frames import JournalFrame
@@ -183,8 +184,15 @@ class Server:
             lead.sink_for_follower,
             self.post,
             lead.refusal,
-            lambda: None if self._state is None else self.generation,
+            self._lead_generation,
+            self._stop_with,
         )
+
+    def _lead_generation(self) -> int | None:
+        """Return the generation of this start, which may not have begun; None without a state."""
+        if self._state_files is None:
+            return None
+        return self.generation + (self._state is None)
 
     def follower_moved(self, shard: int, port: int) -> None:
         """Reach a follower on this machine at another port from here on: it was started again."""
@@ -271,20 +279,23 @@ class Server:
                 if self._state_files.generation:  # then there are updates to be repeated, at once
                     self._runner.perform(preparation)
                     prepared = True
-                self._state = self._recovered(self._state_files, loop, promoted)
             if self._links is not None:
-                await self._links.connect(self.config.hello_deadline)
+                await self._begin_to_lead(self._links, loop, promoted)
+            elif self._state_files is not None:
+                self._state = self._recovered(
+                    *(self._state_files, loop, promoted), promoted=promoted is not None
+                )
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
             self._listener = listener
             await self._listen(listener)
-        except BaseException:
+        except BaseException as error:
             self._listener = None
             if listener is not None:
                 listener.close()
             if self._links is not None:
-                self._links.end()
+                self._links.end(leave=not isinstance(error, RolledBack))
             self._runner.close()
             if self._persistence is not None:
                 self._persistence.discard()
@@ -313,11 +324,37 @@ class Server:
             self._fencing = loop.create_task(fence(*given, self.generation, self.generation_proof))
         return self.url
 
+    async def _begin_to_lead(
+        self, links: ShardLinks, loop: asyncio.AbstractEventLoop, promoted: Recovered | None
+    ) -> None:
+        """Connect to the followers, and go back with them to the newest moment that all have.
+
+        They go back first. If this server began another history before, and ended then, rows of two
+        histories would have the same numbers.
+        """
+        files, lead = self._state_files, self._coordinator
+        states, ahead = await links.connect(self.config.hello_deadline), list[int]()
+        if files is not None and promoted is not None:
+            self._state = self._recovered(files, loop, promoted, promoted=True)
+        elif files is not None and isinstance(lead, Lead):
+            moment = CommonMoment(states)
+            recovered = self.recover(LeadReplayer(lead, self._runner.perform, moment))
+            row = 0 if recovered is None else recovered.row
+            ahead = moment.ahead(row)
+            await links.roll_back(ahead, row)
+            self._state = self._recovered(files, loop, recovered)
+        links.lead(ahead)
+
     def _recovered(
-        self, files: StateFiles, loop: asyncio.AbstractEventLoop, promoted: Recovered | None
+        self,
+        files: StateFiles,
+        loop: asyncio.AbstractEventLoop,
+        recovered: Recovered | None,
+        *,
+        promoted: bool = False,
     ) -> KeptState | FollowerState:
         """Bring the engine to the state that is kept, and have its events journalled."""
-        state = self._kept_state(files, loop, promoted)
+        state = self._kept_state(files, loop, recovered, promoted=promoted)
         self._handle = self._machine.measure("policy", state.recorder.handle)
         self._runner.actions.update(state.actions(self._send_encoded, self._superseded))
         if isinstance(state, LeadState):
@@ -325,7 +362,12 @@ class Server:
         return state
 
     def _kept_state(
-        self, files: StateFiles, loop: asyncio.AbstractEventLoop, promoted: Recovered | None
+        self,
+        files: StateFiles,
+        loop: asyncio.AbstractEventLoop,
+        recovered: Recovered | None,
+        *,
+        promoted: bool,
     ) -> KeptState | FollowerState:
         config, coordinator, perform = self.config, self._coordinator, self._runner.perform
         given = config.policy, config.acknowledgement, config.init, self._clock, self.post
@@ -336,16 +378,24 @@ class Server:
         state: KeptState | FollowerState
         if isinstance(coordinator, Follower):
             mine = files, coordinator, config.acknowledgement, self._clock
-            state = FollowerState(*mine, post_threadsafe, perform, promoted)
+            state = FollowerState(
+                *(*mine, post_threadsafe, perform, self._stop_with, recovered),
+            )
         elif isinstance(coordinator, Lead):
-            state = LeadState(coordinator, files, *given, post_threadsafe, perform, promoted)
+            state = LeadState(
+                *(coordinator, files, *given, post_threadsafe, perform, recovered),
+                promoted=promoted,
+            )
         else:
-            state = KeptState(files, self._engine, *given, post_threadsafe, perform, promoted)
+            state = KeptState(
+                *(files, self._engine, *given, post_threadsafe, perform, recovered),
+                promoted=promoted,
+            )
         if config.acknowledgement > Acks.APPLIED:
             self._feeds = self.connections.standbys = StandbyFeeds(
                 *(files, state, config.acknowledgement, config.standby_deadline, self._env),
                 *(self._committed, self.connections.link_lost, self.supersede),
-                alone=promoted is not None,
+                alone=promoted,
             )
             state.keep_for(self._feeds.first_needed)
             if isinstance(coordinator, Follower):
@@ -591,7 +641,7 @@ class Server:
         finally:
             self._end_state()
             if self._links is not None:
-                self._links.end()
+                self._links.end(leave=not isinstance(self._error, RolledBack))
             if self._profile is not None:
                 self._profile.write()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from aiops.errors import (
     ConnectionLost,
     DeadlineExceeded,
     RemoteProtocolError,
+    RolledBack,
     UsageError,
 )
 from aiops.net.dns import addresses, first_reached
@@ -24,7 +25,7 @@ from aiops.net.transport import MessageTransport
 from aiops.wire import handshake
 from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Leave, Message, Ping, Pong
-from aiops.wire.server_messages import LeadHello, ShardState, ShardWelcome
+from aiops.wire.server_messages import LeadHello, RollBack, ShardState, ShardWelcome
 from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")
@@ -32,6 +33,7 @@ _log = logging.getLogger("aiops.server")
 _LIMITS = Limits(header=64 << 20)
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect to a lost follower
+_RETURN = 60.0  # seconds that a follower may take to begin again at an earlier moment
 
 
 class FollowerLink:
@@ -41,7 +43,8 @@ class FollowerLink:
         self.name, self.link, self.hello = name, link, hello
         self.challenge: Challenge | None = None
         self.linked = False  # it was reached
-        self.attached = False  # it has said what state it holds
+        self.state: ShardState | None = None  # that it has said it holds
+        self.attached = False  # it is led
         self.lost: AiopsError | None = None  # why it is gone
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
@@ -67,10 +70,12 @@ class ShardLinks:
     post
         Handles an event: a follower's message, or that it is gone.
     refusal
-        Returns why a follower with some state cannot be led; empty if it can.
+        Returns why a follower with some state cannot be led; None if it can.
     generation
         Returns the number of this start of a lead with a state, and None for one without. With a
         state, a follower that is lost is connected to again.
+    stop
+        Begins to end the server with an error.
     standby
         Whether this is the standby of a lead, and those are the standbys of its followers.
     """
@@ -86,8 +91,9 @@ class ShardLinks:
         env: Environment,
         sink_for: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
-        refusal: Callable[[int, ShardState], str],
+        refusal: Callable[[int, ShardState], AiopsError | None],
         generation: Callable[[], int | None],
+        stop: Callable[[BaseException], None],
         *,
         standby: bool = False,
     ) -> None:
@@ -98,15 +104,18 @@ class ShardLinks:
         self._followers: dict[int, FollowerLink] = {}  # by shard, the number of their connections
         self._changed = asyncio.Event()  # a follower is attached, or lost
         self._sweeper: asyncio.TimerHandle | None = None
-        self._refusal, self._generation = refusal, generation
+        self._refusal, self._generation, self._stop = refusal, generation, stop
         self._patience = 0.0
+        self._leading = False  # from `lead` on
         self._moved = asyncio.Event()  # a follower has another address
         self._epochs = 0
         self._attempts: dict[int, asyncio.Task[None]] = {}  # to connect again, by shard
         self._ending = False
 
-    async def connect(self, patience: float) -> None:
-        """Connect to all followers, each within ``patience`` seconds.
+    async def connect(self, patience: float) -> Mapping[int, ShardState]:
+        """Connect to all followers, each within ``patience`` seconds; return what they hold.
+
+        They are given no orders before `lead`.
 
         Raises
         ------
@@ -125,6 +134,61 @@ class ShardLinks:
                     f"{self._followers[shard].name} cannot be had ({why}): start it with"
                     " --follower, and with this server's policy and token"
                 ) from None
+        return {
+            shard: follower.state
+            for shard, follower in self._followers.items()
+            if follower.state is not None
+        }
+
+    async def roll_back(self, shards: Iterable[int], row: int) -> None:
+        """Have followers go back to a row of this lead's journal, and wait until they have.
+
+        Raises
+        ------
+        UsageError
+            When one does not come back in a minute.
+        """
+        shards = [*shards]
+        for shard in shards:
+            follower = self._followers[shard]
+            _log.error("%s goes back to row %d of this server's journal", follower.name, row)
+            follower.link.send(follower.link.wire.send(RollBack(0, row)))
+        for shard in shards:
+            follower = self._followers[shard]
+            try:
+                async with asyncio.timeout(_RETURN):
+                    while follower.lost is None:
+                        self._changed.clear()
+                        await self._changed.wait()
+                    await self._attach_again(shard)
+            except TimeoutError:
+                raise UsageError(
+                    f"{follower.name} was to go back to an earlier moment that all servers of the"
+                    f" model have, and did not come back in {_RETURN:g} s: see its log, start it"
+                    " again, and then this server"
+                ) from None
+
+    def lead(self, rolled_back: Container[int]) -> None:
+        """Begin to give orders.
+
+        ``rolled_back``: followers that may have gone back further than they were asked to.
+
+        Raises
+        ------
+        UsageError, RolledBack
+            When one cannot be led; when this server has to go back further as well.
+        """
+        self._leading = True
+        for shard, follower in self._followers.items():
+            if follower.lost is not None:  # meanwhile
+                self._lose(follower, follower.lost)
+                continue
+            try:
+                self._take(follower)
+            except RolledBack as error:
+                if shard in rolled_back:
+                    raise
+                raise UsageError(str(error)) from None
         self._sweep(asyncio.get_running_loop())
 
     def begin(self, patience: float) -> None:
@@ -132,10 +196,22 @@ class ShardLinks:
 
         One that cannot be reached, or refuses, is reported as lost, and is tried again.
         """
-        self._patience = patience
+        self._patience, self._leading = patience, True
         for shard in range(1, len(self._addresses) + 1):
             self._attempts[shard] = asyncio.ensure_future(self._attach_again(shard))
         self._sweep(asyncio.get_running_loop())
+
+    def _take(self, follower: FollowerLink) -> None:
+        """Lead a follower, or raise why that cannot be."""
+        shard, state = follower.link.number, follower.state
+        assert state is not None, "it has said it"
+        error = self._refusal(shard, state)
+        if error is not None:
+            follower.link.fault(error)
+            raise error
+        follower.attached = True
+        self._changed.set()
+        self._post(Reported(self._env.now(), shard, state, None))
 
     async def _attach(self, shard: int) -> None:
         """Connect to a follower, and wait until it has said what state it holds."""
@@ -145,15 +221,19 @@ class ShardLinks:
         try:
             async with asyncio.timeout(self._patience):
                 await self._reach(follower.link, host, port, until)
-                while not follower.attached:
+                while not self._settled(follower):
                     if follower.lost is not None:
                         raise follower.lost
                     self._changed.clear()
                     await self._changed.wait()
         except BaseException:
-            if not follower.attached and follower.lost is None and follower.linked:
+            if not self._settled(follower) and follower.lost is None and follower.linked:
                 follower.link.fault(ConnectionLost("it has not answered in time"))
             raise
+
+    def _settled(self, follower: FollowerLink) -> bool:
+        """Return whether a follower is where an attempt to connect to it was to lead."""
+        return follower.attached or (follower.state is not None and not self._leading)
 
     def move(self, shard: int, host: str, port: int) -> None:
         """Reach a follower at another address from here on: it was started again."""
@@ -224,7 +304,7 @@ class ShardLinks:
             link.send(link.wire.send(order.message, order.payloads))
 
     def end(self, *, leave: bool = True) -> None:
-        """Send `Leave` to all of them: they end too. Without ``leave`` they go on."""
+        """End all connections. ``leave``: send `Leave` to the followers, which end too."""
         self._ending = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -274,12 +354,14 @@ class ShardLinks:
             given = follower.challenge, self._token, follower.name
             handshake.check_welcome(message, follower.hello, *given)
         elif isinstance(message, ShardState):
-            why = self._refusal(link.number, message)
-            if why:
-                raise UsageError(why)
-            follower.attached = True
+            follower.state = message
             self._changed.set()
-            self._post(Reported(self._env.now(), link.number, message, sink))
+            if self._leading:
+                try:
+                    self._take(follower)
+                except RolledBack as error:
+                    self._stop(error)
+                    raise
         elif isinstance(message, Ping):
             if link.wire.state == "lead open":
                 link.send(link.wire.send(Pong(message.id)))
@@ -304,10 +386,14 @@ class ShardLinks:
         follower.lost = error
         self._changed.set()
         if follower.attached and not self._ending:
-            why = f"{follower.name} is gone ({error})"
-            self._post(Lost(self._env.now(), shard, why))
-            if self._generation() is not None:
-                self._attempts[shard] = asyncio.ensure_future(self._attach_again(shard))
+            self._lose(follower, error)
+
+    def _lose(self, follower: FollowerLink, error: AiopsError) -> None:
+        """Report that a follower is lost, and begin to connect to it again if it keeps a state."""
+        shard = follower.link.number
+        self._post(Lost(self._env.now(), shard, f"{follower.name} is gone ({error})"))
+        if self._generation() is not None:
+            self._attempts[shard] = asyncio.ensure_future(self._attach_again(shard))
 
     # ------------------------------------------------------------ heartbeat
 

@@ -182,7 +182,11 @@ class ShardProcesses(AsyncClosing):
         pause = _PAUSE
         while not self._ending:
             try:
-                self.on_start(shard, await self._start(shard))
+                port = await self._start(shard)
+                followers = [*self.config.followers]
+                followers[shard - 1] = f":{port}"
+                self.config = dataclasses.replace(self.config, followers=followers)
+                self.on_start(shard, port)
                 return
             except UsageError as error:
                 _log.error("%s; it is tried again in %g s", error, pause)

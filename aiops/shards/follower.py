@@ -93,6 +93,8 @@ class Follower:
         The connection of its lead; None: it has none.
     run
         The run of its lead.
+    reached
+        The row of the lead's journal that its last order is of, among those that it journals.
     snapshots
         By row of the lead's journal, the row of its own after which there is a snapshot of it.
     state_report
@@ -121,6 +123,7 @@ class Follower:
         self.run = ""
         self.state_report: Callable[[], dict[str, Any]] = dict
         self.snapshots: dict[int, int] = {}
+        self.reached = 0
         self._hello: LeadHello | None = None  # of its last lead
         self._recovered = False  # there was a state of its run
 
@@ -281,12 +284,14 @@ class Follower:
         """Return what a lead needs to know of the state that is held here."""
         shard = self.shard
         if shard is None:
-            return ShardState(0, self.kept, "", 0, 0, 0, 0, False, {})
+            lost = {"reached": self.reached} if self._recovered else {}
+            return ShardState(0, self.kept, "", 0, 0, 0, 0, False, lost)
         report, measured = shard.done or (UpdateDone(0, b""), False)
         holds = {
             "portions": tuple(self._buffers.complete),
             "versions": tuple(shard.held),
             "snapshots": tuple(sorted(self.snapshots)),
+            "reached": self.reached,
         }
         numbers = shard.shard, shard.shards, shard.version, report.id
         return ShardState(0, self.kept, self.run, *numbers, measured, holds)
@@ -377,6 +382,8 @@ class Follower:
     def _carry_out(self, event: Received) -> list[Effect]:
         """Carry out an order, or raise ValueError or RemoteProtocolError if it makes no sense."""
         order = event.message
+        if isinstance(order, LoadShard | RunUpdate | HoldVersion | FinishPush):
+            self.reached = max(self.reached, order.row)
         match order:
             case LoadShard():
                 return self._load(order, event.sink)

@@ -12,7 +12,7 @@ has no knowledge of followers, nor they of the policy (`aiops.shards`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,15 @@ from aiops.engine.events import (
 from aiops.engine.receive import PushSink
 from aiops.engine.steady import Steady
 from aiops.engine.training import Training
-from aiops.errors import RemoteProtocolError, Unavailable
+from aiops.errors import (
+    AiopsError,
+    RemoteProtocolError,
+    RolledBack,
+    Unavailable,
+    UsageError,
+)
+from aiops.model.layout import Layout
+from aiops.model.placement import Placement
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import TrafficCount, state_of_all
 from aiops.shards.followers import Followers
@@ -313,14 +321,32 @@ class Lead:
             effects += [Reply(peer, refusal), Drop(peer, refusal.text)]
         return effects + self._report()
 
-    def refusal(self, shard: int, state: ShardState) -> str:
-        """Return why a follower with this state cannot be led; empty if it can."""
+    def refusal(self, shard: int, state: ShardState) -> AiopsError | None:
+        """Return why a follower with this state cannot be led; None if it can.
+
+        `RolledBack`: the lead has to begin again, at an earlier moment that both have.
+        """
+        why = self._refusal(shard, state)
+        if why:
+            return UsageError(why)
+        if self.kept and self._model is not None and self._model.resume(shard, state) is None:
+            return RolledBack(
+                f"{self._name(shard)} is at version {state.version:,}, and its lead at"
+                f" {self.engine.version:,}, or it lacks its part of a push that its lead has: it"
+                " has lost its newest rows, or is of another time (of a copy). All servers of the"
+                " model go back to the newest moment that they have together: start this one again",
+                shard=shard,
+            )
+        return None
+
+    def _refusal(self, shard: int, state: ShardState) -> str:
         run, shards, name = self.engine.options.run, len(self._followers) + 1, self._name(shard)
         if state.kept != self.kept:
             with_state, without = (self._name(0), name) if self.kept else (name, self._name(0))
             return f"{with_state} keeps a state and {without} does not: give both --state, or none"
         if not state.run:
             lacks = self._model is not None and shard not in self._model.loads
+            lacks = lacks and "reached" not in state.holds  # else it has lost it
             return f"{name} has no state, and its lead has one of run {run}" if lacks else ""
         if (state.run, state.shard, state.shards) != (run, shard, shards):
             return (
@@ -329,12 +355,6 @@ class Lead:
             )
         if self._model is None:
             return f"{name} holds a model, and its lead has none: give both the states of one time"
-        if self._model.resume(shard, state) is None:
-            return (
-                f"{name} is at version {state.version:,}, and its lead at {self.engine.version:,},"
-                " or it lacks its part of a push that its lead has: their states are not of one"
-                " time (of copies, or after a loss of power without --acks durable)"
-            )
         return ""
 
     def _name(self, shard: int) -> str:
@@ -403,6 +423,27 @@ class Lead:
         if self._model is not None and self._model.loads:
             used, loads = self._model.placement.used, self._model.loads
             self._model.loads = {shard: loads[shard] for shard in loads if shard not in used}
+
+    @property
+    def holding(self) -> Sequence[int]:
+        """The followers that hold a part of the model."""
+        return () if self._model is None else self._model.placement.used[1:]
+
+    def holders(self, owners: Mapping[str, Any]) -> Sequence[int]:
+        """Return the followers that hold a part of the model of a capture."""
+        if "model" not in owners:
+            return ()
+        rows, described = owners["model"]
+        options = self.engine.options
+        layout = Layout(rows, empty=bool(described))
+        return Placement.even(layout, options.shards, options.shard_bytes).used[1:]
+
+    def spread_to(self, message: Message) -> Sequence[int]:
+        """Return the followers that have portions of a push, whose header this is."""
+        assert self._model is not None, "a model comes before its pushes"
+        assert isinstance(message, Push), "only pushes have portions"
+        pieces = self._model.placement.announced_pieces(message.parts)
+        return [shard for shard, theirs in enumerate(pieces) if shard and theirs]
 
     def again(self, number: int, peer: int, message: Push, now: float) -> SpreadPush:
         """Return the sink of a push that came before; see `aiops.shards.gathering.Gathering`."""

@@ -102,6 +102,7 @@ def restore_shard(follower: Follower, found: Captured, read: ReadArray) -> Shard
     restore_store(store, replica, owners, read)
     held = {(number, mine): versions.lease(place) for number, mine, place in owners["held"]}
     shard.restore(owners["ticket"], held)
+    follower.reached = owners["cut"]
     for number, rows in owners["kept"]:
         parts = tuple(Part(*row) for row in rows)
         data = aligned_array(read, f"portion/{number}", sum(part.nbytes for part in parts))

@@ -213,7 +213,8 @@ class GenerationFile:
     that is known, of another server that has the run now; None: this one has it. ``secret``: 32
     random bytes that all servers of the run share, the key of the proofs of its generations; empty
     before the first. ``predecessors``: the URLs of which one had the run before this server, which
-    was its standby; they are told.
+    was its standby; they are told. ``back_to``: of a follower, the row of its lead's journal to
+    which its next start goes back; None: it goes on.
     """
 
     generation: int
@@ -221,6 +222,7 @@ class GenerationFile:
     superseded_by: tuple[int, str] | None = None
     secret: bytes = dataclasses.field(default=b"", repr=False)
     predecessors: Sequence[str] = ()
+    back_to: int | None = None
 
     def started(
         self,
@@ -257,6 +259,8 @@ class GenerationFile:
             found["superseded_by"] = [*self.superseded_by]
         if self.predecessors:
             found["predecessors"] = [*self.predecessors]
+        if self.back_to is not None:
+            found["back_to"] = self.back_to
         return pack_block(GENERATION, found)
 
     @classmethod
@@ -289,7 +293,8 @@ class GenerationFile:
         if any(type(url) is not str for url in told):
             raise DamagedState(f"{name} is damaged: a predecessor is a URL")
         number = field(found, "generation", int, name)
-        return cls(number, tuple(starts), other, secret, tuple(told))
+        back_to = field(found, "back_to", int, name) if "back_to" in found else None
+        return cls(number, tuple(starts), other, secret, tuple(told), back_to)
 
 
 def _map(found: object, name: str) -> dict[str, object]:

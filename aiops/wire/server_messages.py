@@ -76,7 +76,11 @@ class LeadHello(Message):
 
 @value
 class LoadShard(Message):
-    """The model's description, and the bytes of it that this follower holds: the payloads."""
+    """The model's description, and the bytes of it that this follower holds: the payloads.
+
+    ``row``, in this order and in others: the newest row of the lead's journal when it was decided;
+    0 if the lead keeps no state.
+    """
 
     kind = "load_shard"
     plan: Plain
@@ -84,6 +88,7 @@ class LoadShard(Message):
     shards: ShardTable
     shard: UInt
     parts: Parts = ()
+    row: UInt = 0
 
 
 @value
@@ -112,6 +117,7 @@ class RunUpdate(Message):
     push: UInt
     version: UInt
     work: Plain
+    row: UInt = 0
 
 
 @value
@@ -151,6 +157,7 @@ class HoldVersion(Message):
     version: UInt
     keep: bool
     replica: bool
+    row: UInt = 0
 
 
 @value
@@ -162,6 +169,7 @@ class FinishPush(Message):
 
     kind = "finish_push"
     keep: bool
+    row: UInt = 0
 
 
 @value
@@ -173,6 +181,18 @@ class KeepSets(Message):
 
     kind = "keep_sets"
     cuts: Versions
+
+
+@value
+class RollBack(Message):
+    """Go back to the newest moment that is no later than ``row`` of the lead's journal.
+
+    The lead, or another follower, has lost what followed. The follower ends the connection, undoes
+    the orders of later rows, and says in another `shard_state` what it holds then.
+    """
+
+    kind = "roll_back"
+    row: UInt
 
 
 @value
@@ -190,7 +210,9 @@ class ShardState(Message):
     that it has computed, ``update`` the last that it has done (0: none), or has ``measured``.
     ``holds`` has the numbers of the pushes of which it has the ``portions``, and the ``versions``
     that it keeps: number, and true for one of the delta replica. Its ``snapshots`` are the rows of
-    the lead's journal of which it has one. ``kept``: it keeps a state of its own.
+    the lead's journal of which it has one, and ``reached`` is the row of its last order. A follower
+    that keeps a state has ``reached`` alone if it has lost its model. ``kept``: it keeps a state of
+    its own.
     """
 
     kind = "shard_state"

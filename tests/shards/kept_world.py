@@ -33,10 +33,14 @@ from aiops.engine.events import (
     SnapshotDue,
     SnapshotWritten,
 )
+from aiops.errors import RolledBack
+from aiops.shards.common_moment import CommonMoment
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
+from aiops.state.directory import GenerationFile
 from aiops.state.frames import JournalFrame
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader, SnapshotPlan
+from aiops.wire.server_messages import ShardState
 from tests.shards.world import Actor, Host, Leash, World
 
 
@@ -50,13 +54,22 @@ class KeptHost(Host):
         self.snapshots: dict[int, bytes] = {}  # files, by row
         self.captured: WriteSnapshot | None = None  # to be written
         self.restored = 0  # how often it went on from a snapshot
-        self.synced = 0  # rows that are committed, with acks durable
-        self.generation = 1
+        self.resumed_after = 0  # the row from which it went on
+        self.synced = 0  # rows that a loss of power leaves
+        self.generations = GenerationFile(0).started(0, [])
         self.recorder = self.recorded(1)
 
     def recorded(self, first: int) -> Any:
-        kind: Any = LeadRecorder if isinstance(self.coordinator, Lead) else FollowerRecorder
-        return kind(self.coordinator, CommitGate(self.world.acks), first)  # type: ignore[attr-defined]
+        world: Any = self.world
+        given = CommitGate(world.acks), first
+        if isinstance(self.coordinator, Lead):
+            return LeadRecorder(self.coordinator, *given, self.generations)
+        return FollowerRecorder(self.coordinator, *given)
+
+    @property
+    def generation(self) -> int:
+        """The number of its starts."""
+        return self.generations.generation
 
     def handled(self, event: Any) -> Any:
         return self.recorder.handle(event)
@@ -89,7 +102,8 @@ class KeptHost(Host):
     def commit(self) -> None:
         """The disk has synced all rows that are written."""
         self.synced = self.rows
-        self.post(Committed(self.world.now, self.synced))
+        if self.world.acks >= Acks.DURABLE:  # type: ignore[attr-defined]
+            self.post(Committed(self.world.now, self.synced))
 
     @property
     def may_save(self) -> bool:
@@ -111,6 +125,7 @@ class KeptHost(Host):
             whole = b"".join(buffers)
             data[at : at + len(whole)] = whole
         self.snapshots[effect.row] = bytes(data)
+        self.synced = max(self.synced, effect.row)  # the journal's rows come first
         if isinstance(self.coordinator, Lead):
             found.release()
         self.post(SnapshotWritten(self.world.now, effect.row))
@@ -134,38 +149,71 @@ class KeptHost(Host):
 
         return SnapshotFile(read, len(data), f"snapshot {row}")
 
-    def restart(self, coordinator: Any) -> None:
-        """Begin again from the journal."""
+    @property
+    def files(self) -> tuple[Any, ...]:
+        """What it has kept."""
+        return {**self.journal}, {**self.snapshots}, self.rows, self.synced
+
+    @files.setter
+    def files(self, found: tuple[Any, ...]) -> None:
+        self.journal, self.snapshots, self.rows, self.synced = found
+
+    def lose_rows(self) -> None:
+        """Lose a part of what is not on the disk."""
         world: Any = self.world
-        if world.acks >= Acks.DURABLE:  # of what the disk's thread had not written, a part is lost
-            self.rows = world.random.randint(self.synced, self.rows)
-            self.synced = self.rows
-            self.journal = {row: self.journal[row] for row in self.journal if row <= self.rows}
+        self.end_after(world.random.randint(self.synced, self.rows))
+        self.synced = self.rows
+
+    def end_after(self, row: int) -> None:
+        """Have nothing of later rows."""
+        self.rows, self.synced = row, min(self.synced, row)
+        self.journal = {each: self.journal[each] for each in self.journal if each <= row}
+        self.snapshots = {each: self.snapshots[each] for each in self.snapshots if each <= row}
+
+    def restart(
+        self, coordinator: Any, moment: CommonMoment | None = None, back_to: int | None = None
+    ) -> None:
+        """Begin again from the journal, up to the moment that the followers, or the lead, have."""
+        world: Any = self.world
+        if world.acks >= Acks.DURABLE and back_to is None:
+            self.lose_rows()  # it has told of none of these
         if len(self.snapshots) > 2 and world.random.random() < world.damages:
             del self.snapshots[max(self.snapshots)]  # no set needs it alone
         self.captured = None
         self.coordinator, self.lines, self.ended = coordinator, {}, None
         self.kernels.clear()
         self.events.clear()
-        self.generation += 1
         replayer: Any
         if isinstance(coordinator, Lead):
-            replayer = LeadReplayer(coordinator)
+            replayer = LeadReplayer(coordinator, moment=moment)
         else:
-            replayer = FollowerReplayer(coordinator, "run")
-        base = max(self.snapshots, default=0)
-        if base:
-            self.restored += 1
-            file = self.read(base)
-            queued = {row: self.journal[row] for row in needed_rows(file.header.owners)}
-            replayer.restore(base, file.header, file.array, queued)
+            replayer = FollowerReplayer(coordinator, "run", back_to=back_to)
+        base = 0
+        for row in sorted(self.snapshots, reverse=True):
+            file = self.read(row)
+            if replayer.begins_with(row, file.header):
+                base = row
+                self.restored += 1
+                queued = {row: self.journal[row] for row in needed_rows(file.header.owners)}
+                replayer.restore(base, file.header, file.array, queued)
+                break
+        last = self.resumed_after = base
         for row in [row for row in sorted(self.journal) if row > base]:
             frame = self.journal[row]
+            if not replayer.goes_on_with(frame):
+                break
+            last = self.resumed_after = row
             if frame.kind == 1:
                 replayer.begin(frame)
             else:
                 replayer.feed(frame)
+        world.undone += self.rows - last
+        self.end_after(last)
+        self.synced = last
         recovered = replayer.finish()
+        has_model = isinstance(coordinator, Lead) and coordinator.engine.training is not None
+        versions = [coordinator.engine.version] if has_model else []
+        self.generations = self.generations.started(last, versions)
         self.recorder = self.recorded(self.rows + 1)
         if isinstance(coordinator, Lead):
             coordinator.sets.holds(0, self.snapshots)
@@ -200,7 +248,9 @@ class KeptWorld(World):
         self.acks = acks
         self.made: Callable[[], Lead] = lambda: self.lead_brain
         self.kills = 0.0  # how likely a step is to kill servers
-        self.killed = 0
+        self.losses = 0.0  # how likely a step is that servers lose their power
+        self.killed = self.undone = 0
+        self.behind = False  # a follower is behind its lead, which is to begin again
         self.dues = 0.0  # how likely a step is that a snapshot is due
         self.damages = 0.5  # how likely a newest snapshot is not whole that no set needs
         super().__init__(seed, shards, policy, settings, **options)
@@ -214,8 +264,17 @@ class KeptWorld(World):
         lead = Lead(engine, [("", 7000 + n) for n in range(1, shards)], kept=True)
         return engine, lead, [Follower(algorithm, self.given, kept=True) for _ in range(1, shards)]
 
-    def kill(self, numbers: Iterable[int]) -> None:
-        """Kill servers (0: the lead), and start them again from what they have kept."""
+    def may_lead(self, shard: int, state: ShardState) -> bool:
+        error = self.lead_brain.refusal(shard, state)
+        self.behind = isinstance(error, RolledBack)
+        assert self.behind == (error is not None), str(error)
+        return error is None
+
+    def kill(self, numbers: Iterable[int], *, power: bool = False) -> None:
+        """Kill servers (0: the lead), and start them again from what they have kept.
+
+        ``power``: what is not on their disks is lost.
+        """
         dead = sorted(set(numbers))
         self.killed += len(dead)
         hosts: Any = self.hosts
@@ -233,14 +292,26 @@ class KeptWorld(World):
             if 0 in dead or leash.shard in dead:
                 leash.line.cut()
                 leash.gone = True
-        if 0 in dead:
-            self.engine, self.lead_brain = engine, lead
-            hosts[0].orders = []
-            hosts[0].restart(lead)
+        for number in dead if power else ():
+            hosts[number].lose_rows()
         for number in dead:
             if number:
                 hosts[number].restart(followers[number - 1])
         if 0 in dead:
+            self.engine, self.lead_brain = engine, lead
+            hosts[0].orders = []
+            states = {n: host.coordinator.state() for n, host in enumerate(self.followers, 1)}
+            moment, files = CommonMoment(states), hosts[0].files
+            hosts[0].restart(lead, moment)
+            for number in moment.ahead(hosts[0].resumed_after):
+                [*_others, followers] = self.coordinators(len(hosts))
+                hosts[number].restart(followers[number - 1], back_to=hosts[0].resumed_after)
+                if (
+                    self.losses and self.random.random() < self.losses * 20
+                ):  # before the lead has changed its own
+                    hosts[0].files = files
+                    self.kill(range(len(hosts)), power=power)
+                    return
             self.lead.orders = [Leash(self, n, host) for n, host in enumerate(self.followers, 1)]
         for number in dead:
             if number and 0 not in dead:
@@ -254,9 +325,10 @@ class KeptWorld(World):
             self.now += 0.001
             if self.random.random() < self.dues:
                 self.take_snapshot()
-            if self.random.random() < self.kills:
-                count = len(self.hosts)
-                self.kill(self.random.sample(range(count), self.random.choice((1, 1, count))))
+            if self.behind or self.random.random() < self.kills:
+                self.kill_some()
+            if self.losses and self.random.random() < self.losses:
+                self.kill_some(power=True)
             while self.doomed:
                 self.step_doomed()
             found = self.choices()
@@ -279,16 +351,25 @@ class KeptWorld(World):
     def step(self) -> bool:
         if self.random.random() < self.dues and self.take_snapshot():
             return True
-        if self.random.random() < self.kills:
-            count = len(self.hosts)
-            self.kill(self.random.sample(range(count), self.random.choice((1, 1, 1, count))))
+        if self.behind or self.random.random() < self.kills:
+            self.kill_some()
+            return True
+        if self.losses and self.random.random() < self.losses:
+            self.kill_some(power=True)
             return True
         return super().step()
+
+    def kill_some(self, *, power: bool = False) -> None:
+        """Kill some servers, or all; a lead that has a follower behind it ends."""
+        count, behind, self.behind = len(self.hosts), self.behind, False
+        most = self.random.choice((1, 1, 1, count))
+        self.kill([0] if behind else self.random.sample(range(count), most), power=power)
 
     def choices(self) -> list[Callable[[], Any]]:
         found = super().choices()
         hosts: list[Any] = self.hosts
-        if self.acks >= Acks.DURABLE:
+        syncs = self.acks >= Acks.DURABLE
+        if syncs or (self.losses and self.losses > self.random.random() / 4):
             found += [host.commit for host in hosts if host.synced < host.rows]
         found += [host.save for host in hosts if host.may_save]
         for actor in self.actors:

@@ -187,10 +187,6 @@ class Host:
         self.post(Applied(self.world.now, effect.ticket, effect.run()))
 
 
-def lead_refuses(world: World, shard: int, state: ShardState) -> str:
-    return str(world.lead_brain.refusal(shard, state))
-
-
 class Leash:
     """The lead's link to one follower."""
 
@@ -219,7 +215,8 @@ class Leash:
             if isinstance(message, ShardWelcome):
                 continue
             if isinstance(message, ShardState):
-                assert not lead_refuses(self.world, self.shard, message)
+                if not self.world.may_lead(self.shard, message):
+                    return
                 self.attached = True
                 self.world.lead.post(Reported(self.world.now, self.shard, message, sink))
             else:
@@ -335,6 +332,11 @@ class World:
             return engine, engine, []
         lead = Lead(engine, [("", 7000 + n) for n in range(1, shards)])
         return engine, lead, [Follower(self.algorithm, self.given) for _ in range(1, shards)]
+
+    def may_lead(self, shard: int, state: ShardState) -> bool:
+        """Whether the lead goes on with a follower in this state."""
+        assert self.lead_brain.refusal(shard, state) is None
+        return True
 
     @property
     def hosts(self) -> list[Host]:

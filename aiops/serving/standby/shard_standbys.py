@@ -68,6 +68,7 @@ class ShardStandbys:
         self._links = ShardLinks(
             *(addresses, config.token, run, policy, settings, config.heartbeat, env),
             *(lambda shard, message: Discard(), self._post, self._group.refusal, generation),
+            lambda error: None,  # it is never to go back
             standby=True,
         )
         self._changed = asyncio.Event()

@@ -25,7 +25,7 @@ from aiops.durable.recorder import (
     Supersede,
     WriteSnapshot,
 )
-from aiops.durable.recovery import Recovered, Replayer
+from aiops.durable.recovery import Recovered
 from aiops.durable.rows import LEASED
 from aiops.durable.snapshot_rule import SnapshotRule, Unsaved
 from aiops.engine.capture import Capture, capture, policy_state
@@ -93,8 +93,10 @@ class KeptState:
         Post an event; the second from any thread.
     perform
         Carries out an effect.
+    recovered
+        The state to which the engine has been brought already; None: it is fresh.
     promoted
-        The state to which a standby has brought the engine, which now serves; None: it is fresh.
+        Whether that was a standby's, which now serves.
 
     Attributes
     ----------
@@ -127,7 +129,9 @@ class KeptState:
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
         perform: Callable[[Effect], None],
-        promoted: Recovered | None = None,
+        recovered: Recovered | None = None,
+        *,
+        promoted: bool = False,
     ) -> None:
         self._files, self._clock, self._post, self._perform = files, clock, post, perform
         self._acks, self._post_threadsafe = acks, post_threadsafe
@@ -137,10 +141,9 @@ class KeptState:
         warmed = threading.Event()
         perform(Warm([partial(warm_crc32, engine.options.backend), warmed.set]))
         began = time.perf_counter()
-        recovered = promoted
-        if promoted is None:
+        if recovered is None:
             kernels = partial(warmed.wait, _KERNELS)  # those that were begun before are ready too
-            recovered = files.recover(engine, policy, perform, self._replayer(), kernels)
+            recovered = files.recover(engine, policy, perform, kernels=kernels)
         if recovered is not None and init is not None:
             raise UsageError(
                 f"--init {init} is for a new state, and {files.folder} is at version"
@@ -154,7 +157,7 @@ class KeptState:
             self._mark = _Mark(recovered.snapshot, -recovered.nbytes, _updates(engine))
         self._journal = files.begin(
             *(engine, policy, recovered, clock(), acks, post_threadsafe),
-            promoted=promoted is not None,
+            promoted=promoted,
         )
         recording = self._journal is not None
         self.record = self if recording else None
@@ -183,10 +186,6 @@ class KeptState:
             *(row - recovered.snapshot, engine.version, len([*engine.membership])),
             time.perf_counter() - began,
         )
-
-    def _replayer(self) -> Replayer | None:
-        """Return what replays the rows; None: the usual one."""
-        return None
 
     def _made_recorder(
         self,

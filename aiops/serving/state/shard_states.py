@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.durable.follower_recorder import BeginShard, FollowerRecorder
-from aiops.durable.lead_recorder import LeadRecorder, LeadReplayer
+from aiops.durable.follower_recorder import BeginShard, FollowerRecorder, GoBack
+from aiops.durable.lead_recorder import LeadRecorder
 from aiops.durable.recorder import (
     AppendRow,
     BeginJournal,
@@ -21,10 +21,10 @@ from aiops.durable.recorder import (
     Supersede,
     WriteSnapshot,
 )
-from aiops.durable.recovery import Recovered, Replayer
+from aiops.durable.recovery import Recovered
 from aiops.engine.engine import Engine
 from aiops.engine.events import Effect, Event, JournalEnded, Resumed, SnapshotWritten
-from aiops.errors import UsageError
+from aiops.errors import RolledBack, UsageError
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState, header_of
 from aiops.serving.state.snapshot_writer import SnapshotWriter
@@ -42,8 +42,8 @@ class LeadState(KeptState):
     Parameters
     ----------
     lead
-        A fresh lead; it is brought to the state that is kept.
-    files, policy, acks, init, clock, post, post_threadsafe, perform, promoted
+        A lead, brought to the state that is kept (`LeadReplayer`).
+    files, policy, acks, init, clock, post, post_threadsafe, perform, recovered, promoted
         As of `KeptState`.
     """
 
@@ -60,11 +60,13 @@ class LeadState(KeptState):
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
         perform: Callable[[Effect], None],
-        promoted: Recovered | None = None,
+        recovered: Recovered | None,
+        *,
+        promoted: bool = False,
     ) -> None:
         self._lead = lead
         given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
-        super().__init__(*given, perform, promoted)
+        super().__init__(*given, perform, recovered, promoted=promoted)
         lead.sets.holds(0, files.snapshots)
 
     def resume(self) -> None:
@@ -81,9 +83,6 @@ class LeadState(KeptState):
     def _go_on(self) -> None:
         """Do nothing: `resume` has done it."""
 
-    def _replayer(self) -> Replayer:
-        return LeadReplayer(self._lead, self._perform)
-
     def _made_recorder(
         self,
         engine: Engine,
@@ -93,7 +92,7 @@ class LeadState(KeptState):
         *,
         recording: bool,
     ) -> Recorder:
-        return LeadRecorder(self._lead, gate, first, generations)
+        return LeadRecorder(self._lead, gate, first, generations, recording=recording)
 
     def actions(
         self, reply: Callable[[EncodedReply], None], supersede: Callable[[Supersede], None]
@@ -133,6 +132,8 @@ class FollowerState:
         Posts an event, on any thread.
     perform
         Carries out an effect.
+    stop
+        Begins to end the server with an error.
     promoted
         The state to which a standby has brought the follower; None: it is fresh.
 
@@ -159,8 +160,10 @@ class FollowerState:
         clock: Clock,
         post_threadsafe: Callable[[Event], object],
         perform: Callable[[Effect], None],
+        stop: Callable[[BaseException], None],
         promoted: Recovered | None = None,
     ) -> None:
+        self._stop = stop
         self._files, self._follower, self._acks = files, follower, acks
         self._perform = perform
         self._post_threadsafe, self.record = post_threadsafe, None
@@ -215,7 +218,25 @@ class FollowerState:
             BeginJournal: self._begin_again,
             WriteSnapshot: self._write,
             KeepSnapshots: self._keep,
+            GoBack: self._go_back,
         }
+
+    def _go_back(self, effect: GoBack) -> None:
+        """End, and have the next start undo the orders of later moments."""
+        files = self._files
+        try:
+            files.note_back_to(effect.row)
+        except OSError as why:
+            _log.error("%s: it cannot go back: %s", files.folder, why.strerror or why)
+            return
+        self._stop(
+            RolledBack(
+                f"{files.folder} is ahead of what other servers of its model have kept, as after a"
+                f" loss of power: it goes back to row {effect.row:,} of its lead's journal when it"
+                " is started again",
+                row=effect.row,
+            )
+        )
 
     def begin(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
         """Carry out what the replay has left: the compiling of kernels."""

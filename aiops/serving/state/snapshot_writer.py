@@ -24,6 +24,8 @@ _LARGE = 16 << 20
 """Bytes from which a snapshot is not kept in the system's cache: training needs the memory's time,
 and a start reads from the disk nearly as fast."""
 
+_JOURNAL = "journal-"  # the beginning of the names of its segments, also of those that are hidden
+
 KEPT = 2
 """Snapshots that stay: if the newest is damaged, the one before it and the journal are as good."""
 
@@ -126,6 +128,8 @@ class SnapshotWriter:
                 file.sync()
             finally:
                 file.close()
+            if not self._alone:
+                self._sync_journal()
             self._disk.rename(part, self._folder / name)
             self._needed[header.row] = _first_needed(header)
             if self._alone:
@@ -138,6 +142,22 @@ class SnapshotWriter:
             with contextlib.suppress(OSError):
                 self._disk.remove(part)
         return nbytes
+
+    def _sync_journal(self) -> None:
+        """Sync the rows so far: a moment that all servers of a model have needs what it refers to.
+
+        A server alone lets queued pushes be lost with their rows (`Replayer.lost`), but of a push
+        on several shards all have to lose their portions.
+        """
+        for name in self._disk.names(self._folder):
+            if name.startswith(_JOURNAL):
+                with contextlib.suppress(FileNotFoundError):  # it has another name now
+                    file = self._disk.open(self._folder / name)
+                    try:
+                        file.sync()
+                    finally:
+                        file.close()
+        self._disk.sync_names(self._folder)
 
     def _again(self, part: Path, nbytes: int) -> DiskFile | None:
         """Return the last snapshot that was not needed, to be overwritten, if it is as long.

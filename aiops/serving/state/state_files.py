@@ -109,6 +109,7 @@ class StateFiles:
             )
         self._lock: DiskLock = lock
         self._damaged: list[int] = []  # the rows of snapshots that are not whole
+        self._later: list[int] = []  # of those that are not begun with, perhaps of lost moments
         self._reading: list[DiskFile] = []  # segments
         try:
             self._open(new_run)
@@ -240,11 +241,12 @@ class StateFiles:
         if not self.run:
             return None
         listing = StateListing(self.disk.names(self.folder))
-        replayer = replayer or FollowerReplayer(follower, self.run)
+        if replayer is None:
+            replayer = FollowerReplayer(follower, self.run, None, self.generations.back_to)
         check = partial(check_follower, follower=follower, where=str(self.folder))
         try:
             base = self._restored(listing, replayer, follower.machine.parallel_map)
-            segments = listing.segments_after(base)
+            segments = self._segments_after(listing, base)
             scan = JournalScan(self._segment, listing, base, segments, self.run, passed=base)
             last = self._replay(scan, base, replayer, check)
             self._read_to(listing, base, scan, last)
@@ -259,12 +261,13 @@ class StateFiles:
         base = self._restored(listing, replayer, engine.machine.parallel_map)
         if self._damaged and not (base or listing.segments):
             raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
-        segments = listing.segments_after(base)
+        segments = self._segments_after(listing, base)
         replayer.room = room = Room()
         read = partial(self._segment, room=room)  # a row is handled before the next is read
         scan = JournalScan(read, listing, base, segments, self.run, passed=base)
         if replayer.lost:  # then what follows was lost too, or is of no use
             self._base, self._void = base, tuple(each for each in segments if each > base)
+            self._damaged += [row for row in self._later if row > base]
             _log.error(
                 "%s: %d pushes that were queued at row %d are lost, as the system ended before it"
                 " had written them to the disk, and so are the rows after it",
@@ -286,6 +289,10 @@ class StateFiles:
         """Replay the rows after a row; return the last one's number."""
         last = base
         for found in self._rows_of(scan, base):
+            if found.number > base and not replayer.goes_on_with(found):
+                scan.end_before(found.number)
+                self._undone(scan.lost)
+                break
             last = max(last, found.number)
             if found.number == 1:
                 check(found)
@@ -323,9 +330,28 @@ class StateFiles:
                 *(self.folder, row),
             )
 
+    def _segments_after(self, listing: StateListing, base: int) -> tuple[int, ...]:
+        if self._later and not (base or 1 in listing.segments):
+            raise DamagedState(
+                f"{self.folder} begins with a moment that another server of the model has lost, so"
+                " they have none together any more: put back copies that were taken at one time, or"
+                " begin with a --save"
+            )
+        return listing.segments_after(base)
+
+    def _undone(self, rows: int) -> None:
+        """Say that rows are no part of the journal any more."""
+        _log.error(
+            "%s: its last %d rows are undone: other servers of the model have lost, with the power,"
+            " what they follow from; all go back to the newest moment that they have together, and"
+            " clients are told",
+            *(self.folder, rows),
+        )
+
     def _read_to(self, listing: StateListing, base: int, scan: JournalScan, last: int) -> None:
         """Note where the journal ends, and say what is missing of it."""
         self._base, self._void = base, scan.void
+        self._damaged += [row for row in self._later if row > last]
         kept = [each for each in listing.segments_after(base) if each not in scan.void]
         self._earlier = [(one, other - 1) for one, other in pairwise([*kept, last + 1])]
         if scan.torn:
@@ -373,6 +399,10 @@ class StateFiles:
                     continue
                 if snapshot.header.run != self.run:
                     raise DamagedState(f"{name} is of another run ({snapshot.header.run})")
+                if not replayer.begins_with(row, snapshot.header):
+                    _log.warning("%s: other servers of the model may not have its moment", name)
+                    self._later.append(row)
+                    continue
                 queued = self._queued(listing, needed_rows(snapshot.header.owners))
                 read = partial(snapshot.array, parallel_map=parallel_map)
                 replayer.restore(row, snapshot.header, read, queued)
@@ -506,7 +536,7 @@ class StateFiles:
         for row in self._damaged:
             path = self.folder / directory.snapshot_name(row)
             self.disk.remove(path)
-            _log.warning("%s, which is damaged, is removed", path)
+            _log.warning("%s, which is of no use, is removed", path)
         for first in reversed(self._void):  # the last one first: what is left has no gap
             self.disk.remove(self.folder / directory.journal_name(first))
 
@@ -514,6 +544,18 @@ class StateFiles:
     def claims(self) -> Generations:
         """Compares the generations of which peers know with those of the run."""
         return Generations(self.run, self.generations)
+
+    def note_back_to(self, row: int) -> None:
+        """Write that the next start goes back to a row of the lead's journal.
+
+        Raises
+        ------
+        OSError
+            When the disk refuses.
+        """
+        found = replace(self.generations, back_to=row)
+        self._replace(directory.GENERATION_FILE, found.pack())
+        self.generations = found
 
     def note_successor(self, generation: int, primary: str) -> None:
         """Write that another server has the run: a start on this folder is refused from here on.

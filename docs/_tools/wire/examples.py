@@ -40,6 +40,7 @@ from aiops.wire.server_messages import (
     LeadHello,
     LoadShard,
     PushArrived,
+    RollBack,
     RunUpdate,
     SendIncrements,
     SendParams,
@@ -191,7 +192,7 @@ def one_of_each() -> list[Example]:
     return sorted(found, key=lambda example: order.index(example.name))
 
 
-_HOLDS = {"portions": (9,), "versions": (), "snapshots": (18_000, 18_220)}
+_HOLDS = {"portions": (9,), "versions": (), "snapshots": (18_000, 18_220), "reached": 18_240}
 
 
 def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
@@ -218,6 +219,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", HoldVersion(0, 8, True, False)),
         _sent("client", FinishPush(1, False)),
         _sent("client", KeepSets(0, (18_000, 18_220))),
+        _sent("client", RollBack(0, 18_231)),
         _sent("client", CountTraffic(2)),
         _sent(
             "server",

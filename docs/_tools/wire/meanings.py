@@ -204,8 +204,9 @@ MEANINGS: Mapping[str, str] = {
     "standby_hello.generation_proof": "The proof of that generation; empty at first.",
     "standby_welcome.secret": "The run's, as in the file [`generation`](state.md).",
     "fence.generation_proof": "The proof of the generation.",
-    "row": "The last row that the standby holds, from 1; 0: none. In `standby_welcome` the row"
-    " behind which it is fed.",
+    "standby_hello.row": "The last row that the standby holds, from 1; 0: none.",
+    "standby_welcome.row": "The row behind which the standby is fed.",
+    "row": "A row of the lead's journal.",
     "snapshot": "The length of a [snapshot file](state.md) in bytes, or 0.",
     "starts": "`starts`: a list of [generation, row, versions], as in the file `generation`.",
     "standby_welcome.shard": "The shard that the primary has: 0 the lead's, or a whole model.",
