@@ -10,6 +10,7 @@ from aiops.client.backoff import check_timeout
 from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Arrays, Replica
 from aiops.client.rounds import Averages
+from aiops.client.variables import server_url
 from aiops.common import forks, urls
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
@@ -23,7 +24,7 @@ class AveragerFacade:
 
     def __init__(
         self,
-        url: str,
+        url: str | None,
         params: Mapping[str, Array] | Any,
         *,
         token: str | None,
@@ -31,6 +32,7 @@ class AveragerFacade:
         timeout: float,
         host: str | None,
     ) -> None:
+        url = server_url(url)
         self.url = urls.write_all(urls.parse_all(url))
         check_timeout(timeout)
         self.timeout = timeout

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client import variables
 from aiops.client.backoff import check_timeout
 from aiops.client.calls import Calls
 from aiops.client.params import Leased, Params
@@ -98,7 +99,7 @@ class Facade(SessionFacade):
 
     def __init__(
         self,
-        url: str,
+        url: str | None,
         *,
         role: str,
         token: str | None,
@@ -106,7 +107,7 @@ class Facade(SessionFacade):
         timeout: float,
         pongs: bool,
     ) -> None:
-        self._servers = urls.parse_all(url)
+        self._servers = urls.parse_all(variables.server_url(url))
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = self._forked = False
@@ -114,9 +115,9 @@ class Facade(SessionFacade):
         self._session = Session(
             urls.write_all(self._servers),
             client=env.token_bytes(16).hex(),
-            name=name or f"{role}-{env.identity()}",
+            name=name or os.environ.get(variables.NAME) or f"{role}-{env.identity()}",
             role=role,
-            token=token or os.environ.get("AIOPS_TOKEN"),
+            token=token or os.environ.get(variables.TOKEN),
             nonce=lambda: env.token_bytes(16),
             pongs=pongs,
             parallel_map=env.parallel_map,
@@ -179,6 +180,25 @@ class Facade(SessionFacade):
     def row_versions(self) -> Mapping[str, int]:
         """By table: the newest version of which this client has fetched rows."""
         return dict(self._session.info.rows.versions)
+
+
+def initial(params: Any, tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return a worker's initial parameters.
+
+    Raises
+    ------
+    UsageError
+        When there are none, or they have no names.
+    """
+    if params is None and tables:
+        return {}
+    if not isinstance(params, Mapping):
+        given = "nothing" if params is None else type(params).__name__
+        raise UsageError(
+            f"params are arrays by name, as {{'w': array}}, not {given}: the first worker's define"
+            " the model"
+        )
+    return params
 
 
 class WorkerFacade(SessionFacade):

@@ -81,7 +81,7 @@ class RemoteTree(Remote):
     def __init__(
         self,
         tree: Any,
-        url: str,
+        url: str | None = None,
         *,
         token: str | None = None,
         name: str | None = None,

@@ -101,7 +101,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     def __init__(
         self,
         params: _torch.nn.Module | Iterable[Any],
-        url: str,
+        url: str | None = None,
         *,
         token: str | None = None,
         name: str | None = None,

@@ -155,7 +155,7 @@ def finish_copies(devices: Iterable[Any]) -> None:
 
 def fetch_into(
     params: Any,
-    url: str,
+    url: str | None = None,
     *,
     token: str | None = None,
     timeout: float = 60.0,
@@ -182,6 +182,7 @@ def fetch_into(
     """
     mine = {name: tensor for _, pairs in groups_of(params) for name, tensor in pairs}
     with Client(url, token=token, timeout=timeout) as client:
+        url = client.url
         theirs = client.fetch()
     for name, array in theirs.items():
         if name not in mine:

@@ -51,8 +51,8 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
 
     def __init__(
         self,
-        url: str,
-        params: Mapping[str, Array] | Any,
+        url: str | None = None,
+        params: Mapping[str, Array] | Any = None,
         *,
         token: str | None = None,
         name: str | None = None,

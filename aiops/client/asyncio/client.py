@@ -48,7 +48,7 @@ class AsyncClient(Facade, AsyncClosing):
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
         role: str = "observer",
         token: str | None = None,

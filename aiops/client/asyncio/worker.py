@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
 from aiops.client.asyncio.client import AsyncClient
-from aiops.client.facade import WorkerFacade
+from aiops.client.facade import WorkerFacade, initial
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive_awaiting
 from aiops.client.request_kinds import Receipt
@@ -98,8 +98,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
 
     def __init__(
         self,
-        url: str,
-        params: Mapping[str, Array],
+        url: str | None = None,
+        params: Mapping[str, Array] | None = None,
         *,
         tables: Mapping[str, Table] | None = None,
         views: bool = False,
@@ -109,7 +109,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     ) -> None:
         self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
         self._session = self._client._session
-        self._initial, self._tables, self._views = params, tables, views
+        self._initial, self._tables, self._views = initial(params, tables), tables, views
         self._background: _TaskTransfer | None = None  # the last one
         self._busy = False
         forks.note(self)

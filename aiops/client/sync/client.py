@@ -32,7 +32,8 @@ class Client(Facade, Closing):
     url
         ``aiops://host[:port]``. Alternatives are separated by commas: ``aiops://a:7171,b:7171``;
         the first that welcomes this client is used, until it ends. Of a model on several shards,
-        the lead's, or ``aiops://lead:port+follower:port+...``.
+        the lead's, or ``aiops://lead:port+follower:port+...``. Default: the variable ``AIOPS_URL``,
+        which ``aiops run`` sets.
     role
         ``"observer"`` (default): reads, and is not counted as a worker. ``"worker"``: takes part in
         training, and barriers may wait for it.
@@ -64,7 +65,7 @@ class Client(Facade, Closing):
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
         role: str = "observer",
         token: str | None = None,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from aiops.client.facade import WorkerFacade
+from aiops.client.facade import WorkerFacade, initial
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive
 from aiops.client.request_kinds import Receipt
@@ -71,10 +71,10 @@ class Worker(WorkerFacade, Closing):
     Parameters
     ----------
     url
-        As `Client`'s.
+        As `Client`'s: by default that of the environment, which ``aiops run`` sets.
     params
         The initial parameters: float64, float32, float16 or bfloat16 arrays of any shape, by name
-        (or tensors, as in `step`).
+        (or tensors, as in `step`). Only with tables may there be none.
     tables
         The sparse parameters (`aiops.Table`) by name; default: none. With tables, ``params`` may
         be empty. Their rows are fetched and pushed by `fetch_rows`, `push_rows` and
@@ -112,8 +112,8 @@ class Worker(WorkerFacade, Closing):
 
     def __init__(
         self,
-        url: str,
-        params: Mapping[str, Array],
+        url: str | None = None,
+        params: Mapping[str, Array] | None = None,
         *,
         tables: Mapping[str, Table] | None = None,
         views: bool = False,
@@ -121,6 +121,7 @@ class Worker(WorkerFacade, Closing):
         name: str | None = None,
         timeout: float = 60.0,
     ) -> None:
+        params = initial(params, tables)
         self._client = Client(
             url, role="worker", token=token, name=name, timeout=timeout, pongs=True
         )
