@@ -49,18 +49,31 @@ ARROWS: Mapping[str, str] = {
                       " shards net state durable",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
+    "launch":         "errors common net client",
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
                       " net serving client sim",
     "cli":            "_version errors common model wire state durable algorithms bandwidth engine"
-                      " net serving client sim lab",
+                      " net serving client launch sim lab",
     "server":         "serving net cli",
     "__main__":       "net cli",
 }  # fmt: skip
 
-SHELLS = {"net", "serving", "client", "sim", "testing", "lab", "cli", "server", "__main__"}
+SHELLS = {
+    "net",
+    "serving",
+    "client",
+    "launch",
+    "sim",
+    "testing",
+    "lab",
+    "cli",
+    "server",
+    "__main__",
+}
 
 PURE_IN_SHELLS: Mapping[str, str] = {
+    "launch": "supervision program",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending known_run restarts server_info handshake shard_channel shards"
     " strategies training_loop steady program calls backoff",

@@ -46,6 +46,17 @@ def percent(share: float) -> str:
     return f"{share:.1%}"
 
 
+def ending(status: int | None) -> str:
+    """Return an exit status as the end of a sentence.
+
+    >>> ending(3), ending(-9)
+    ('ended with status 3', 'was ended by signal 9')
+    """
+    if status is not None and status < 0:
+        return f"was ended by signal {-status}"
+    return f"ended with status {status}"
+
+
 def optional(value: float | None, form: str) -> str:
     """Format a number that may be missing.
 

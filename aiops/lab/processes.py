@@ -26,12 +26,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from aiops.common.closing import AsyncClosing, Closing
+from aiops.common.formatting import ending
 from aiops.errors import AiopsError
 from aiops.net.cpu_count import BLAS
+from aiops.net.process_tree import Lines, kill_session, send
 
 T = TypeVar("T")
 
@@ -66,68 +67,6 @@ def command(module: str, *arguments: str, guarded: bool = True) -> list[str]:
 def clean_environment() -> dict[str, str]:
     """Return this process's variables without ``AIOPS_*`` settings of servers and clients."""
     return {k: v for k, v in os.environ.items() if not k.startswith("AIOPS_") or k in _KEPT}
-
-
-def ending(status: int | None) -> str:
-    """Return an exit status as the end of a sentence.
-
-    >>> ending(3), ending(-9)
-    ('ended with status 3', 'was ended by signal 9')
-    """
-    if status is not None and status < 0:
-        return f"was ended by signal {-status}"
-    return f"ended with status {status}"
-
-
-def session(leader: int) -> list[int]:
-    """Return the processes in the session that a process leads (Linux; elsewhere none)."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            _state, _parent, _group, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == leader:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def having(variable: str) -> list[int]:
-    """Return the processes with ``NAME=value`` in their initial environment (Linux; else none).
-
-    It finds those that have left the session of the child that started them.
-    """
-    found = []
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-            if variable.encode() in file.read_bytes().split(b"\0"):
-                found.append(int(file.parent.name))
-    return found
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process; one that has ended is not an error."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def kill_session(leader: int) -> None:
-    """Kill the process group of a child, then the processes that left it within its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    for pid in session(leader):
-        send(pid, signal.SIGKILL)
-
-
-class Lines:
-    """Splits bytes into lines of text, however they arrive."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """Return the lines that a chunk completes; an empty chunk, the end, completes the last."""
-        whole = self._rest + chunk + (b"\n" if not chunk and self._rest else b"")
-        *lines, self._rest = whole.split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
 
 
 # ------------------------------------------------------------------ blocking

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from aiops.lab.processes import PipedProcess, ProcessFailed, having, send
+from aiops.lab.processes import PipedProcess, ProcessFailed
+from aiops.net.process_tree import having, send
 from benchmarks.peers.base import Job, Lap
 from benchmarks.peers.orders import obey
 

@@ -9,8 +9,9 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.lab import drawing
-from aiops.lab.processes import ProcessFailed, having, session
+from aiops.lab.processes import ProcessFailed
 from aiops.lab.run_record import machine
+from aiops.net.process_tree import having, session
 from benchmarks import exchange, report
 from benchmarks.exchange import KIB, MIB, Options
 from benchmarks.peers import base, turn

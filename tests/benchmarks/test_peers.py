@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aiops.lab.processes import ProcessFailed, having
+from aiops.lab.processes import ProcessFailed
+from aiops.net.process_tree import having
 from benchmarks.peers import base, memcpy, mpi, ours
 from benchmarks.peers.base import LEARNING_RATE, MODULES, Job
 from benchmarks.peers.orders import WorkerOrders

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.processes import session
+from aiops.net.process_tree import session
 from benchmarks import report, scale
 from benchmarks.scale import Options
 from tests.benchmarks.test_exchange import ended

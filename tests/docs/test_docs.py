@@ -39,6 +39,7 @@ def test_block_runs(
 
     monkeypatch.chdir(tmp_path)  # some write files
     with ServerThread(policy="fasgd") as server:
+        monkeypatch.setenv("AIOPS_URL", server.url)  # as `aiops run` does
         if any(word in block for word in NEEDS_A_MODEL):
             with aiops.Client(server.url, role="worker") as client:
                 client.define(MLP((64, 32, 10)).init(seed=0))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from aiops.lab import processes
 from aiops.lab.processes import (
     ONE_THREAD,
     ChildProcess,
@@ -22,8 +21,9 @@ from aiops.lab.processes import (
     ProcessFailed,
     Supervisor,
     command,
-    session,
 )
+from aiops.net import process_tree
+from aiops.net.process_tree import session
 from tests.peers import eventually
 from tests.support import PATIENCE
 
@@ -212,6 +212,6 @@ class TestPipedProcess:
                 child.receive()
 
     def test_a_function_that_fails(self) -> None:
-        child = PipedProcess("it", processes.kill_session)  # type: ignore[arg-type]
+        child = PipedProcess("it", process_tree.kill_session)  # type: ignore[arg-type]
         with child, pytest.raises(ProcessFailed, match="it ended with status 1; its last line"):
             child.receive()

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from aiops.errors import AiopsError
-from aiops.lab.processes import PipedProcess, send
+from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.checker import CellRange
 from aiops.lab.torture.pusher import PusherPlan, push_on
 from aiops.net.child_guard import ChildGuard
+from aiops.net.process_tree import send
 
 _IMPORTS = ("aiops.cli.serve", "aiops.cli.main", "aiops.serving.main", "aiops.client.sync.worker")
 _POLL = 0.002  # seconds between looks, where the system cannot tell of a process's end

@@ -1,0 +1,99 @@
+"""The programs of a job: their command lines, and the variables that workers find."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from aiops.common.frozen import value
+from aiops.net.cpu_count import BLAS
+
+JOB = "AIOPS_JOB"
+"""The variable that marks all processes of a job."""
+
+
+@value
+class UserProgram:
+    """The user's program.
+
+    Attributes
+    ----------
+    target
+        The path of a script, or the name of a module.
+    module
+        It is a module, as after ``python -m``.
+    arguments
+        What it is given.
+    """
+
+    target: str
+    module: bool
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        return [sys.executable, *(["-m"] if self.module else []), self.target, *self.arguments]
+
+
+@value
+class Place:
+    """The place of a worker in its job.
+
+    Attributes
+    ----------
+    rank, workers
+        Its number, from 0, and how many there are.
+    restarts
+        How often it has been started before.
+    url
+        The server's.
+    seed
+        The job's: the same for all workers.
+    threads
+        How many each worker's matrix products may use.
+    """
+
+    rank: int
+    workers: int
+    restarts: int
+    url: str
+    seed: int
+    threads: int
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return its environment.
+
+        Parameters
+        ----------
+        given
+            That of the command; numbers of threads that it has stay as they are.
+        """
+        threads = {name: str(self.threads) for name in BLAS if name not in given}
+        return {
+            "PYTHONUNBUFFERED": "1",  # lines are shown when they are printed
+            **given,
+            **threads,
+            "AIOPS_URL": self.url,
+            "AIOPS_NAME": worker_name(self.rank),
+            "AIOPS_SEED": str(self.seed),
+            "AIOPS_RESTARTS": str(self.restarts),
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.workers),
+            "LOCAL_RANK": str(self.rank),
+            "LOCAL_WORLD_SIZE": str(self.workers),
+        }
+
+
+def worker_name(rank: int) -> str:
+    """Return the name that a worker's client has in the server's statistics."""
+    return f"worker {rank}"
+
+
+def server_command(flags: Sequence[str], port: int | None) -> list[str]:
+    """Return the command line of the job's server; ``port``: of an earlier one, None: any."""
+    if port is not None:
+        flags = [*flags, f"--port={port}"]
+    elif not any(flag.partition("=")[0] == "--port" for flag in flags):
+        flags = [*flags, "--port=0"]
+    return [sys.executable, "-m", "aiops.server", *flags]

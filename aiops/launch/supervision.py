@@ -1,0 +1,337 @@
+"""Decide which processes of a job are started, started again, and ended: events in, orders out.
+
+A job is one server and a number of workers. The rules:
+
+* The workers start when the server has told its URL.
+* A worker that is ended by a signal, or fails after it has joined the server, is started again, up
+  to ``max_restarts`` times, each time after a longer pause. After that the others go on without it.
+* A worker that fails before it has ever joined would fail again: the job ends at once.
+* A server that dies is started again as often, if it keeps its state; if not, the model is lost,
+  and the job ends.
+* When all workers have ended, the server is asked to end, and may take its time to save the model.
+* A signal ends the job: the workers get SIGINT, as from a terminal, and a second to close; then the
+  server is asked to end; what is left after `LIMIT` seconds is killed, except a server that has a
+  model to write. A second signal kills all.
+
+The exit status is 0 if every worker ended with 0; that of the first worker that was given up, or of
+the server, 128 + n for one that signal n ended; 128 + n after signal n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TypeAlias
+
+from aiops.common.formatting import ending
+from aiops.common.frozen import value
+
+SERVER = -1
+"""The server's rank."""
+
+LIMIT = 1.7
+"""Seconds from a signal to the last SIGKILL."""
+
+_WORKERS = 1.0
+"""Seconds from a signal until workers that have not ended are killed."""
+
+_PAUSES = (0.2, 1.0, 3.0, 10.0)
+"""Seconds before a process is started again: the first time, the second; the last for all others.
+
+The memory that a process has filled, or the port that it held, is not free at once.
+"""
+
+_SUPERSEDED = 3
+"""The exit status of a server whose run another server has taken over."""
+
+
+@value
+class ServerReady:
+    """The server has told its URL."""
+
+    time: float
+    url: str
+
+
+@value
+class ProcessEnded:
+    """A process has ended.
+
+    Attributes
+    ----------
+    time
+        In seconds.
+    rank
+        The worker's, or `SERVER`.
+    status
+        Its exit status; -n: it was ended by signal n.
+    joined
+        Whether the server has known it.
+    """
+
+    time: float
+    rank: int
+    status: int
+    joined: bool = False
+
+
+@value
+class JobInterrupted:
+    """The job has got a signal."""
+
+    time: float
+    number: int
+
+
+@value
+class JobTick:
+    """A time has come that `Supervision.wake_at` gave."""
+
+    time: float
+
+
+JobEvent: TypeAlias = ServerReady | ProcessEnded | JobInterrupted | JobTick
+
+
+@value
+class Start:
+    """Start a process; ``restarts``: how often it has been started before."""
+
+    rank: int
+    restarts: int
+
+
+INTERRUPT, END, KILL = "interrupt", "end", "kill"
+
+
+@value
+class Stop:
+    """Have a process end.
+
+    Attributes
+    ----------
+    rank
+        The worker's, or `SERVER`.
+    how
+        `INTERRUPT`: as Ctrl-C does, with all that it has started. `END`: it may take its time.
+        `KILL`: at once, with all that it has started.
+    """
+
+    rank: int
+    how: str
+
+
+@value
+class Say:
+    """Tell the user a sentence."""
+
+    text: str
+
+
+@value
+class Finish:
+    """All processes have ended; so does the job, with this exit status."""
+
+    status: int
+
+
+JobOrder: TypeAlias = Start | Stop | Say | Finish
+
+
+class _Process:
+    """The facts of one process.
+
+    Attributes
+    ----------
+    runs
+        It has been started, and has not ended.
+    restarts
+        How often it has been started again.
+    due
+        When it is to be started again; inf: it is not.
+    joined
+        The server has known it; of the server: it has told its URL.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.name = "the server" if rank == SERVER else f"worker {rank}"
+        self.runs = False
+        self.restarts = 0
+        self.due = inf
+        self.joined = False
+
+    def start(self) -> Start:
+        self.runs, self.due = True, inf
+        return Start(self.rank, self.restarts)
+
+
+class Supervision:
+    """The decisions of one job.
+
+    Parameters
+    ----------
+    workers
+        How many there are, at least 1.
+    max_restarts
+        How often each process is started again.
+    keeps_state
+        Whether a server that is started again has the model.
+    writes
+        Whether the server writes something when it ends.
+    """
+
+    def __init__(
+        self, workers: int, *, max_restarts: int, keeps_state: bool, writes: bool = False
+    ) -> None:
+        self._server = _Process(SERVER)
+        self._workers = [_Process(rank) for rank in range(workers)]
+        self._max_restarts, self._keeps_state = max_restarts, keeps_state
+        self._writes = keeps_state or writes
+        self._status = 0
+        self._ending = self._stopping = False
+        self._kill_workers = self._kill_all = inf  # times
+
+    @property
+    def wake_at(self) -> float:
+        """The time at which a `JobTick` is due; inf: there is none before another event."""
+        due = (process.due for process in self._all)
+        return min(self._kill_workers, self._kill_all, *due)
+
+    @property
+    def _all(self) -> list[_Process]:
+        return [self._server, *self._workers]
+
+    def begin(self) -> list[JobOrder]:
+        """Return the first orders."""
+        return [self._server.start()]
+
+    def handle(self, event: JobEvent) -> list[JobOrder]:
+        """Return what follows from an event."""
+        if isinstance(event, ServerReady):
+            orders = self._server_ready()
+        elif isinstance(event, JobInterrupted):
+            orders = self._interrupted(event)
+        elif isinstance(event, JobTick):
+            orders = self._passed(event.time)
+        elif event.rank == SERVER:
+            orders = self._server_ended(event)
+        else:
+            orders = self._worker_ended(event)
+        return [*orders, *self._progress(event.time)]
+
+    def _server_ready(self) -> Iterator[JobOrder]:
+        first, self._server.joined = not self._server.joined, True
+        if first and not self._stopping:
+            for worker in self._workers:
+                yield worker.start()
+
+    def _worker_ended(self, event: ProcessEnded) -> Iterator[JobOrder]:
+        worker = self._workers[event.rank]
+        worker.runs = False
+        worker.joined |= event.joined
+        if event.status == 0 or self._stopping:
+            return
+        if event.status > 0 and not worker.joined:
+            yield Say(
+                f"{worker.name} {ending(event.status)} before it had joined the server: the program"
+                " would fail again, so the job ends"
+            )
+            self._fail(event.status)
+            yield from self._stop(event.time)
+            return
+        yield from self._again(worker, event)
+        if worker.due == inf:
+            self._fail(event.status)
+            left = sum(other.runs or other.due < inf for other in self._workers)
+            if left:
+                yield Say(f"{left} of {len(self._workers)} workers go on without {worker.name}")
+
+    def _server_ended(self, event: ProcessEnded) -> Iterator[JobOrder]:
+        server = self._server
+        server.runs = False
+        if self._ending or self._stopping:
+            if event.status:
+                yield Say(f"{server.name} {ending(event.status)}")
+                self._fail(event.status)
+            return
+        if server.joined and self._keeps_state and event.status != _SUPERSEDED:
+            yield from self._again(server, event)
+        elif server.joined and event.status != _SUPERSEDED:
+            yield Say(
+                f"{server.name} {ending(event.status)}, and the model is lost with it: with"
+                " --state DIR it would be started again, and go on"
+            )
+        else:
+            yield Say(f"{server.name} {ending(event.status)}")
+        if server.due == inf:
+            self._fail(event.status or 1)
+            yield from self._stop(event.time)
+
+    def _again(self, process: _Process, event: ProcessEnded) -> Iterator[JobOrder]:
+        """Have a process be started again, if it may be."""
+        what = f"{process.name} {ending(event.status)}"
+        if process.restarts >= self._max_restarts:
+            yield Say(f"{what}; it has been started again {process.restarts} times, and is not now")
+            return
+        pause = _PAUSES[min(process.restarts, len(_PAUSES) - 1)]
+        process.restarts += 1
+        process.due = event.time + pause
+        yield Say(
+            f"{what}; it is started again in {pause:g} s"
+            f" ({process.restarts} of {self._max_restarts} restarts)"
+        )
+
+    def _interrupted(self, event: JobInterrupted) -> Iterator[JobOrder]:
+        if self._stopping:
+            self._kill_all, self._writes = event.time, False
+            yield from self._passed(event.time)
+            return
+        self._status = 128 + event.number
+        yield from self._stop(event.time)
+
+    def _stop(self, now: float) -> Iterator[JobOrder]:
+        """End all processes."""
+        self._stopping = True
+        self._kill_workers, self._kill_all = now + _WORKERS, now + LIMIT
+        for process in self._all:
+            process.due = inf
+        for worker in self._workers:
+            if worker.runs:
+                yield Stop(worker.rank, INTERRUPT)
+
+    def _passed(self, now: float) -> Iterator[JobOrder]:
+        """Do what was to be done by now."""
+        for process in self._all:
+            if process.due <= now:
+                yield process.start()
+        if min(self._kill_workers, self._kill_all) <= now:
+            self._kill_workers = inf
+            for worker in self._workers:
+                if worker.runs:
+                    yield Stop(worker.rank, KILL)
+        if self._kill_all <= now:
+            self._kill_all = inf
+            if self._server.runs and self._writes:
+                yield Say("the server is writing what it has to keep; another Ctrl-C kills it")
+            elif self._server.runs:
+                yield Stop(SERVER, KILL)
+
+    def _progress(self, now: float) -> Iterator[JobOrder]:
+        """Have the server end after the last worker, and the job after the server."""
+        if not self._stopping and not self._server.joined:
+            return
+        if any(worker.runs or worker.due < inf for worker in self._workers):
+            return
+        if not self._ending:
+            self._ending = True
+            if self._server.runs:
+                yield Stop(SERVER, END)
+            self._server.due = inf
+        if not self._server.runs:
+            self._kill_workers = self._kill_all = inf
+            yield Finish(self._status)
+
+    def _fail(self, status: int) -> None:
+        """Note the first failure's exit status."""
+        self._status = self._status or (128 - status if status < 0 else status)
