@@ -66,9 +66,10 @@ class SegmentFiles:
         self._disk, self._folder = disk, folder
         self.kept = LARGEST if keep else 0
         self._nbytes = 0  # of all segments that were begun
-        self._guard = threading.Lock()
+        self._guard = threading.Condition(threading.Lock())
         self._longest = 0  # bytes of a row
         self._ready: _Spare | None = None
+        self._filling = False  # a file that is ready soon, and has its room on the disk already
         self._reserved: set[int] = set()  # spares that are in use
         self._hidden: list[str] | None = None  # segments that are no part of the journal yet
 
@@ -152,11 +153,15 @@ class SegmentFiles:
                 ready, is_new = self._make(HEAD + self._longest + len(END))
             except OSError:
                 return
-        if filled and is_new:
-            with contextlib.suppress(OSError):  # a row will meet it too
-                ready.file.fill()
-        with self._guard:
-            self._ready = ready
+            self._filling = True
+        try:
+            if filled and is_new:
+                with contextlib.suppress(OSError):  # a row will meet it too
+                    ready.file.fill()
+        finally:
+            with self._guard:
+                self._ready, self._filling = ready, False
+                self._guard.notify_all()
 
     def retire(self, segments: Sequence[int]) -> None:
         """Keep the files of segments that are not needed any more, or remove them, in order.
@@ -225,12 +230,29 @@ class SegmentFiles:
 
     def _take(self, least: int) -> _Spare:
         """Return a file with room for at least these bytes; its number is reserved."""
+        ready = self._taken(least)
+        if ready is not None:
+            return ready
+        try:
+            return self._make(least)[0]
+        except OSError:
+            if not self._filling:
+                raise
+            # The room that there was has gone to the file that another thread fills.
+            self._guard.wait_for(lambda: not self._filling)
+            ready = self._taken(least)
+            if ready is None:
+                raise
+            return ready
+
+    def _taken(self, least: int) -> _Spare | None:
+        """Return the file that is ready, if there is one that is long enough."""
         ready, self._ready = self._ready, None
         if ready is not None and ready.size < least:
             self._reserved.discard(ready.number)
             ready.file.close()
             ready = None
-        return self._make(least)[0] if ready is None else ready
+        return ready
 
     def _make(self, least: int) -> tuple[_Spare, bool]:
         """Return a spare file that is long enough, or a new one, and whether it is new.
