@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -399,10 +400,11 @@ class TestConnections:
             client.ping()
 
     def test_nobody_there(self, connect: Connect) -> None:
-        with ServerThread(policy="asgd") as server:
-            url = server.url
-        with pytest.raises(ConnectionLost, match=f"{url} cannot be reached .*is the server"):
-            connect(url, timeout=0.3)
+        with socket.socket() as bound:  # so that no other test takes the port meanwhile
+            bound.bind(("127.0.0.1", 0))
+            url = f"aiops://127.0.0.1:{bound.getsockname()[1]}"
+            with pytest.raises(ConnectionLost, match=f"{url} cannot be reached .*is the server"):
+                connect(url, timeout=0.3)
 
     def test_somebody_else_there(self, connect: Connect, server: Any) -> None:
         with Proxy(server.url) as proxy:

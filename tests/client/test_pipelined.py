@@ -15,6 +15,7 @@ from aiops.model.layout import Array
 from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.wire.connection import Buffer
+from tests.seeds import seeds
 from tests.sim.turns.lines import ByteLine, pour
 
 START: dict[str, Array] = {
@@ -23,7 +24,7 @@ START: dict[str, Array] = {
     "b": np.ones(5),
     "empty": np.ones((0, 3), np.float32),
 }
-SEEDS = range(12)
+SEEDS = seeds(4)
 
 
 class SlowLine(ByteLine):

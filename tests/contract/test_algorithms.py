@@ -64,8 +64,8 @@ def reached(
 ) -> bool:
     """Train until the parameters are near what is sought twice in a row, or for so many steps."""
     found = False
-    for begin in range(0, steps, 250):
-        train(hands, 250, gradient, seed=begin)
+    for begin in range(0, steps, 100):
+        train(hands, 100, gradient, seed=begin)
         before, found = found, near(hands[0].inline.params())
         if before and found:
             return True

@@ -53,7 +53,7 @@ def exists(node: str) -> bool:
 
 def problem(line: str) -> str | None:
     """Return what is wrong with a command, if anything is."""
-    program, *words = shlex.split(line)
+    program, *words = shlex.split(line.removeprefix("AIOPS_SEEDS=4 "))
     if program == "pytest":
         return next((f"there is no {word}" for word in words if not exists(word)), None)
     if program != "aiops" or not words or words[0] not in COMMANDS:

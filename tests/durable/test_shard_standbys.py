@@ -15,6 +15,7 @@ from aiops.shards.follower import PROMOTED
 from aiops.wire.messages import PROTOCOL, Error, Fetch, Message
 from aiops.wire.server_messages import KeepSets, LeadHello, ShardState, ShardWelcome
 from aiops.wire.standby_messages import Promote, Promoted, StandbyWelcome
+from tests.seeds import seeds
 
 RUN, PRIMARY = "8c2f", "aiops://a:7171"
 
@@ -137,7 +138,7 @@ class World:
         assert not self.common or common
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_there_is_always_a_snapshot_of_one_moment(seed: int) -> None:
     world = World(seed)
     for _ in range(400):
@@ -172,7 +173,7 @@ def settle(world: World) -> None:
         world.check()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_all_are_promoted_or_none_begins(seed: int) -> None:
     """One that is away, or has no whole state, is named, and no other has been promoted."""
     world = World(seed)

@@ -18,6 +18,7 @@ from aiops.errors import NotReady, Restarted
 from aiops.net.disk import SystemDisk
 from aiops.state.directory import StateListing, journal_name
 from aiops.state.frames import SegmentScan
+from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_kept_shards import MODEL as SMALL
 from tests.shards.test_kept_shards import gradients, undisturbed
@@ -57,7 +58,7 @@ def losing(seed: int, shards: int, acks: Acks, dues: float) -> tuple[KeptWorld, 
     return world, clients
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("dues", [0, 0.02])
 @pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
 @pytest.mark.parametrize("shards", [2, 4])

@@ -9,6 +9,7 @@ import pytest
 
 import aiops.engine.admission
 from aiops.client.params import Params
+from tests.seeds import seeds
 from tests.shards.world import Actor, World
 
 MODEL = {
@@ -77,7 +78,7 @@ def final(world: World, model: Any = MODEL) -> Params:
     return checker.params
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_asynchronous_clients(seed: int, shards: int) -> None:
     world = World(seed, shards)
@@ -110,7 +111,7 @@ def world_with_little_room(seed: int, shards: int, *given: Any, **options: Any) 
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(12))
 @pytest.mark.parametrize("shards", [2, 3])
 def test_connections_are_cut_and_pools_are_full(seed: int, shards: int) -> None:
     world = world_with_little_room(seed, shards)
@@ -127,7 +128,7 @@ def test_connections_are_cut_and_pools_are_full(seed: int, shards: int) -> None:
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_other_policies(policy: str, seed: int) -> None:
     world = world_with_little_room(seed, 3, policy, {"lr": 0.01}, workers=3)
@@ -141,7 +142,7 @@ def test_other_policies(policy: str, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("policy", ["asgd", "dcasgd"])
 def test_coded_parameters(policy: str, seed: int) -> None:
     """Small whole numbers are what they are in fp16: so whole versions are seen here too."""
@@ -160,7 +161,7 @@ def test_coded_parameters(policy: str, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_relaxed_reads(seed: int) -> None:
     """They may mix versions; in the end all is there."""
     world = world_with_little_room(seed, 3, relaxed=True)

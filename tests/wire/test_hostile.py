@@ -725,9 +725,9 @@ class Mutator:
 @linux
 @pytest.mark.slow
 class TestMutations:
-    def test_sixty_thousand_frames(self) -> None:
-        """16 that make no sense and 4 that are damaged on each of 3,000 connections."""
-        connections, soft, hard = 3_000, 16, 4
+    def test_twenty_thousand_frames(self) -> None:
+        """16 that make no sense and 4 that are damaged on each of 1,000 connections."""
+        connections, soft, hard = 1_000, 16, 4
         mutator = Mutator(seed=7)
         with living() as live:
             grown_from, answered = None, 0

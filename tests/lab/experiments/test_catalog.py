@@ -82,7 +82,7 @@ def test_from_the_first_run_to_the_figure(
 ) -> None:
     # What is drawn is an experiment's; the formats of its file are test_report's.
     monkeypatch.setattr(drawing, "save", partial(drawing.save, suffixes=(".svg",)))
-    scale = experiment.scale(full=False, iterations=30, seeds=2)
+    scale = experiment.scale(full=False, iterations=20, seeds=2)
     base = replace(scale.base, hidden=4, samples=5, kernels="numpy")
     scale = replace(scale, base=base)
     if isinstance(scale, BudgetScale):
