@@ -22,6 +22,7 @@ from aiops.serving.state import journal_writer, segment_files
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.state.directory import PART, StateListing, journal_name
+from aiops.state.frames import HEAD
 from aiops.state.journal_scan import JournalScan
 from aiops.state.row_kinds import RowKind
 
@@ -228,6 +229,37 @@ def test_a_disk_that_is_nearly_full_takes_smaller_segments(
     assert "No space left on device" in ended.why
     assert made.rows()[-1] < made.next - 1
     assert errno.ENOSPC in segment_files.NO_ROOM
+
+
+def test_a_segment_that_is_being_filled_is_waited_for_when_there_is_no_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fill(file: FaultyFile) -> None:
+        entered.set()
+        assert go_on.wait(20)
+
+    class Full(FaultyDisk):
+        def create(self, path: Path, size: int) -> FaultyFile:
+            try:
+                return super().create(path, size)
+            except OSError:
+                go_on.set()
+                raise
+
+    monkeypatch.setattr(FaultyFile, "fill", fill)
+    files = SegmentFiles(Full(full_at=SMALL), tmp_path)
+    keeper = threading.Thread(target=files.make_ready, kwargs={"filled": True})
+    keeper.start()
+    assert entered.wait(20)
+    try:
+        file, size = files.begin(1, bytes(HEAD), 1000, synced=False)
+    finally:
+        go_on.set()
+        keeper.join()
+    assert size == SMALL
+    file.close()
 
 
 def test_segments_that_are_hidden_are_not_called_synced(journal: Callable[..., Journal]) -> None:
