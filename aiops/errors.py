@@ -101,7 +101,8 @@ class DeadlineExceeded(ConnectionLost, TimeoutError):
 class RolledBack(ConnectionLost):
     """A server of a sharded model ended, to begin again at an earlier moment that all of them have.
 
-    One of them has lost its newest rows, as with the power. ``aiops serve`` begins again by itself.
+    One of them has lost its newest rows, as with the power, or was a standby that had not got them
+    yet. ``aiops serve`` begins again by itself.
     """
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-from aiops.errors import RolledBack, UsageError, nearest
+from aiops.errors import UsageError, nearest
+from aiops.serving import rollback
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.server import Server
 from aiops.serving.standby.server import StandbyServer
-
-_log = logging.getLogger("aiops.server")
 
 
 @overload
@@ -113,27 +112,18 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 @contextlib.asynccontextmanager
 async def _running(config: Config) -> AsyncIterator[Server]:
-    server = Server(config)
-    await server.start()
+    server = await rollback.start(lambda: Server(config), next_term=False)
     present = [server]
-    running = asyncio.ensure_future(_serve(config, present))
+
+    def again() -> Server:
+        return Server(dataclasses.replace(config, port=server.port))
+
+    running = asyncio.ensure_future(rollback.serve(server, again, partial(present.__setitem__, 0)))
     try:
         yield server
     finally:
         present[0].stop()
         await running
-
-
-async def _serve(config: Config, present: list[Server]) -> None:
-    """Run a server to its end; begin again, on the same port, if it is to go back to a moment."""
-    while True:
-        try:
-            await present[0].serve()
-            return
-        except RolledBack as why:
-            _log.error("%s; it begins again", why)
-        present[0] = Server(dataclasses.replace(config, port=present[0].port))
-        await present[0].start()
 
 
 async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> Config:

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
-from aiops.errors import RolledBack
 from aiops.net import faults, signals
+from aiops.serving import rollback
 from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.shard_processes import ShardProcesses
@@ -35,10 +35,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     def end(number: int) -> None:
         nonlocal ending
         again, ending = ending, True
-        if standby is not None and standby.server is None:
-            standby.stop()
-            return
-        running = server if standby is None else standby.server
+        running = server if standby is None else standby
         if running is None:
             return
         if again or number == signal.SIGINT:  # a person waits at the terminal
@@ -59,23 +56,22 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
                 announce(await standby.start())
                 await standby.serve()
                 return
-            port, announced = config.port, False
-            while True:
+
+            def make() -> Server:
+                nonlocal server
+                port = config.port if server is None else server.port
                 server = Server(dataclasses.replace(children.config, port=port))
                 children.on_start = server.follower_moved
-                try:
-                    url = await server.start()
-                    if ending:
-                        server.stop()
-                    if not announced:
-                        announce(url)
-                    port, announced = server.port, True
-                    await server.serve()
-                    return
-                except RolledBack as why:
-                    if ending:
-                        raise
-                    _log.error("%s; it begins again", why)
+                return server
+
+            def present(started: Server) -> None:
+                if ending:
+                    started.stop()
+
+            first = await rollback.start(make, lambda: ending, next_term=False)
+            present(first)
+            announce(first.url)
+            await rollback.serve(first, make, present, lambda: ending)
 
 
 def _with_room(config: Config) -> Config:

@@ -262,11 +262,13 @@ class Server:
 
     # ------------------------------------------------------------ life
 
-    async def start(self, promoted: Recovered | None = None) -> str:
+    async def start(self, promoted: Recovered | None = None, *, next_term: bool = False) -> str:
         """Open everything and listen; return the URL that workers connect to.
 
         ``promoted``: the state to which a standby has brought the engine, if it was one.
+        ``next_term``: it was a standby, and its state is read again.
         """
+        next_term = next_term or promoted is not None
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
         prepared = False
@@ -274,16 +276,16 @@ class Server:
         try:
             listener = await self._bound(loop)  # or no generation is begun: another may serve
             if self._state_files is not None:
-                if promoted is None:
+                if not next_term:
                     self._state_files.check_not_superseded()
                 if self._state_files.generation:  # then there are updates to be repeated, at once
                     self._runner.perform(preparation)
                     prepared = True
             if self._links is not None:
-                await self._begin_to_lead(self._links, loop, promoted)
+                await self._begin_to_lead(self._links, loop, next_term=next_term)
             elif self._state_files is not None:
                 self._state = self._recovered(
-                    *(self._state_files, loop, promoted), promoted=promoted is not None
+                    *(self._state_files, loop, promoted), next_term=next_term
                 )
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
@@ -294,8 +296,8 @@ class Server:
             self._listener = None
             if listener is not None:
                 listener.close()
-            if self._links is not None:
-                self._links.end(leave=not isinstance(error, RolledBack))
+            if self._links is not None:  # standbys that became followers can be led later
+                self._links.end(leave=not (next_term or isinstance(error, RolledBack)))
             self._runner.close()
             if self._persistence is not None:
                 self._persistence.discard()
@@ -325,24 +327,23 @@ class Server:
         return self.url
 
     async def _begin_to_lead(
-        self, links: ShardLinks, loop: asyncio.AbstractEventLoop, promoted: Recovered | None
+        self, links: ShardLinks, loop: asyncio.AbstractEventLoop, *, next_term: bool
     ) -> None:
         """Connect to the followers, and go back with them to the newest moment that all have.
 
         They go back first. If this server began another history before, and ended then, rows of two
-        histories would have the same numbers.
+        histories would have the same numbers. Standbys that were promoted are at the moments up to
+        which each was fed.
         """
         files, lead = self._state_files, self._coordinator
         states, ahead = await links.connect(self.config.hello_deadline), list[int]()
-        if files is not None and promoted is not None:
-            self._state = self._recovered(files, loop, promoted, promoted=True)
-        elif files is not None and isinstance(lead, Lead):
+        if files is not None and isinstance(lead, Lead):
             moment = CommonMoment(states)
             recovered = self.recover(LeadReplayer(lead, self._runner.perform, moment))
             row = 0 if recovered is None else recovered.row
             ahead = moment.ahead(row)
             await links.roll_back(ahead, row)
-            self._state = self._recovered(files, loop, recovered)
+            self._state = self._recovered(files, loop, recovered, next_term=next_term)
         links.lead(ahead)
 
     def _recovered(
@@ -351,10 +352,10 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         recovered: Recovered | None,
         *,
-        promoted: bool = False,
+        next_term: bool,
     ) -> KeptState | FollowerState:
         """Bring the engine to the state that is kept, and have its events journalled."""
-        state = self._kept_state(files, loop, recovered, promoted=promoted)
+        state = self._kept_state(files, loop, recovered, next_term=next_term)
         self._handle = self._machine.measure("policy", state.recorder.handle)
         self._runner.actions.update(state.actions(self._send_encoded, self._superseded))
         if isinstance(state, LeadState):
@@ -367,7 +368,7 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         recovered: Recovered | None,
         *,
-        promoted: bool,
+        next_term: bool,
     ) -> KeptState | FollowerState:
         config, coordinator, perform = self.config, self._coordinator, self._runner.perform
         given = config.policy, config.acknowledgement, config.init, self._clock, self.post
@@ -384,18 +385,18 @@ class Server:
         elif isinstance(coordinator, Lead):
             state = LeadState(
                 *(coordinator, files, *given, post_threadsafe, perform, recovered),
-                promoted=promoted,
+                promoted=next_term,
             )
         else:
             state = KeptState(
                 *(files, self._engine, *given, post_threadsafe, perform, recovered),
-                promoted=promoted,
+                promoted=next_term,
             )
         if config.acknowledgement > Acks.APPLIED:
             self._feeds = self.connections.standbys = StandbyFeeds(
                 *(files, state, config.acknowledgement, config.standby_deadline, self._env),
                 *(self._committed, self.connections.link_lost, self.supersede),
-                alone=promoted,
+                alone=next_term,
             )
             state.keep_for(self._feeds.first_needed)
             if isinstance(coordinator, Follower):

@@ -29,6 +29,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Drop, Effect, Event, Reply
 from aiops.errors import AiopsError, ConnectionLost, Refused, RemoteProtocolError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving import rollback
 from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config, local_address
 from aiops.serving.server import Server
@@ -160,11 +161,19 @@ class StandbyServer:
             self.server = server = await self.stand_by()
             self._over.set()
             if server is not None:
-                if self._ending:
-                    server.stop()
-                await server.serve()
+                self._present(server)
+                await rollback.serve(server, self._again, self._present, lambda: self._ending)
         finally:
             self._over.set()
+
+    def _present(self, server: Server) -> None:
+        self.server = server
+        if self._ending:
+            server.stop()
+
+    def _again(self) -> Server:
+        """Return a server of the state, at the same address."""
+        return Server(serving_config(self._config, urls.parse(self.url)[1]))
 
     async def promoted(self) -> Server:
         """Return the server that it has become, once it has been promoted.
@@ -228,6 +237,14 @@ class StandbyServer:
         if self.server is not None:
             self.server.stop()
         self._interrupt(ConnectionLost("this standby is shutting down"))
+
+    def stop_with_lead(self) -> None:
+        """End as `stop`, but a follower that it has become ends as `Server.stop_with_lead`."""
+        if self.server is None:
+            self.stop()
+        else:
+            self._ending = True
+            self.server.stop_with_lead()
 
     @property
     def whole(self) -> bool:
@@ -390,7 +407,7 @@ class StandbyServer:
 
     async def _promoted(self, asked: list[tuple[int, int]]) -> Server | None:
         """Become the server, and tell those who asked; None: there is no whole state."""
-        copy = self._made
+        copy, config = self._made, self._config
         if not copy.whole:
             _log.error("this standby cannot be promoted: it has no whole state yet")
             return None
@@ -405,7 +422,7 @@ class StandbyServer:
                     self._reply(peer, refused_promotion(id, str(error)))
                 return None
         # A follower's old lead is told by its lead, and ends it.
-        server, recovered = copy.promoted(() if self._config.follower else self._primaries)
+        server, recovered = copy.promoted(() if config.follower else self._primaries)
         if self._listener is not None:
             self._listener.close()
         host, port = urls.parse(self.url)
@@ -414,7 +431,12 @@ class StandbyServer:
                 break
             await asyncio.sleep(0.01)
         try:
-            await server.start(recovered)
+            if config.sharded:
+                # The followers may be at other moments: all go back to the newest that all have.
+                server.discard()
+                server = await rollback.start(self._next, lambda: self._ending, next_term=True)
+            else:
+                await server.start(recovered)
         except UsageError as error:  # the port is gone, or the disk refuses
             state = "" if self._shards is not None else " its state is a standby's as before:"
             text = (
@@ -426,9 +448,7 @@ class StandbyServer:
             raise UsageError(text) from None
         self.server = server  # a follower may be started again from here on
         generation, version = server.generation, server.version
-        _log.warning(
-            "promoted: generation %d, row %d, version %d", generation, recovered.row, version
-        )
+        _log.warning("promoted: generation %d, version %d", generation, version)
         for peer, id in asked:
             self._reply(peer, Promoted(id, generation, version))
         for other in list(self.connections.peers.values()):
@@ -438,6 +458,13 @@ class StandbyServer:
                 while self.connections.peers:
                     self._left.clear()
                     await self._left.wait()
+        return server
+
+    def _next(self) -> Server:
+        """Return a server of the state, which is to tell the primaries that it is one."""
+        server = self._again()
+        if server.state_files is not None:
+            server.state_files.predecessors = tuple(self._primaries)
         return server
 
     # ------------------------------------------------------------ clients
@@ -491,12 +518,12 @@ class StandbyServer:
 
     def follower_moved(self, shard: int, port: int) -> None:
         """Reach a follower, or its standby, at another port: it was started again."""
-        if self.server is not None:
-            self.server.follower_moved(shard, port)
-            return
         followers = [*self._config.followers]
         followers[shard - 1] = f":{port}"
         self._config = dataclasses.replace(self._config, followers=followers)
+        if self.server is not None:
+            self.server.follower_moved(shard, port)
+            return
         if self._shards is not None:
             self._shards.move(shard, local_address(self._config.host), port)
         if self._copy is not None:

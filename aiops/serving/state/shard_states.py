@@ -231,9 +231,8 @@ class FollowerState:
             return
         self._stop(
             RolledBack(
-                f"{files.folder} is ahead of what other servers of its model have kept, as after a"
-                f" loss of power: it goes back to row {effect.row:,} of its lead's journal when it"
-                " is started again",
+                f"{files.folder} is ahead of what other servers of its model have kept: it goes"
+                f" back to row {effect.row:,} of its lead's journal when it is started again",
                 row=effect.row,
             )
         )

@@ -342,9 +342,9 @@ class StateFiles:
     def _undone(self, rows: int) -> None:
         """Say that rows are no part of the journal any more."""
         _log.error(
-            "%s: its last %d rows are undone: other servers of the model have lost, with the power,"
-            " what they follow from; all go back to the newest moment that they have together, and"
-            " clients are told",
+            "%s: its last %d rows are undone: other servers of the model do not have what they"
+            " follow from; all go back to the newest moment that they have together, and clients"
+            " are told",
             *(self.folder, rows),
         )
 

@@ -18,10 +18,11 @@ import aiops
 from aiops.cli.stats import tables
 from aiops.common import urls
 from aiops.durable.shard_standbys import ShardCopy
-from aiops.errors import AiopsError, Refused, Superseded, UsageError
+from aiops.errors import AiopsError, ConnectionLost, Refused, Superseded, UsageError
 from aiops.model.layout import Array
 from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving.shard_links import ShardLinks
 from aiops.serving.standby.link import ask
 from aiops.serving.standby.server import StandbyServer
 from aiops.state.directory import StateListing
@@ -139,6 +140,108 @@ def test_a_worker_goes_on_with_the_standbys(acks: str, made: Any) -> None:
             assert (worker.params["w"] == -step).all()
         report = worker.stats()
         assert [line["version"] for line in report["shards"]] == [12, 12]
+
+
+def cut_off(standby: StandbyServer) -> None:
+    """End the feed of a standby, which does not reach its primary any more."""
+    standby._primaries = ["aiops://127.0.0.1:1"]
+    if standby._open is not None:
+        standby._open.fault(ConnectionLost("its cable is cut"))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "survived"),
+    [
+        ({0: 3}, 3),  # the lead's: the followers go back
+        ({1: 3}, 3),  # the lead goes back, and the other follower
+        ({0: 5, 1: 7, 2: 3}, 3),  # all are at moments of their own
+        ({0: 0, 2: 5}, 0),
+    ],
+    ids=str,
+)
+def test_standbys_at_different_moments_go_back_to_the_newest_that_all_have(
+    cuts: Mapping[int, int], survived: int, made: Any
+) -> None:
+    """What is lost is told: the worker counts it, and goes on from what there is."""
+    run = made(shards=3, acks="written")
+    standbys = [run.standby, *run.copies]
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        for step in range(9):
+            servers = [run.lead, *run.followers]
+            for number, at in cuts.items():
+                if at == step:
+                    row = servers[number].call(lambda running: running._state.newest)
+                    standbys[number].wait(row)
+                    standbys[number].call(cut_off)
+            worker.step(ONES)
+        for number in {0, 1, 2} - cuts.keys():
+            row = servers[number].call(lambda running: running._state.newest)
+            standbys[number].wait(row)
+        run.stop_primaries()
+        found = run.promote()
+        assert isinstance(found, Promoted)
+        assert found.generation >> 16 == 1
+        assert found.version == survived
+        assert not worker.step(ONES).pushed  # it was computed with parameters that are lost
+        for step in range(survived + 1, survived + 4):
+            assert worker.step(ONES).version == step
+            assert (worker.params["w"] == -step).all()
+        assert worker.rolled_back == 9 - survived
+        assert [line["version"] for line in worker.stats()["shards"]] == [survived + 3] * 3
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one", "all"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["connect", "roll_back", "lead"])
+def test_a_promotion_that_ends_halfway_is_made_again(
+    name: str, after: bool, again: bool, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The followers' standbys are followers by then, and have gone back or not.
+
+    That of the lead is started again, or all are.
+    """
+    run = made(acks="written")
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        for step in range(6):
+            if step == 4:
+                run.caught_up()
+                run.standby.call(cut_off)
+            worker.step(ONES)
+        run.copies[0].wait(run.followers[0].call(lambda running: running._state.newest))
+        run.stop_primaries()
+        broken, way = list[str](), getattr(ShardLinks, name)
+
+        def ends(links: ShardLinks, *given: Any) -> Any:
+            if broken or links._standby:
+                return way(links, *given)
+            broken.append(name)
+
+            async def waited() -> None:
+                if after:
+                    await way(links, *given)
+                raise UsageError("it ends here")
+
+            if name != "lead":
+                return waited()
+            if after:
+                way(links, *given)
+            raise UsageError("it ends here")
+
+        monkeypatch.setattr(ShardLinks, name, ends)
+        with pytest.raises(Refused, match="it ends here; start it again with --standby"):
+            run.promote()
+        assert isinstance(run.standby.error, UsageError)
+        if again:
+            run.copies[0].stop()
+            run.copies = [run.follower_standby("b", 1)]
+        run.standby = run.standing("b", run.copies)
+        run.until(lambda state: not state["shards"][0]["gone"], run.standby.url)
+        found = promote(run.standby.url)
+        assert isinstance(found, Promoted)
+        assert found.version == 4
+    with aiops.Worker(run.standby.url, ZEROS, timeout=30) as worker:
+        assert worker.step(ONES).version == 5
+        assert (worker.params["w"] == -5).all()
 
 
 def shown(url: str, report: Mapping[str, Any]) -> str:
