@@ -73,7 +73,7 @@ SHELLS = {
 }
 
 PURE_IN_SHELLS: Mapping[str, str] = {
-    "launch": "supervision program",
+    "launch": "supervision program joining",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending known_run restarts server_info handshake shard_channel shards"
     " strategies training_loop steady program calls backoff",

@@ -17,13 +17,14 @@ from rich.text import Text
 
 from aiops.cli.tables import table as empty_table
 from aiops.common import formatting
+from aiops.common.launchers import worker_name
 from aiops.errors import UsageError
-from aiops.launch.program import worker_name
 from aiops.launch.supervision import SERVER
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 _EVERY = 10.0  # seconds between two lines where there is no live table
 _ROWS = 24  # workers that fit a screen
+_BAR = 60  # columns
 
 
 class _Row:
@@ -35,6 +36,9 @@ class _Row:
         A word.
     steps, rate
         Gradients that the server has had of it, and how many in a second, lately.
+    idle
+        The share of the time, lately, in which its program's main thread waited for something else
+        than a processor: for the server, or for data. None: not known.
     entry
         Of the server's statistics: that of its newest connection.
     """
@@ -43,7 +47,19 @@ class _Row:
         self.state = "waits"
         self.restarts = 0
         self.steps, self.rate = 0, 0.0
+        self.idle: float | None = None
+        self._busy: float | None = None
         self.entry: Mapping[str, Any] = {}
+
+    def waited(self, busy: float | None, seconds: float) -> None:
+        """Take the seconds that it has been busy in all; ``seconds``: since the last call."""
+        if busy is None or self._busy is None or busy < self._busy or seconds <= 0:
+            self.idle = None
+        else:
+            idle = min(1.0, max(0.0, 1 - (busy - self._busy) / seconds))
+            before = idle if self.idle is None else self.idle
+            self.idle = before + min(1.0, seconds / 3) * (idle - before)
+        self._busy = busy
 
     def update(self, entries: list[Mapping[str, Any]], seconds: float) -> None:
         """Take the entries of its connections, first to last."""
@@ -53,8 +69,10 @@ class _Row:
             self.rate += share * ((steps - self.steps) / seconds - self.rate)
         self.steps = max(steps, self.steps)
         self.entry = entries[-1]
-        if self.state == "starts" and self.entry["present"]:
+        if self.state in ("waits", "starts", "gone") and self.entry["present"]:
             self.state = "trains"
+        elif self.state == "trains" and not self.entry["present"]:
+            self.state = "gone"
 
 
 class _LogFiles:
@@ -90,10 +108,18 @@ class Screen:
         The command's.
     console
         Standard error.
+    live
+        Show a live table, if that is a terminal.
     """
 
     def __init__(
-        self, workers: int, steps: int | None, logs: Path | None, console: Console
+        self,
+        workers: int,
+        steps: int | None,
+        logs: Path | None,
+        console: Console,
+        *,
+        live: bool = True,
     ) -> None:
         self._rows = [_Row() for _ in range(workers)]
         self._server, self._steps, self._console = "starts", steps, console
@@ -101,7 +127,7 @@ class Screen:
         self._report: Mapping[str, Any] | None = None
         self._began = self._looked = self._shown = time.monotonic()
         self._live: Live | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
+        if live and console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(
                 console=console, auto_refresh=False, transient=True, redirect_stderr=False
             )
@@ -153,9 +179,11 @@ class Screen:
         else:
             self._rows[rank].state, self._rows[rank].rate = state, 0.0
 
-    def look(self, report: Mapping[str, Any] | None) -> None:
+    def look(self, report: Mapping[str, Any] | None, busy: Mapping[int, float]) -> None:
         """Show the server's statistics."""
         now = time.monotonic()
+        for rank, row in enumerate(self._rows):
+            row.waited(busy.get(rank), now - self._looked)
         if report is not None:
             self._report, self._server = report, "serves"
             for rank, row in enumerate(self._rows):
@@ -195,7 +223,8 @@ class Screen:
         if report is None:
             return Text(f"the server {self._server}", "dim")
         shown = empty_table(
-            *("worker", "state", "steps", "a second", "staleness", "pushed", "fetched"), gap=3
+            *("worker", "state", "steps", "a second", "staleness", "idle", "pushed", "fetched"),
+            gap=3,
         )
         for rank, row in list(enumerate(self._rows))[:_ROWS]:
             shown.add_row(*_cells(rank, row))
@@ -214,32 +243,39 @@ class Screen:
             self._progress(report),
             ran,
         ]
-        if self._steps:
-            cells.append(
-                ProgressBar(total=self._steps, completed=min(report["gradients"], self._steps))
-            )
         for _ in cells:
             grid.add_column(no_wrap=True)
-        if self._steps:
-            grid.columns[-1].min_width = 20
         grid.add_row(*cells)
-        return grid
+        if not self._steps:
+            return grid
+        done = min(report["gradients"], self._steps)
+        rate = sum(row.rate for row in self._rows)
+        left = f", {formatting.seconds((self._steps - done) / rate)} left" if rate else ""
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(total=self._steps, completed=done, width=_BAR),
+            f"{formatting.percent(done / self._steps)}{left}",
+        )
+        return Group(grid, bar)
 
 
 def _cells(rank: int, row: _Row) -> tuple[str, ...]:
     entry = row.entry
     state = row.state + (f" (restart {row.restarts})" if row.restarts else "")
     if not entry:
-        return (str(rank), state, "–", "–", "–", "–", "–")
+        return (str(rank), state, *("–" * 6))
+    idle = "–" if row.idle is None else f"{row.idle:.0%}"
     return (
-        *(str(rank), state, f"{row.steps:,}", f"{row.rate:,.1f}", f"{entry['staleness']:,}"),
+        *(str(rank), state, f"{row.steps:,}", f"{row.rate:,.1f}", f"{entry['staleness']:,}", idle),
         *(formatting.nbytes(entry["bytes_pushed"]), formatting.nbytes(entry["bytes_fetched"])),
     )
 
 
 @contextmanager
-def watching(workers: int, steps: int | None, logs: Path | None) -> Iterator[Screen]:
+def watching(
+    workers: int, steps: int | None, logs: Path | None, *, live: bool = True
+) -> Iterator[Screen]:
     """Show a job until the end of the block."""
     with ExitStack() as stack:
         console = Console(stderr=True, highlight=False)
-        yield stack.enter_context(Screen(workers, steps, logs, console))
+        yield stack.enter_context(Screen(workers, steps, logs, console, live=live))

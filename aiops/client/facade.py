@@ -115,7 +115,7 @@ class Facade(SessionFacade):
         self._session = Session(
             urls.write_all(self._servers),
             client=env.token_bytes(16).hex(),
-            name=name or os.environ.get(variables.NAME) or f"{role}-{env.identity()}",
+            name=name or variables.client_name(role) or f"{role}-{env.identity()}",
             role=role,
             token=token or os.environ.get(variables.TOKEN),
             nonce=lambda: env.token_bytes(16),

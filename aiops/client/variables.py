@@ -1,34 +1,51 @@
 """The environment's variables that a client reads where it is given nothing else.
 
-``aiops run`` sets them for the workers that it starts.
+``aiops run`` and ``aiops join`` set them for the workers that they start. Elsewhere the server's
+address is concluded from what the launcher tells (`aiops.common.launchers`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Mapping
 
+from aiops.common.launchers import URL, detect
 from aiops.errors import UsageError
 
-URL, NAME, TOKEN = "AIOPS_URL", "AIOPS_NAME", "AIOPS_TOKEN"
+NAME, TOKEN = "AIOPS_NAME", "AIOPS_TOKEN"
+
+_log = logging.getLogger("aiops.client")
 
 
-def server_url(given: str | None) -> str:
+def server_url(given: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """Return the server's URL.
 
     Raises
     ------
     UsageError
-        When it is neither given nor in `URL`.
+        When it is neither given nor in `URL`, and no launcher tells where rank 0 is.
     """
     if given is not None and not isinstance(given, str):
         raise UsageError(
             f"the server's URL is a string, not {type(given).__name__}; to take it from {URL},"
             " give the parameters by name: Worker(params=...)"
         )
-    found = given or os.environ.get(URL)
-    if not found:
+    if given:
+        return given
+    place = detect(environment)
+    if not place.url:
         raise UsageError(
             "no server is named: give its URL, start the program with `aiops run`, or set"
-            f" {URL}=aiops://host:port"
+            f" {URL}=aiops://host:port (`aiops doctor` shows what is set)"
         )
-    return found
+    if place.sources["url"] != URL:
+        level = logging.INFO if place.rank else logging.WARNING  # one line in a job is enough
+        text = "%s is not set: the server is taken to be %s, by %s"
+        _log.log(level, text, URL, place.url, place.sources["url"])
+    return place.url
+
+
+def client_name(role: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the name of a client that was given none; None: nothing tells."""
+    return environment.get(NAME) or (detect(environment).name if role == "worker" else None)

@@ -107,3 +107,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def local_address(host: str) -> str:
+    """Return the address by which a listener on all addresses is reached on the same host."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def local_url(url: str) -> str:
+    """Return the URL by which a server's own machine reaches the address that it listens on."""
+    host, port = parse(url)
+    return write(local_address(host), port)

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from aiops.client.asyncio.client import AsyncClient
 from aiops.common import urls
+from aiops.common.launchers import worker_name
 from aiops.errors import AiopsError
-from aiops.launch.program import JOB, Place, UserProgram, server_command, worker_name
+from aiops.launch.program import JOB, Team, UserProgram, server_command
 from aiops.launch.supervision import (
     END,
     INTERRUPT,
@@ -33,9 +34,10 @@ from aiops.launch.supervision import (
     Start,
     Stop,
     Supervision,
+    WorkersSeen,
 )
 from aiops.net import signals
-from aiops.net.process_tree import Lines, kill_session, send
+from aiops.net.process_tree import Lines, busy_seconds, interrupt_less, kill_session, send
 
 _LOOK, _ANSWER = 0.5, 1.0
 """Seconds between two looks at the server's statistics, and that it has to answer."""
@@ -58,17 +60,20 @@ class Watcher(Protocol):
     def ended(self, rank: int, status: int) -> None:
         """Note that a process has ended, with this exit status; -n: by signal n."""
 
-    def look(self, report: Mapping[str, Any] | None) -> None:
-        """Take the server's statistics, None if it does not answer."""
+    def look(self, report: Mapping[str, Any] | None, busy: Mapping[int, float]) -> None:
+        """Take the server's statistics, None if it does not answer.
+
+        ``busy``: by rank, the seconds that a worker has computed, or waited for a processor.
+        """
 
 
-def _stop(pid: int, how: str) -> None:
+def _stop(pid: int, how: str, number: int = signal.SIGINT) -> None:
     """Have the leader of a session end, as `Stop` says."""
     if how == KILL:
         kill_session(pid)
     elif how == INTERRUPT:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGINT)
+            os.killpg(pid, number)
     else:
         send(pid, signal.SIGTERM)
 
@@ -80,18 +85,21 @@ class Job:
     ----------
     program
         What the workers run.
-    workers
-        How many.
+    team
+        They.
     flags
         The server's: of `aiops serve`.
     supervision
         Decides.
     watcher
         Is told what happens.
-    seed, threads
-        As `Place`'s.
     environment
         The variables of all processes.
+    batch
+        Workers do not interrupt each other, as `interrupt_less` says.
+    under
+        The processes of other ranks are another launcher's: what the worker here prints goes to
+        this command's own output, and signals that are for programs are passed on to it.
     clock
         Returns the time in seconds.
     """
@@ -99,19 +107,19 @@ class Job:
     def __init__(
         self,
         program: UserProgram,
-        workers: int,
+        team: Team,
         flags: Sequence[str],
         supervision: Supervision,
         watcher: Watcher,
         *,
-        seed: int,
-        threads: int,
         environment: Mapping[str, str],
+        batch: bool = False,
+        under: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._program, self._workers, self._flags = program, workers, flags
+        self._program, self._team, self._flags = program, team, flags
         self._supervision, self._watcher, self._now = supervision, watcher, clock
-        self._seed, self._threads = seed, threads
+        self._batch, self._under = batch, under
         self._mark = secrets.token_hex(16)
         self._environment = {**environment, JOB: self._mark}
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
@@ -132,7 +140,11 @@ class Job:
         OSError
             When a process cannot be started.
         """
-        with signals.handled(lambda number: self._post(JobInterrupted(self._now(), number))):
+        passed_on = (signal.SIGUSR1, signal.SIGUSR2) if self._under else ()
+        with (
+            signals.handled(lambda number: self._post(JobInterrupted(self._now(), number))),
+            signals.each_handled(dict.fromkeys(passed_on, self._pass_on)),
+        ):
             try:
                 await self._guard()
                 looking = asyncio.create_task(self._keep_looking())
@@ -156,21 +168,26 @@ class Job:
             except TimeoutError:
                 event = JobTick(self._now())
             if isinstance(event, ServerReady):
-                self._url = self._url or event.url
+                self._url = self._url or urls.local_url(event.url)
             orders = self._supervision.handle(event)
 
     def _post(self, event: JobEvent) -> None:
         self._events.put_nowait(event)
 
+    def _pass_on(self, number: int) -> None:
+        for rank, child in self._children.items():
+            if rank != SERVER:
+                send(child, signal.Signals(number))
+
     async def _carry_out(self, order: JobOrder) -> None:
         match order:
             case Start(rank, restarts):
                 await self._start(rank, restarts)
-            case Stop(rank, how):
+            case Stop(rank, how, number):
                 if (rank, how) == (SERVER, END):
-                    self._watcher.look(await self._look())  # the last
+                    self._watcher.look(await self._look(), {})  # the last
                 if rank in self._children:
-                    _stop(self._children[rank], how)
+                    _stop(self._children[rank], how, number)
             case Say(text):
                 self._watcher.say(text)
 
@@ -197,17 +214,19 @@ class Job:
             words, environment = server_command(self._flags, port), self._environment
         else:
             words = self._program.command
-            environment = Place(
-                *(rank, self._workers, restarts, self._url, self._seed, self._threads)
-            ).variables(self._environment)
+            place = self._team.place(rank, restarts, self._url)
+            environment = place.variables(self._environment)
+        output = None if self._under and rank != SERVER else asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             env=environment,
             start_new_session=True,
         )
+        if self._batch and rank != SERVER:
+            interrupt_less(process.pid)
         self._tell_reaper("begun", process.pid)
         self._children[rank] = process.pid
         self._watcher.begun(rank, restarts)
@@ -217,17 +236,17 @@ class Job:
 
     async def _attend(self, rank: int, process: asyncio.subprocess.Process) -> None:
         """Hand on what a process prints, and post its end."""
-        assert process.stdout is not None
-        assert process.stderr is not None
         reading = [
-            asyncio.create_task(self._read(rank, process.stdout, error=False)),
-            asyncio.create_task(self._read(rank, process.stderr, error=True)),
+            asyncio.create_task(self._read(rank, pipe, error=pipe is process.stderr))
+            for pipe in (process.stdout, process.stderr)
+            if pipe is not None
         ]
         status = await process.wait()
-        # What it has started may hold the pipes open; what it printed itself is there already.
-        _done, left = await asyncio.wait(reading, timeout=0.2)
-        for task in left:
-            task.cancel()
+        if reading:
+            # What it has started may hold the pipes open; what it printed itself is there already.
+            _done, left = await asyncio.wait(reading, timeout=0.2)
+            for task in left:
+                task.cancel()
         self._tell_reaper("ended", process.pid)
         del self._children[rank]
         if rank != SERVER:
@@ -268,7 +287,10 @@ class Job:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(_LOOK)
-            self._watcher.look(await self._look())
+            report = await self._look()
+            workers = {r: pid for r, pid in self._children.items() if r != SERVER}
+            busy = {rank: busy_seconds(pid) for rank, pid in workers.items()}
+            self._watcher.look(report, {r: spent for r, spent in busy.items() if spent is not None})
 
     async def _look(self) -> Mapping[str, Any] | None:
         """Return the server's statistics, or None; note the workers that it knows."""
@@ -277,11 +299,33 @@ class Job:
         try:
             async with asyncio.timeout(_ANSWER):
                 if self._observer is None:
-                    observer = AsyncClient(self._url, name="aiops run", timeout=_ANSWER)
+                    name = "aiops join of rank 0" if self._under else "aiops run"
+                    observer = AsyncClient(self._url, name=name, timeout=_ANSWER)
                     await observer.connect()
                     self._observer = observer
                 report = await self._observer.stats()
         except (AiopsError, TimeoutError, OSError):
             return None
-        self._joined |= {row["name"] for row in report["workers"] if row["role"] == "worker"}
+        rows = [row for row in report["workers"] if row["role"] == "worker"]
+        present = {row["name"] for row in rows if row["present"]}
+        self._joined |= {row["name"] for row in rows}
+        if self._under:
+            self._post(WorkersSeen(self._now(), self._ranks(self._joined), self._ranks(present)))
         return report
+
+    def _ranks(self, names: set[str]) -> frozenset[int]:
+        return frozenset(r for r in range(self._team.workers) if worker_name(r) in names)
+
+
+def run_job(job: Job) -> int:
+    """Run a job to its end; return the exit status.
+
+    Raises
+    ------
+    AiopsError
+        When a process cannot be started.
+    """
+    try:
+        return asyncio.run(job.run())
+    except OSError as error:
+        raise AiopsError(f"a process cannot be started: {error.strerror or error}") from None

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from aiops.common.frozen import value
+from aiops.common.launchers import worker_name
 from aiops.net.cpu_count import BLAS
 
 JOB = "AIOPS_JOB"
@@ -44,6 +45,8 @@ class Place:
     ----------
     rank, workers
         Its number, from 0, and how many there are.
+    local_rank, local_workers
+        The same on its machine.
     restarts
         How often it has been started before.
     url
@@ -56,6 +59,8 @@ class Place:
 
     rank: int
     workers: int
+    local_rank: int
+    local_workers: int
     restarts: int
     url: str
     seed: int
@@ -80,14 +85,37 @@ class Place:
             "AIOPS_RESTARTS": str(self.restarts),
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.workers),
-            "LOCAL_RANK": str(self.rank),
-            "LOCAL_WORLD_SIZE": str(self.workers),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_workers),
         }
 
 
-def worker_name(rank: int) -> str:
-    """Return the name that a worker's client has in the server's statistics."""
-    return f"worker {rank}"
+@value
+class Team:
+    """The workers of a job, as far as they have the same.
+
+    Attributes
+    ----------
+    workers, local_workers
+        How many there are, and how many of them on this machine; ranks from 0 are here.
+    restarts
+        How often another launcher has started the job before.
+    seed, threads
+        As `Place`'s.
+    """
+
+    workers: int
+    local_workers: int
+    restarts: int
+    seed: int
+    threads: int
+
+    def place(self, rank: int, restarts: int, url: str, local_rank: int | None = None) -> Place:
+        """Return the place of one; ``local_rank``: its rank by default."""
+        return Place(
+            *(rank, self.workers, rank if local_rank is None else local_rank, self.local_workers),
+            *(self.restarts + restarts, url, self.seed, self.threads),
+        )
 
 
 def server_command(flags: Sequence[str], port: int | None) -> list[str]:

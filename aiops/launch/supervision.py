@@ -13,13 +13,17 @@ A job is one server and a number of workers. The rules:
   server is asked to end; what is left after `LIMIT` seconds is killed, except a server that has a
   model to write. A second signal kills all.
 
+Under another launcher (``aiops join``) the command of rank 0 starts the server and its own worker
+only. Then a worker is not started again here, it gets the signal that the command has got, and the
+server stays until the workers of all ranks have been seen at it, and have gone.
+
 The exit status is 0 if every worker ended with 0; that of the first worker that was given up, or of
 the server, 128 + n for one that signal n ended; 128 + n after signal n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TypeAlias
 
@@ -30,10 +34,13 @@ SERVER = -1
 """The server's rank."""
 
 LIMIT = 1.7
-"""Seconds from a signal to the last SIGKILL."""
+"""Seconds from a signal to the last SIGKILL, with the usual grace."""
 
-_WORKERS = 1.0
+GRACE = 1.0
 """Seconds from a signal until workers that have not ended are killed."""
+
+_SETTLED = 3.0
+"""Seconds without a worker after which all have gone: one that was cut off would be back."""
 
 _PAUSES = (0.2, 1.0, 3.0, 10.0)
 """Seconds before a process is started again: the first time, the second; the last for all others.
@@ -76,6 +83,15 @@ class ProcessEnded:
 
 
 @value
+class WorkersSeen:
+    """The workers that the server knows: ranks that have ever joined, and those that are there."""
+
+    time: float
+    joined: frozenset[int]
+    present: frozenset[int]
+
+
+@value
 class JobInterrupted:
     """The job has got a signal."""
 
@@ -90,7 +106,7 @@ class JobTick:
     time: float
 
 
-JobEvent: TypeAlias = ServerReady | ProcessEnded | JobInterrupted | JobTick
+JobEvent: TypeAlias = ServerReady | ProcessEnded | WorkersSeen | JobInterrupted | JobTick
 
 
 @value
@@ -103,6 +119,8 @@ class Start:
 
 INTERRUPT, END, KILL = "interrupt", "end", "kill"
 
+_CTRL_C = 2  # the signal
+
 
 @value
 class Stop:
@@ -113,12 +131,15 @@ class Stop:
     rank
         The worker's, or `SERVER`.
     how
-        `INTERRUPT`: as Ctrl-C does, with all that it has started. `END`: it may take its time.
-        `KILL`: at once, with all that it has started.
+        `INTERRUPT`: by a signal, with all that it has started. `END`: it may take its time. `KILL`:
+        at once, with all that it has started.
+    number
+        The signal of an interrupt.
     """
 
     rank: int
     how: str
+    number: int = _CTRL_C
 
 
 @value
@@ -172,17 +193,31 @@ class Supervision:
     Parameters
     ----------
     workers
-        How many there are, at least 1.
+        How many are started here, at least 1: ranks from 0.
     max_restarts
         How often each process is started again.
     keeps_state
         Whether a server that is started again has the model.
     writes
         Whether the server writes something when it ends.
+    others
+        How many further workers another launcher has started, elsewhere; None: there is none.
+    linger
+        Seconds without a worker after which the server ends, although some have never joined.
+    grace
+        Seconds that workers have to end after a signal.
     """
 
     def __init__(
-        self, workers: int, *, max_restarts: int, keeps_state: bool, writes: bool = False
+        self,
+        workers: int,
+        *,
+        max_restarts: int,
+        keeps_state: bool,
+        writes: bool = False,
+        others: int | None = None,
+        linger: float = 60.0,
+        grace: float = GRACE,
     ) -> None:
         self._server = _Process(SERVER)
         self._workers = [_Process(rank) for rank in range(workers)]
@@ -191,12 +226,29 @@ class Supervision:
         self._status = 0
         self._ending = self._stopping = False
         self._kill_workers = self._kill_all = inf  # times
+        self._launched, self._linger, self._grace = others is not None, linger, grace
+        self._elsewhere = frozenset(range(workers, workers + (others or 0)))
+        self._missing = self._elsewhere  # ranks that have not joined yet
+        self._alone_since = inf  # since then none of those has been there
 
     @property
     def wake_at(self) -> float:
         """The time at which a `JobTick` is due; inf: there is none before another event."""
         due = (process.due for process in self._all)
-        return min(self._kill_workers, self._kill_all, *due)
+        waits = self._elsewhere and not self._ending and not self._any_worker
+        leave = self._leave_at if waits else inf
+        return min(self._kill_workers, self._kill_all, leave, *due)
+
+    @property
+    def _any_worker(self) -> bool:
+        return any(worker.runs or worker.due < inf for worker in self._workers)
+
+    @property
+    def _leave_at(self) -> float:
+        """The time at which the workers that are elsewhere need the server no more."""
+        if not self._elsewhere:
+            return -inf
+        return self._alone_since + (self._linger if self._missing else _SETTLED)
 
     @property
     def _all(self) -> list[_Process]:
@@ -208,8 +260,11 @@ class Supervision:
 
     def handle(self, event: JobEvent) -> list[JobOrder]:
         """Return what follows from an event."""
+        orders: Iterable[JobOrder] = ()
         if isinstance(event, ServerReady):
             orders = self._server_ready()
+        elif isinstance(event, WorkersSeen):
+            self._seen(event)
         elif isinstance(event, JobInterrupted):
             orders = self._interrupted(event)
         elif isinstance(event, JobTick):
@@ -222,9 +277,15 @@ class Supervision:
 
     def _server_ready(self) -> Iterator[JobOrder]:
         first, self._server.joined = not self._server.joined, True
+        self._alone_since = inf
         if first and not self._stopping:
             for worker in self._workers:
                 yield worker.start()
+
+    def _seen(self, event: WorkersSeen) -> None:
+        self._missing -= event.joined
+        alone = not event.present & self._elsewhere
+        self._alone_since = min(self._alone_since, event.time) if alone else inf
 
     def _worker_ended(self, event: ProcessEnded) -> Iterator[JobOrder]:
         worker = self._workers[event.rank]
@@ -240,7 +301,10 @@ class Supervision:
             self._fail(event.status)
             yield from self._stop(event.time)
             return
-        yield from self._again(worker, event)
+        if self._launched:
+            yield Say(f"{worker.name} {ending(event.status)}")
+        else:
+            yield from self._again(worker, event)
         if worker.due == inf:
             self._fail(event.status)
             left = sum(other.runs or other.due < inf for other in self._workers)
@@ -249,7 +313,7 @@ class Supervision:
 
     def _server_ended(self, event: ProcessEnded) -> Iterator[JobOrder]:
         server = self._server
-        server.runs = False
+        server.runs, self._alone_since = False, inf
         if self._ending or self._stopping:
             if event.status:
                 yield Say(f"{server.name} {ending(event.status)}")
@@ -288,17 +352,18 @@ class Supervision:
             yield from self._passed(event.time)
             return
         self._status = 128 + event.number
-        yield from self._stop(event.time)
+        yield from self._stop(event.time, event.number if self._launched else _CTRL_C)
 
-    def _stop(self, now: float) -> Iterator[JobOrder]:
-        """End all processes."""
+    def _stop(self, now: float, number: int = _CTRL_C) -> Iterator[JobOrder]:
+        """End all processes, workers by this signal."""
         self._stopping = True
-        self._kill_workers, self._kill_all = now + _WORKERS, now + LIMIT
+        self._kill_workers = now + self._grace
+        self._kill_all = self._kill_workers + (LIMIT - GRACE)
         for process in self._all:
             process.due = inf
         for worker in self._workers:
             if worker.runs:
-                yield Stop(worker.rank, INTERRUPT)
+                yield Stop(worker.rank, INTERRUPT, number)
 
     def _passed(self, now: float) -> Iterator[JobOrder]:
         """Do what was to be done by now."""
@@ -321,8 +386,17 @@ class Supervision:
         """Have the server end after the last worker, and the job after the server."""
         if not self._stopping and not self._server.joined:
             return
-        if any(worker.runs or worker.due < inf for worker in self._workers):
+        if self._any_worker:
             return
+        if not self._ending and not self._stopping:
+            if now < self._leave_at:
+                return
+            if self._missing:
+                ranks = ", ".join(map(str, sorted(self._missing)[:8]))
+                yield Say(
+                    f"the workers of {len(self._missing)} ranks ({ranks}) have not joined, and none"
+                    f" has been there for {self._linger:g} s: the server ends"
+                )
         if not self._ending:
             self._ending = True
             if self._server.runs:

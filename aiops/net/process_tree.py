@@ -46,6 +46,27 @@ def kill_session(leader: int) -> None:
         send(pid, signal.SIGKILL)
 
 
+def busy_seconds(pid: int) -> float | None:
+    """Return how long a process's main thread has run, or has waited for a processor to run on.
+
+    None where the system does not tell, or the process has ended.
+    """
+    try:
+        ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+    except (OSError, ValueError):
+        return None
+    return (int(ran) + int(waited)) / 1e9
+
+
+def interrupt_less(pid: int) -> None:
+    """Have a process not interrupt others when it wakes up (SCHED_BATCH; Linux), nor its threads.
+
+    Call it before the process starts threads.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+
+
 class Lines:
     """Splits bytes into lines of text, however they arrive."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -16,13 +16,22 @@ def handled(
 
     ``promote`` is called for SIGUSR1; None: that has no meaning.
 
+    """
+    handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
+    if promote is not None:
+        handlers[signal.SIGUSR1] = promote
+    with each_handled(handlers):
+        yield
+
+
+@contextmanager
+def each_handled(handlers: Mapping[signal.Signals, Callable[[int], None]]) -> Iterator[None]:
+    """Have each of these signals call its handler, with its number, in the running event loop.
+
     The handlers are removed at the end: uvloop's loop, when it ends, would leave the process
     without any.
     """
     loop = asyncio.get_running_loop()
-    handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
-    if promote is not None:
-        handlers[signal.SIGUSR1] = promote
     for number, called in handlers.items():
         loop.add_signal_handler(number, called, number)
     try:

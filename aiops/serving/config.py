@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiops.bandwidth.units import parse_rate
-from aiops.common.urls import PORT, is_loopback, parse, parse_all
+from aiops.common.urls import PORT, is_loopback, local_address, parse, parse_all
 from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
@@ -334,11 +334,6 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
         return settings_of(self.set, self.lr)
-
-
-def local_address(host: str) -> str:
-    """Return the address by which a listener on all addresses is reached on the same host."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def shard_folder(shard: int) -> str:

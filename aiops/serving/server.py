@@ -34,7 +34,7 @@ from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import narrow, unpace
 from aiops.serving.acceptor import Acceptor, Coordinator
-from aiops.serving.config import Config, local_address
+from aiops.serving.config import Config
 from aiops.serving.effects import EffectRunner
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
@@ -198,7 +198,7 @@ class Server:
         """Reach a follower on this machine at another port from here on: it was started again."""
         if self._links is not None and isinstance(self._coordinator, Lead):
             self._coordinator.move(shard, "", port)
-            self._links.move(shard, local_address(self.config.host), port)
+            self._links.move(shard, urls.local_address(self.config.host), port)
 
     def _statistics(self) -> Mapping[str, Any]:
         """Return the shell's part of the statistics."""

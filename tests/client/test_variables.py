@@ -10,6 +10,7 @@ import pytest
 
 import aiops
 from aiops.errors import UsageError
+from tests.common.test_launchers import TORCHRUN
 from tests.support import ServerThread
 
 PARAMS = {"w": np.zeros(3, np.float32)}
@@ -42,6 +43,27 @@ def test_what_is_given_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOPS_URL", "aiops://127.0.0.1:1")
     with ServerThread(policy="asgd") as server, aiops.Client(server.url) as client:
         assert client.url == server.url
+
+
+def test_a_launcher_tells_where_the_server_is_and_which_worker_this_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("AIOPS_URL", raising=False)
+    with ServerThread(policy="asgd") as server:
+        port = server.url.rpartition(":")[2]
+        for name, text in {**TORCHRUN, "MASTER_ADDR": "localhost", "AIOPS_PORT": port}.items():
+            monkeypatch.setenv(name, text)
+        monkeypatch.setenv("RANK", "0")
+        with aiops.Worker(params=PARAMS) as worker, aiops.Client():
+            assert worker.url == f"aiops://localhost:{port}"
+            rows = worker.stats()["workers"]
+            assert [row["name"] for row in rows if row["role"] == "worker"] == ["worker 0"]
+            assert not any(row["name"] == "worker 0" for row in rows if row["role"] != "worker")
+    (told, _same) = caplog.messages
+    assert told == (
+        f"AIOPS_URL is not set: the server is taken to be aiops://localhost:{port}, by MASTER_ADDR,"
+        " AIOPS_PORT"
+    )
 
 
 @pytest.mark.parametrize(

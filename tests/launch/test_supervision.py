@@ -26,6 +26,7 @@ from aiops.launch.supervision import (
     Start,
     Stop,
     Supervision,
+    WorkersSeen,
 )
 
 URL = "aiops://127.0.0.1:7171"
@@ -37,6 +38,7 @@ def job(
     """A job whose workers have been started, at time 0."""
     made = Supervision(workers, max_restarts=restarts, keeps_state=state, writes=writes)
     assert made.begin() == [Start(SERVER, 0)]
+    assert made.wake_at == inf
     assert made.handle(ServerReady(0.0, URL)) == [Start(rank, 0) for rank in range(workers)]
     return made
 
@@ -218,6 +220,84 @@ class TestInterrupts:
         assert made.wake_at == inf
 
 
+class TestUnderAnotherLauncher:
+    """The server and the worker of rank 0 are here, those of ranks 1 and 2 are not."""
+
+    def job(self, *, state: bool = False) -> Supervision:
+        made = Supervision(1, max_restarts=3, keeps_state=state, others=2, linger=60.0, grace=20.0)
+        made.begin()
+        assert made.handle(ServerReady(0.0, URL)) == [Start(0, 0)]
+        return made
+
+    def seen(self, made: Supervision, time: float, joined: str, present: str) -> list[JobOrder]:
+        def ranks(text: str) -> frozenset[int]:
+            return frozenset(map(int, text))
+
+        return made.handle(WorkersSeen(time, ranks(joined), ranks(present)))
+
+    def test_the_server_stays_until_all_have_been_there_and_gone(self) -> None:
+        made = self.job()
+        self.seen(made, 1.0, "01", "01")
+        assert made.handle(ProcessEnded(2.0, 0, 0)) == []
+        assert made.wake_at == inf  # one is there
+        assert self.seen(made, 3.0, "012", "2") == []
+        assert self.seen(made, 4.0, "012", "") == []
+        assert made.wake_at == 7.0
+        assert made.handle(JobTick(7.0)) == [Stop(SERVER, END)]
+        assert made.handle(ProcessEnded(7.5, SERVER, 0)) == [Finish(0)]
+
+    def test_one_that_was_cut_off_comes_back(self) -> None:
+        made = self.job()
+        self.seen(made, 1.0, "012", "12")
+        made.handle(ProcessEnded(2.0, 0, 0))
+        self.seen(made, 3.0, "012", "")
+        self.seen(made, 5.0, "012", "1")
+        assert made.wake_at == inf
+        self.seen(made, 6.0, "012", "")
+        self.seen(made, 8.0, "012", "")
+        assert made.wake_at == 9.0
+
+    def test_those_that_never_come_are_waited_for_longer(self) -> None:
+        made = self.job()
+        self.seen(made, 1.0, "01", "0")
+        made.handle(ProcessEnded(2.0, 0, 0))
+        assert made.wake_at == 61.0
+        orders = made.handle(JobTick(61.0))
+        assert deeds(orders) == [Stop(SERVER, END)]
+        assert "the workers of 1 ranks (2) have not joined, and none has been there for 60 s" in (
+            texts(orders)
+        )
+
+    def test_a_server_that_is_started_again_waits_for_them_again(self) -> None:
+        made = self.job(state=True)
+        self.seen(made, 1.0, "012", "")
+        made.handle(ProcessEnded(2.0, SERVER, -9))
+        made.handle(ProcessEnded(2.1, 0, 0))
+        assert made.handle(JobTick(2.2)) == [Start(SERVER, 1)]
+        assert made.wake_at == inf
+        made.handle(ServerReady(3.0, URL))
+        assert made.wake_at == inf  # until the first look
+        self.seen(made, 3.5, "012", "")
+        assert made.wake_at == 6.5
+
+    def test_its_worker_is_the_launchers_to_start_again(self) -> None:
+        made = self.job()
+        self.seen(made, 1.0, "012", "12")
+        orders = made.handle(ProcessEnded(2.0, 0, -9, joined=True))
+        assert orders == [Say("worker 0 was ended by signal 9")]
+        self.seen(made, 3.0, "012", "")
+        made.handle(JobTick(6.0))
+        assert made.handle(ProcessEnded(6.5, SERVER, 0)) == [Finish(137)]
+
+    def test_a_signal_is_passed_on_as_it_is_and_the_worker_has_time(self) -> None:
+        made = self.job()
+        self.seen(made, 1.0, "012", "12")
+        assert made.handle(JobInterrupted(10.0, 15)) == [Stop(0, INTERRUPT, 15)]
+        assert made.wake_at == 30.0
+        assert made.handle(ProcessEnded(12.0, 0, 0)) == [Stop(SERVER, END)]  # though others are
+        assert made.handle(ProcessEnded(12.1, SERVER, 0)) == [Finish(143)]
+
+
 class Machine:
     """Runs a job's processes in no time at all, and ends them as they are drawn."""
 
@@ -248,28 +328,37 @@ class Machine:
         self.obey(self.supervision.handle(event))
 
 
-@given(st.data(), st.integers(1, 4), st.integers(0, 2), st.booleans(), st.booleans())
+@given(
+    *(st.data(), st.integers(1, 4), st.integers(0, 2), st.booleans(), st.booleans()),
+    st.sampled_from([None, 0, 2]),
+)
 def test_whatever_happens_the_job_ends_with_nothing_left(
-    data: st.DataObject, workers: int, restarts: int, state: bool, writes: bool
+    data: st.DataObject, workers: int, restarts: int, state: bool, writes: bool, others: int | None
 ) -> None:
-    made = Supervision(workers, max_restarts=restarts, keeps_state=state, writes=writes)
+    made = Supervision(
+        workers, max_restarts=restarts, keeps_state=state, writes=writes, others=others
+    )
     machine = Machine(made)
     for _ in range(data.draw(st.integers(0, 20))):
         if machine.status is not None:
             return
         machine.now += data.draw(st.sampled_from([0.0, 0.1, 1.0]))
         kinds = ["ended"] * bool(machine.running) + ["tick"] * (made.wake_at < inf)
-        kinds += ["ready"] * (SERVER in machine.running) + ["interrupted"]
+        kinds += ["ready", "seen"] * (SERVER in machine.running) + ["interrupted"]
         kind = data.draw(st.sampled_from(kinds))
         if kind == "ended":
             rank = data.draw(st.sampled_from(sorted(machine.running)))
             status = data.draw(st.sampled_from([0, 1, -9]))
             machine.handle(ProcessEnded(machine.now, rank, status, data.draw(st.booleans())))
         elif kind == "tick":
+            assert made.wake_at > -inf
             machine.now = max(machine.now, made.wake_at)
             machine.handle(JobTick(machine.now))
         elif kind == "ready":
             machine.handle(ServerReady(machine.now, URL))
+        elif kind == "seen":
+            ranks = st.frozensets(st.integers(0, 5))
+            machine.handle(WorkersSeen(machine.now, data.draw(ranks), data.draw(ranks)))
         else:
             machine.handle(JobInterrupted(machine.now, 2))
     for _ in range(2):

@@ -31,7 +31,7 @@ from aiops.errors import AiopsError, ConnectionLost, Refused, RemoteProtocolErro
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import rollback
 from aiops.serving.acceptor import Acceptor
-from aiops.serving.config import Config, local_address
+from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.standby.copy import StandbyCopy, serving_config
 from aiops.serving.standby.link import OutgoingLink, observer
@@ -525,7 +525,7 @@ class StandbyServer:
             self.server.follower_moved(shard, port)
             return
         if self._shards is not None:
-            self._shards.move(shard, local_address(self._config.host), port)
+            self._shards.move(shard, urls.local_address(self._config.host), port)
         if self._copy is not None:
             self._copy.follower_moved(shard, port)
 
