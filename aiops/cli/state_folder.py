@@ -22,6 +22,7 @@ from aiops.state.directory import (
     GenerationFile,
     StateIdentity,
     StateListing,
+    foreign,
     journal_name,
     snapshot_name,
 )
@@ -216,28 +217,33 @@ class StateFolder:
         ``thorough``: compare all bytes with their checksums, and not only the heads of files and
         the rows.
         """
-        run = self.identity().run
+        origin = self.identity().origin
         for row in reversed(self.listing.snapshots):
-            yield self._snapshot_status(row, run, thorough)
+            yield self._snapshot_status(row, origin, thorough)
         for first in self.listing.segments:
-            yield self._segment_status(first, run, thorough)
+            yield self._segment_status(first, origin, thorough)
 
-    def _snapshot_status(self, row: int, run: str, thorough: bool) -> FileStatus:
+    def _snapshot_status(
+        self, row: int, origin: tuple[str, int, int], thorough: bool
+    ) -> FileStatus:
         name = snapshot_name(row)
         found = FileStatus(name, self.sizes[name], "snapshot", last=row)
         try:
             with self.snapshot(row) as file:
                 found.generation = file.header.generation
                 found.versions = list(file.header.versions)
-                if file.header.run != run or file.header.row != row:
-                    found.why = f"{name} is of run {file.header.run!r}, row {file.header.row:,}"
+                found.why = foreign(name, file.header.origin, origin)
+                if file.header.row != row:
+                    found.why = f"{name} is of row {file.header.row:,}"
                 if thorough:
                     file.verify(CURRENT_ENVIRONMENT.get().parallel_map)
         except UsageError as error:
             found.why = str(error)
         return found
 
-    def _segment_status(self, first: int, run: str, thorough: bool) -> FileStatus:
+    def _segment_status(
+        self, first: int, origin: tuple[str, int, int], thorough: bool
+    ) -> FileStatus:
         name = journal_name(first)
         found = FileStatus(name, self.sizes[name], "journal", first=first)
         try:
@@ -248,8 +254,7 @@ class StateFolder:
                     return found
             with self.segment(first, payloads=thorough) as scan:
                 found.generation, found.last = scan.head.generation, first - 1
-                if scan.head.run != run:
-                    found.why = f"{name} is of run {scan.head.run!r}, not of {run!r}"
+                found.why = foreign(name, scan.head.origin, origin)
                 for frame in scan:
                     found.last = frame.number
                 found.torn, found.ends = scan.torn, scan.short

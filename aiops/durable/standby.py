@@ -10,7 +10,7 @@ from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
 from aiops.engine.events import Drop, Effect, Event, Joined, Received, Reply, Warm
 from aiops.errors import DamagedState, Refused, RemoteProtocolError
-from aiops.state.directory import GenerationFile, GenerationStart
+from aiops.state.directory import GenerationFile, GenerationStart, foreign
 from aiops.state.frames import JournalFrame, SegmentScan
 from aiops.wire import messages
 from aiops.wire.connection import Connection
@@ -143,15 +143,17 @@ def longest(max_model: int) -> int:
     return _MOST + 2 * max_model
 
 
-def rows_in(message: JournalRows, data: memoryview, run: str, row: int) -> list[JournalFrame]:
+def rows_in(
+    message: JournalRows, data: memoryview, origin: tuple[str, int, int], row: int
+) -> list[JournalFrame]:
     """Return the rows of a message.
 
     Parameters
     ----------
     message, data
         The message, and its payloads.
-    run
-        The run that they must be of.
+    origin
+        The run that they must be of, the number of the shard and that of all shards.
     row
         The row before the first.
 
@@ -170,8 +172,9 @@ def rows_in(message: JournalRows, data: memoryview, run: str, row: int) -> list[
         found = [*scan]
     except DamagedState as error:
         raise RemoteProtocolError(str(error)) from None
-    if scan.head.run != run:
-        raise RemoteProtocolError(f"journal_rows: rows of run {scan.head.run}, not {run}")
+    why = foreign("journal_rows", scan.head.origin, origin)
+    if why:
+        raise RemoteProtocolError(why)
     if scan.row != message.last + 1:
         raise RemoteProtocolError(f"journal_rows: row {scan.row:,} is not whole")
     if scan.end != len(data):

@@ -169,6 +169,11 @@ class StateIdentity:
     shards: int
     created: float
 
+    @property
+    def origin(self) -> tuple[str, int, int]:
+        """The run, the number of the shard and that of all shards."""
+        return self.run, self.shard, self.shards
+
     def pack(self) -> bytes:
         """Return the file's bytes."""
         return pack_block(IDENTITY, asdict(self))
@@ -295,6 +300,25 @@ class GenerationFile:
         number = field(found, "generation", int, name)
         back_to = field(found, "back_to", int, name) if "back_to" in found else None
         return cls(number, tuple(starts), other, secret, tuple(told), back_to)
+
+
+def foreign(name: str, found: tuple[str, int, int], mine: tuple[str, int, int]) -> str:
+    """Return the reason for which a file is none of a state's; empty if it is one.
+
+    Parameters
+    ----------
+    name
+        The file's name, or of what else has such a head.
+    found, mine
+        The run, the number of the shard and that of all shards, of the file and of the state.
+    """
+    if found == mine:
+        return ""
+    return f"{name} is of {_place(*found)}, and not of {_place(*mine)}"
+
+
+def _place(run: str, shard: int, shards: int) -> str:
+    return f"run {run}" if shards == 1 else f"shard {shard} of {shards} of run {run}"
 
 
 def _map(found: object, name: str) -> dict[str, object]:

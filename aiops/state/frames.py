@@ -87,6 +87,11 @@ class SegmentHead:
     shard: int = 0
     shards: int = 1
 
+    @property
+    def origin(self) -> tuple[str, int, int]:
+        """The run, the number of the shard and that of all shards."""
+        return self.run, self.shard, self.shards
+
     def pack(self) -> bytes:
         """Return the 64 bytes.
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from aiops.errors import DamagedState
 from aiops.state.blocks import Buffer
-from aiops.state.directory import StateListing, journal_name
+from aiops.state.directory import StateListing, foreign, journal_name
 from aiops.state.file_bytes import FileBytes
 from aiops.state.frames import JournalFrame, SegmentScan, never_reached
 
@@ -25,8 +25,8 @@ class JournalScan:
         The row of the snapshot that is begun with; 0: there is none.
     segments
         The first rows of the segments to read: `StateListing.segments_after`.
-    run
-        The run whose journal it is.
+    origin
+        The run whose journal it is, the number of the shard and that of all shards.
     passed
         Rows up to this one have no payload here: theirs are not looked at.
 
@@ -53,10 +53,10 @@ class JournalScan:
         listing: StateListing,
         base: int,
         segments: Sequence[int],
-        run: str,
+        origin: tuple[str, int, int],
         passed: int = 0,
     ) -> None:
-        self._read, self._listing, self._base, self._run = read, listing, base, run
+        self._read, self._listing, self._base, self._origin = read, listing, base, origin
         self._passed = passed
         self._segments = [*segments]
         self.torn: tuple[str, int] | None = None
@@ -84,8 +84,9 @@ class JournalScan:
                 called_synced=partial(called_synced, self._read, rest),
                 passed=self._passed,
             )
-            if scan.head.run != self._run:
-                raise DamagedState(f"{name} is of another run ({scan.head.run})", file=name)
+            why = foreign(name, scan.head.origin, self._origin)
+            if why:
+                raise DamagedState(f"{why}: put back the file that was there", file=name)
             yield from scan
             if scan.torn:
                 self.torn = name, scan.torn

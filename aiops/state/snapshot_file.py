@@ -103,6 +103,11 @@ class SnapshotHeader:
     shards: int = 1
     kind: str = "server"
 
+    @property
+    def origin(self) -> tuple[str, int, int]:
+        """The run, the number of the shard and that of all shards."""
+        return self.run, self.shard, self.shards
+
     def plain(self) -> dict[str, Plain]:
         """Return it as a map."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}

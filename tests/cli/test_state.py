@@ -173,8 +173,8 @@ def test_files_of_another_run(folder: Path) -> None:
     write_snapshot(folder, {"row": 5, "run": "beef"}, {})
     (folder / journal_name(7)).write_bytes(SegmentHead(7, 2, "beef", 1).pack())
     found = report("verify", folder, status=1)
-    assert "is of run 'beef', row 5" in found["files"][1]["why"]
-    assert "is of run 'beef', not of '8c2f'" in found["files"][-1]["why"]
+    assert "is of run beef, and not of run 8c2f" in found["files"][1]["why"]
+    assert "is of run beef, and not of run 8c2f" in found["files"][-1]["why"]
 
 
 def test_shards_are_named(folder: Path) -> None:

@@ -48,6 +48,7 @@ from aiops.wire.standby_messages import (
 )
 
 RUN = "8c2f"
+ORIGIN = RUN, 0, 1
 
 
 class Journal:
@@ -104,7 +105,7 @@ def whole(nbytes: int, start: int = 0) -> tuple[Part, ...]:
 def read_all(feed: RowFeed, row: int) -> int:
     """Read what there is, and take it as a standby does; return the last row."""
     while (batch := feed.read()) is not None:
-        frames = rows_in(message(batch), batch.data, RUN, row)
+        frames = rows_in(message(batch), batch.data, ORIGIN, row)
         for found in frames:
             row += 1
             assert found.number == row
@@ -201,13 +202,13 @@ def batch() -> RowBatch:
 class TestRows:
     def test_every_flipped_byte_is_refused(self, batch: RowBatch) -> None:
         """Zeros that fill up are not looked at; no row is another."""
-        right = [*map(shown, rows_in(message(batch), batch.data, RUN, 0))]
+        right = [*map(shown, rows_in(message(batch), batch.data, ORIGIN, 0))]
         refused = 0
         for at in range(len(batch.data)):
             data = bytearray(batch.data)
             data[at] ^= 0x10
             try:
-                assert [*map(shown, rows_in(message(batch), memoryview(data), RUN, 0))] == right
+                assert [*map(shown, rows_in(message(batch), memoryview(data), ORIGIN, 0))] == right
             except RemoteProtocolError:
                 refused += 1
         assert refused > 0.9 * len(batch.data)
@@ -215,10 +216,10 @@ class TestRows:
     def test_every_length_is_refused(self, batch: RowBatch) -> None:
         for end in range(len(batch.data)):
             with pytest.raises(RemoteProtocolError):
-                rows_in(message(batch), batch.data[:end], RUN, 0)
+                rows_in(message(batch), batch.data[:end], ORIGIN, 0)
         longer = memoryview(bytes(batch.data) + bytes(8))
         with pytest.raises(RemoteProtocolError, match="8 bytes behind"):
-            rows_in(message(batch), longer, RUN, 0)
+            rows_in(message(batch), longer, ORIGIN, 0)
 
     @pytest.mark.parametrize(
         "changes",
@@ -226,13 +227,18 @@ class TestRows:
     )
     def test_other_numbers_are_refused(self, batch: RowBatch, changes: dict[str, int]) -> None:
         with pytest.raises(RemoteProtocolError):
-            rows_in(replace(message(batch), **changes), batch.data, RUN, 0)
+            rows_in(replace(message(batch), **changes), batch.data, ORIGIN, 0)
 
     def test_other_rows_are_refused(self, batch: RowBatch) -> None:
         with pytest.raises(RemoteProtocolError):
-            rows_in(message(batch), batch.data, RUN, 1)
-        with pytest.raises(RemoteProtocolError, match="of run 8c2f, not ffff"):
-            rows_in(message(batch), batch.data, "ffff", 0)
+            rows_in(message(batch), batch.data, ORIGIN, 1)
+        with pytest.raises(RemoteProtocolError, match="is of run 8c2f, and not of run ffff"):
+            rows_in(message(batch), batch.data, ("ffff", 0, 1), 0)
+
+    def test_the_rows_of_another_shard_are_refused(self, batch: RowBatch) -> None:
+        """Followers of one run have rows of the same numbers and kinds."""
+        with pytest.raises(RemoteProtocolError, match="of run 8c2f, and not of shard 2 of 3 of"):
+            rows_in(message(batch), batch.data, (RUN, 2, 3), 0)
 
 
 def shown(found: Any) -> tuple[Any, ...]:

@@ -390,3 +390,30 @@ def test_a_lead_does_not_wait_for_an_update_that_a_lost_shard_has_not_done() -> 
     world.lead.orders[0].lost()
     assert not world.engine.idle
     assert world.lead_brain.idle
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("kind", ["journal", "snapshot"])
+def test_the_file_of_another_shard_is_refused(kind: str, tmp_path: Path) -> None:
+    """Followers of one run have rows of the same numbers, which could be taken for one's own."""
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "shards": 3}
+    settings |= {"state": tmp_path, "snapshot_every": 0.01 if kind == "snapshot" else 30.0}
+    folders = [tmp_path / f"shard-{shard}" for shard in (1, 2)]
+
+    def both() -> set[str]:
+        found = [{path.name for path in each.iterdir()} for each in folders]
+        return {name for name in found[0] & found[1] if re.fullmatch(rf"{kind}-\d+", name)}
+
+    with ServerThread(**settings) as server, Client(server.url, role="worker") as client:
+        params = client.define(MODEL)
+        for step in range(5_000):
+            client.exchange(params, gradients(step % 7))
+            if both():
+                break
+    name = max(both())
+    (folders[1] / name).write_bytes((folders[0] / name).read_bytes())
+    found = {each.name: each.why for each in StateFolder(folders[1]).files(thorough=True)}
+    assert re.search(r"is of shard 1 of 3 of run \w+, and not of shard 2 of 3", found[name])
+    refused = pytest.raises(UsageError, match=rf"{name} is of shard 1 of 3 .* put back the file")
+    with refused, ServerThread(**settings):
+        pass

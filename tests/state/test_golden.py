@@ -210,7 +210,7 @@ class TestFromThePageAlone:
         listing = [(1, bad), (len(written) + 1, after)][: data.draw(st.integers(1, 2))]
         files = {journal_name(first): each for first, each in listing}
         found = StateListing(files)
-        scan = JournalScan(files.__getitem__, found, 0, found.segments, "8c2f")
+        scan = JournalScan(files.__getitem__, found, 0, found.segments, ("8c2f", 0, 1))
         try:
             ours = list(scan)
         except DamagedState:

@@ -23,7 +23,7 @@ from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.standby.followed_run import FollowedRun
 from aiops.serving.state.state_files import StateFiles
-from aiops.state.directory import IDENTITY_FILE, PART, StateListing, snapshot_name
+from aiops.state.directory import IDENTITY_FILE, PART, StateListing, foreign, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 from aiops.wire.standby_messages import JournalRows, SnapshotPart, StandbyWelcome
 
@@ -279,10 +279,11 @@ class StandbyCopy:
             header = await asyncio.to_thread(incoming.complete)
         except UsageError as error:
             raise RemoteProtocolError(str(error)) from None
-        row, name = header.row, header.run
-        if name != run.files.run or row < self.row:
+        row = header.row
+        why = foreign("the primary's snapshot", header.origin, run.files.origin)
+        if why or row < self.row:
             raise RemoteProtocolError(
-                f"a snapshot of run {name}, row {row:,}, does not belong here"
+                why or f"the primary's snapshot is of row {row:,}, and row {self.row:,} came before"
             )
         self._restore_at = row
         self._close_incoming()
@@ -329,7 +330,7 @@ class StandbyCopy:
             raise RemoteProtocolError("journal_rows: the feed has not begun")
         if run.writer.why:  # its thread could not sync
             raise UsageError(run.writer.why)
-        frames = rows_in(message, data, run.files.run, self.row)
+        frames = rows_in(message, data, run.files.origin, self.row)
         self.newest = message.newest
         for frame in frames:
             payload = np.frombuffer(frame.payload, np.uint8)

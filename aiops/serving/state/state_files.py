@@ -165,6 +165,11 @@ class StateFiles:
         return self._shard or (0, 1)
 
     @property
+    def origin(self) -> tuple[str, int, int]:
+        """The run, the number of the shard and that of all shards."""
+        return self.run, *self.place
+
+    @property
     def snapshots(self) -> tuple[int, ...]:
         """The rows of the snapshots, the newest first."""
         return StateListing(self.disk.names(self.folder)).snapshots
@@ -247,7 +252,7 @@ class StateFiles:
         try:
             base = self._restored(listing, replayer, follower.machine.parallel_map)
             segments = self._segments_after(listing, base)
-            scan = JournalScan(self._segment, listing, base, segments, self.run, passed=base)
+            scan = JournalScan(self._segment, listing, base, segments, self.origin, passed=base)
             last = self._replay(scan, base, replayer, check)
             self._read_to(listing, base, scan, last)
         finally:
@@ -264,7 +269,7 @@ class StateFiles:
         segments = self._segments_after(listing, base)
         replayer.room = room = Room()
         read = partial(self._segment, room=room)  # a row is handled before the next is read
-        scan = JournalScan(read, listing, base, segments, self.run, passed=base)
+        scan = JournalScan(read, listing, base, segments, self.origin, passed=base)
         if replayer.lost:  # then what follows was lost too, or is of no use
             self._base, self._void = base, tuple(each for each in segments if each > base)
             self._damaged += [row for row in self._later if row > base]
@@ -372,7 +377,7 @@ class StateFiles:
             return found
         segments = [each for each in listing.segments if each >= first]
         passed = rows[0] - 1
-        for row in JournalScan(self._segment, listing, rows[-1], segments, self.run, passed):
+        for row in JournalScan(self._segment, listing, rows[-1], segments, self.origin, passed):
             if row.number in wanted:
                 found[row.number] = row
             if row.number >= rows[-1]:
@@ -397,8 +402,9 @@ class StateFiles:
                     _log.error("%s; the one before it is taken", error)
                     self._damaged.append(row)
                     continue
-                if snapshot.header.run != self.run:
-                    raise DamagedState(f"{name} is of another run ({snapshot.header.run})")
+                why = directory.foreign(name, snapshot.header.origin, self.origin)
+                if why:
+                    raise DamagedState(f"{why}: put back the file that was there", file=name)
                 if not replayer.begins_with(row, snapshot.header):
                     _log.warning("%s: other servers of the model may not have its moment", name)
                     self._later.append(row)

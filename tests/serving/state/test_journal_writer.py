@@ -68,7 +68,7 @@ class Journal:
         def data(name: str) -> bytes:
             return (self.folder / name).read_bytes()
 
-        return JournalScan(data, listing, 0, listing.segments, "run")
+        return JournalScan(data, listing, 0, listing.segments, ("run", 0, 1))
 
     def rows(self) -> list[int]:
         return [frame.number for frame in self.read()]
@@ -179,7 +179,7 @@ def test_covered_segments_are_used_again(journal: Callable[..., Journal]) -> Non
         listing,
         900,
         listing.segments_after(900),
-        "run",
+        ("run", 0, 1),
     )
     assert [*rows][-1].number == 1200
 
