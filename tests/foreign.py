@@ -146,7 +146,7 @@ def frame(header: dict[str, Any], payloads: Sequence[Payload]) -> bytes:
 def proof(token: str, side: str, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
     """Show knowledge of the token."""
     said = b""
-    for item in (b"aiops/3", side.encode(), client_nonce, server_nonce, client.encode()):
+    for item in (b"aiops/4", side.encode(), client_nonce, server_nonce, client.encode()):
         said += struct.pack(">I", len(item)) + item
     return hmac.new(token.encode(), said, hashlib.sha256).digest()
 
@@ -236,7 +236,7 @@ class ForeignClient:
         self.say(
             "hello",
             id=0,
-            protocol=3,
+            protocol=4,
             client=client,
             epoch=epoch,
             name=client,

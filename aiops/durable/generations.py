@@ -36,6 +36,12 @@ class Generations:
             return b""
         return generation_proof(self._file.secret, self._run, self._file.generation)
 
+    def lead_proof(self, generation: int) -> bytes:
+        """Return the proof for followers that this is their lead; empty: there is no secret yet."""
+        if not self._file.secret:
+            return b""
+        return generation_proof(self._file.secret, self._run, generation, lead=True)
+
     def supersedes(self, claim: Claim) -> bool:
         """Return whether a later server of this run has begun, as the peer that says so has proof.
 

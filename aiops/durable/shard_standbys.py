@@ -7,6 +7,7 @@ what each of them has, has them remove the snapshots that no set needs, and prom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from aiops.common.frozen import value
@@ -15,6 +16,7 @@ from aiops.engine.events import Drop, Effect, Joined, Lost, Order, Received, Rep
 from aiops.errors import UsageError
 from aiops.shards.follower import PROMOTED
 from aiops.shards.snapshot_sets import SnapshotSets
+from aiops.wire.handshake import proves_generation
 from aiops.wire.messages import PROTOCOL, Error, Leave
 from aiops.wire.server_messages import (
     CountTraffic,
@@ -81,6 +83,8 @@ class ShardCopy:
         Whether it could be promoted.
     report
         What statistics tell of it.
+    secret
+        The run's; empty: it has nothing yet.
     """
 
     run: str
@@ -90,6 +94,7 @@ class ShardCopy:
     cuts: tuple[int, ...]
     whole: bool
     report: Mapping[str, Any]
+    secret: bytes = field(default=b"", repr=False)
 
 
 class FollowerStandbyDesk(StandbyDesk):
@@ -128,6 +133,13 @@ class FollowerStandbyDesk(StandbyDesk):
             why = f"this is the standby of a follower: its lead is {self._primary}"
         elif held.run and hello.run and held.run != hello.run:
             why = f"this standby has a shard of run {held.run}, and its lead's has run {hello.run}"
+        elif held.secret and not proves_generation(
+            hello.lead_proof, held.secret, held.run, hello.generation, lead=True
+        ):
+            why = (
+                f"a standby of the lead of run {held.run} has said that it is one, without a proof"
+                " of it that is right: start it with the state that it wrote"
+            )
         if why:
             return [Reply(peer, Error(hello.id, "standby", why, {}, True)), Drop(peer, why)]
         before, self._lead = self._lead, peer

@@ -185,6 +185,7 @@ class Server:
             self.post,
             lead.refusal,
             self._lead_generation,
+            self._lead_proof,
             self._stop_with,
         )
 
@@ -193,6 +194,10 @@ class Server:
         if self._state_files is None:
             return None
         return self.generation + (self._state is None)
+
+    def _lead_proof(self, generation: int) -> bytes:
+        """Return the proof for followers of a lead of this generation; empty without a state."""
+        return b"" if self._state_files is None else self._state_files.claims.lead_proof(generation)
 
     def follower_moved(self, shard: int, port: int) -> None:
         """Reach a follower on this machine at another port from here on: it was started again."""

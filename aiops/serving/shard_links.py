@@ -74,6 +74,8 @@ class ShardLinks:
     generation
         Returns the number of this start of a lead with a state, and None for one without. With a
         state, a follower that is lost is connected to again.
+    prove
+        Returns the proof of a lead of this generation; empty: there is none yet.
     stop
         Begins to end the server with an error.
     standby
@@ -93,6 +95,7 @@ class ShardLinks:
         post: Callable[[Event], None],
         refusal: Callable[[int, ShardState], AiopsError | None],
         generation: Callable[[], int | None],
+        prove: Callable[[int], bytes],
         stop: Callable[[BaseException], None],
         *,
         standby: bool = False,
@@ -105,6 +108,7 @@ class ShardLinks:
         self._changed = asyncio.Event()  # a follower is attached, or lost
         self._sweeper: asyncio.TimerHandle | None = None
         self._refusal, self._generation, self._stop = refusal, generation, stop
+        self._prove = prove
         self._patience = 0.0
         self._leading = False  # from `lead` on
         self._moved = asyncio.Event()  # a follower has another address
@@ -263,6 +267,7 @@ class ShardLinks:
         self._epochs += 1
         sink_for = partial(self._sink_for, shard)
         link = MessageTransport(Connection("client", _LIMITS), self, shard, sink_for)
+        generation = self._generation() or 0
         hello = LeadHello(
             id=0,
             protocol=PROTOCOL,
@@ -275,8 +280,9 @@ class ShardLinks:
             agent=f"aiops-python/{__version__}",
             policy=self._policy,
             settings=self._settings,
-            generation=self._generation() or 0,
+            generation=generation,
             standby=self._standby,
+            lead_proof=self._prove(generation),
         )
         return FollowerLink(name, link, hello, self._env.now())
 

@@ -40,6 +40,7 @@ from aiops.shards.shard_clients import ShardClients
 from aiops.store.resources import Resources
 from aiops.store.warmup import Warmup
 from aiops.wire.connection import Connection, SinkFor
+from aiops.wire.handshake import proves_generation
 from aiops.wire.messages import PROTOCOL, Error, Leave, Message, Ping, Pong, Push
 from aiops.wire.server_messages import (
     CountTraffic,
@@ -57,6 +58,7 @@ from aiops.wire.server_messages import (
     ShardParts,
     ShardState,
     ShardWelcome,
+    ShareSecret,
     TrafficCounted,
     UpdateDone,
 )
@@ -99,6 +101,9 @@ class Follower:
         By row of the lead's journal, the row of its own after which there is a snapshot of it.
     state_report
         Returns what statistics tell of the state that it keeps.
+    secret
+        That of its run, with which a lead has to prove that it is the lead. Empty: it has had no
+        lead with a state yet.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class Follower:
         self.state_report: Callable[[], dict[str, Any]] = dict
         self.snapshots: dict[int, int] = {}
         self.reached = 0
+        self.secret = b""
         self._hello: LeadHello | None = None  # of its last lead
         self._recovered = False  # there was a state of its run
 
@@ -243,6 +249,8 @@ class Follower:
         hello, effects = event.hello, list[Effect]()
         welcome = Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof))
         try:
+            if isinstance(hello, LeadHello):
+                self._check_proof(hello)
             if isinstance(hello, LeadHello) and hello.standby:
                 return [welcome, Reply(event.peer, self._promoted())]
             if isinstance(hello, LeadHello):
@@ -254,16 +262,35 @@ class Follower:
             return _refusal(event.peer, hello.id, str(error))
         return [*effects, welcome]
 
+    def _check_proof(self, hello: LeadHello) -> None:
+        """Check that a lead is one of the run, unless this follower is to begin with it.
+
+        Raises
+        ------
+        ValueError
+            When its word is all that there is for it.
+        """
+        facts = self.secret, hello.run, hello.generation
+        if not self.secret or hello.run != self.run:
+            return
+        if not proves_generation(hello.lead_proof, *facts, lead=True):
+            raise ValueError(
+                f"a lead of run {hello.run} (generation {hello.generation:,}) has said that it is"
+                " one, without a proof of it that is right, so this follower is not led by it:"
+                " start the lead with the state that it wrote"
+            )
+
     def _take_lead(self, event: Joined, hello: LeadHello) -> list[Effect]:
         before, effects = self._hello, list[Effect]()
-        if self.lead is not None and not self.kept:
+        if self.lead is not None and (not self.kept or hello.run != self.run):
             raise ValueError("this follower has its lead already")
         if hello.run != self.run and (self.shard is not None or self._recovered):
             raise ValueError(
                 f"this follower holds a shard of run {self.run}, and its lead is of run"
                 f" {hello.run}: give both the states of one run, or begin both with new ones"
             )
-        if before is not None and hello.generation < before.generation:
+        same = before is not None and before.run == hello.run
+        if before is not None and same and hello.generation < before.generation:
             raise ValueError(
                 f"a later start of this lead (generation {before.generation}) has taken this"
                 f" follower over; this one is generation {hello.generation}"
@@ -277,6 +304,8 @@ class Follower:
         if self.lead is not None:  # its connection is gone, which was not noticed here yet
             lost = self.lead
             effects = [*self._lose_lead(), Drop(lost, "its lead has a newer connection")]
+        if hello.run != self.run:
+            self.secret = b""
         self.lead, self.run, self._hello = event.peer, hello.run, hello
         return effects
 
@@ -385,6 +414,9 @@ class Follower:
         if isinstance(order, LoadShard | RunUpdate | HoldVersion | FinishPush):
             self.reached = max(self.reached, order.row)
         match order:
+            case ShareSecret():
+                self._learn(order.secret)
+                return []
             case LoadShard():
                 return self._load(order, event.sink)
             case ExpectPush():
@@ -414,6 +446,11 @@ class Follower:
                 return [End()]
             case _:
                 return [_not_for_followers(event)]
+
+    def _learn(self, secret: bytes) -> None:
+        if self.secret not in (b"", secret):
+            raise ValueError("this follower knows another secret of the run")
+        self.secret = secret
 
     def _run_update(self, order: RunUpdate) -> list[Effect]:
         found = self._loaded.run_update(order)

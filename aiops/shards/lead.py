@@ -75,6 +75,7 @@ from aiops.wire.server_messages import (
     PushArrived,
     ShardParts,
     ShardState,
+    ShareSecret,
     SnapshotSaved,
     TrafficCounted,
     UpdateDone,
@@ -101,6 +102,8 @@ class Lead:
         As given.
     sets
         The snapshots that all servers have.
+    secret
+        The run's, which followers are told; empty: it keeps no state.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Lead:
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._count = TrafficCount(len(addresses))
         self.sets = SnapshotSets()
+        self.secret = b""
         self._now = 0.0  # the time of the last event
 
     # ------------------------------------------------------------ the shell's calls
@@ -364,6 +368,8 @@ class Lead:
         """Go on with a follower that has come, or come back."""
         lost = self._followers.lost.pop(shard, None)
         effects: list[Effect] = []
+        if self.secret and not state.run:
+            effects.append(Order(shard, ShareSecret(0, self.secret)))
         cuts = state.holds.get("snapshots", ())
         self.sets.holds(shard, [cut for cut in cuts if type(cut) is int])
         if self._model is not None:

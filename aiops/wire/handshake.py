@@ -5,7 +5,8 @@ by an HMAC over both nonces, and so does the server in its welcome: else a clien
 gradients to any process that listens on the right port.
 
 The servers of a run share a secret, by which each proves its generation in its welcome. Clients
-keep that proof, and an earlier server ends when it is shown to it.
+keep that proof, and an earlier server ends when it is shown to it. A lead proves with the secret
+that it is the lead; its followers have the secret from the first lead of their run.
 """
 
 from __future__ import annotations
@@ -199,17 +200,24 @@ def proves(given: bytes, token: str, side: Side, *facts: Any) -> bool:
     return hmac.compare_digest(given, proof(token, side, *facts))
 
 
-def generation_proof(secret: bytes, run: str, generation: int) -> bytes:
-    """Return the HMAC-SHA256 by which a server of a run shows that a generation has begun."""
-    return _mac(secret, b"generation", run.encode(), generation.to_bytes(8, "big"))
+def generation_proof(secret: bytes, run: str, generation: int, *, lead: bool = False) -> bytes:
+    """Return the HMAC-SHA256 by which a server of a run shows that a generation has begun.
+
+    ``lead``: by which the lead of that generation shows a follower that it is the lead. Clients
+    have the other one, from their welcome.
+    """
+    what = b"lead" if lead else b"generation"
+    return _mac(secret, what, run.encode(), generation.to_bytes(8, "big"))
 
 
-def proves_generation(given: bytes, secret: bytes, run: str, generation: int) -> bool:
+def proves_generation(
+    given: bytes, secret: bytes, run: str, generation: int, *, lead: bool = False
+) -> bool:
     """Compare a given proof of a generation with the right one, in constant time.
 
     None is right without a secret.
     """
-    right = generation_proof(secret, run, generation)
+    right = generation_proof(secret, run, generation, lead=lead)
     return hmac.compare_digest(given, right) and bool(secret)
 
 

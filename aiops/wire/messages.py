@@ -33,7 +33,7 @@ from aiops.wire.fields import (
     Versions,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of the wire that this package speaks; both sides must speak the same."""
 
 WIRE_NAME = f"aiops/{PROTOCOL}".encode()

@@ -5,11 +5,12 @@ See `aiops.wire.messages` for the form of the classes.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import ClassVar, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.model.parts import Parts, Ranges
-from aiops.wire.fields import Blob, Nonce, Plain, Rows, ShardTable, Text, UInt, Versions
+from aiops.wire.fields import Blob, Bytes32, Nonce, Plain, Rows, ShardTable, Text, UInt, Versions
 from aiops.wire.messages import Hello, Message
 from aiops.wire.standby_messages import StandbyHello
 
@@ -72,6 +73,18 @@ class LeadHello(Message):
     settings: Plain
     generation: UInt = 0  # the number of starts of a lead with a state; 0 without
     standby: bool = False  # it is the standby of a lead, and looks for those of its followers
+    lead_proof: Bytes32 = b""  # that it is the lead of this generation; empty: it has no secret
+
+
+@value
+class ShareSecret(Message):
+    """The run's secret, for a follower that has no state of the run yet.
+
+    From here on the follower has no lead of this run that does not prove with it that it is one.
+    """
+
+    kind = "share_secret"
+    secret: Bytes32 = field(repr=False)
 
 
 @value

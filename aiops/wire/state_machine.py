@@ -16,7 +16,7 @@ _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round",
 }
 
 _ORDERS = {
-    *("load_shard", "expect_push", "run_update", "send_params", "send_increments"),
+    *("share_secret", "load_shard", "expect_push", "run_update", "send_params", "send_increments"),
     *("hold_version", "finish_push", "keep_sets", "roll_back", "count_traffic", "promote"),
     *("ping", "pong"),
 }

@@ -70,7 +70,7 @@ class TestHandshake:
                 late.say(
                     "hello",
                     id=0,
-                    protocol=3,
+                    protocol=4,
                     client="w",
                     epoch=1,
                     name="w",

@@ -12,17 +12,18 @@ from aiops.durable.shard_standbys import FollowerStandbyDesk, ShardCopy, Standby
 from aiops.engine.events import Drop, Joined, Lost, Order, Received, Reply, Reported
 from aiops.errors import UsageError
 from aiops.shards.follower import PROMOTED
+from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Error, Fetch, Message
 from aiops.wire.server_messages import KeepSets, LeadHello, ShardState, ShardWelcome
 from aiops.wire.standby_messages import Promote, Promoted, StandbyWelcome
 from tests.seeds import seeds
 
-RUN, PRIMARY = "8c2f", "aiops://a:7171"
+RUN, PRIMARY, SECRET = "8c2f", "aiops://a:7171", bytes(range(32))
 
 
-def hello(*, run: str = RUN, standby: bool = True) -> LeadHello:
+def hello(*, run: str = RUN, standby: bool = True, secret: bytes = SECRET) -> LeadHello:
     named = PROTOCOL, "f", 1, "lead", run, True, bytes(16), "test", "asgd", {}
-    return LeadHello(0, *named, 3, standby)
+    return LeadHello(0, *named, 3, standby, generation_proof(secret, run, 3, lead=True))
 
 
 class Follower:
@@ -39,7 +40,7 @@ class Follower:
 
     def held(self) -> ShardCopy:
         place = self.shard, self.shards, 7
-        return ShardCopy(RUN, *place, tuple(sorted(self.cuts)), self.whole, {"row": 1})
+        return ShardCopy(RUN, *place, tuple(sorted(self.cuts)), self.whole, {"row": 1}, SECRET)
 
     def keep(self, cuts: Any) -> None:
         assert {*cuts} <= self.cuts
@@ -235,6 +236,7 @@ class TestDesk:
         for greeting, text in (
             (hello(standby=False), f"its lead is {PRIMARY}"),
             (hello(run="ffff"), "run 8c2f, and its lead's has run ffff"),
+            (hello(secret=bytes(32)), "without a proof of it that is right"),
         ):
             found = Follower(1, 2).desk.handle(Joined(0.0, 1, greeting))
             [reply, drop] = found

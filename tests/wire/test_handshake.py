@@ -177,7 +177,7 @@ class TestClient:
 class TestProof:
     def test_it_is_what_the_page_says(self) -> None:
         said = b""
-        for item in (b"aiops/3", b"client", b"12345678901234567", b"s" * 64, "кот".encode()):
+        for item in (b"aiops/4", b"client", b"12345678901234567", b"s" * 64, "кот".encode()):
             said += len(item).to_bytes(4, "big") + item
         wanted = hmac.new("schlüssel".encode(), said, hashlib.sha256).digest()
         assert proof("schlüssel", "client", b"12345678901234567", b"s" * 64, "кот") == wanted

@@ -138,6 +138,10 @@ class StandbyCopy:
         proof = run.files.claims.proof
         return StandbyPosition(run.files.run, run.files.generation, row, proof)
 
+    def lead_proof(self, generation: int) -> bytes:
+        """Return the proof of a lead of this generation; empty: the run is not known yet."""
+        return b"" if self._run is None else self._run.files.claims.lead_proof(generation)
+
     @property
     def server(self) -> Server | None:
         """The server that is brought along; None while there is none to look at."""

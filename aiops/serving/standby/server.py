@@ -506,7 +506,7 @@ class StandbyServer:
             return
         self._shards = ShardStandbys(
             *(self._config, self._env, copy.position.run, *self._named),
-            *(lambda: copy.position.generation, self._servers, copy.keep),
+            *(lambda: copy.position.generation, copy.lead_proof, self._servers, copy.keep),
         )
         self._shards.begin(copy.cuts)
 
@@ -545,8 +545,10 @@ class StandbyServer:
         server = copy.server
         if server is None or server.state_files is None:  # it is being read, or there is none
             return ShardCopy("", config.shard or 0, 0, 0, (), False, self._state_report())
-        given = copy.position.run, *server.state_files.place, server.version
-        return ShardCopy(*given, copy.cuts, copy.whole, self._state_report())
+        files = server.state_files
+        given = copy.position.run, *files.place, server.version
+        secret = files.generations.secret
+        return ShardCopy(*given, copy.cuts, copy.whole, self._state_report(), secret)
 
     def _post(self, event: Event) -> None:
         """Have the desk handle an event, and carry out its effects."""

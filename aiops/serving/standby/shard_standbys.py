@@ -38,8 +38,8 @@ class ShardStandbys:
         The run.
     policy, settings
         The lead's algorithm.
-    generation
-        Returns the generation of the primary.
+    generation, prove
+        Return the generation of the primary, and the proof of a lead of it.
     servers
         Returns the shards that have a part of the model.
     keep
@@ -54,6 +54,7 @@ class ShardStandbys:
         policy: str,
         settings: Mapping[str, Any],
         generation: Callable[[], int],
+        prove: Callable[[int], bytes],
         servers: Callable[[], Sequence[int]],
         keep: Callable[[Sequence[int]], None],
     ) -> None:
@@ -68,6 +69,7 @@ class ShardStandbys:
         self._links = ShardLinks(
             *(addresses, config.token, run, policy, settings, config.heartbeat, env),
             *(lambda shard, message: Discard(), self._post, self._group.refusal, generation),
+            prove,
             lambda error: None,  # it is never to go back
             standby=True,
         )

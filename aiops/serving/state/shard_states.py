@@ -68,6 +68,7 @@ class LeadState(KeptState):
         given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
         super().__init__(*given, perform, recovered, promoted=promoted)
         lead.sets.holds(0, files.snapshots)
+        lead.secret = files.generations.secret
 
     def resume(self) -> None:
         """Go on where the earlier lead ended, before followers are connected."""
@@ -188,7 +189,7 @@ class FollowerState:
         self._snapshots = SnapshotWriter(files.disk, files.folder, files.segments, alone=False)
         follower.snapshots = files.cuts()
         self._clock, self._mark = clock, max(files.snapshots, default=0)
-        follower.state_report = self.report
+        follower.state_report, follower.secret = self.report, files.generations.secret
 
     @property
     def _version(self) -> int:
@@ -250,6 +251,7 @@ class FollowerState:
             raise UsageError(f"{files.folder} is of run {files.run}, and the lead of {effect.run}")
         if not files.run:
             files.identify(effect.run, effect.shard, effect.shards)
+        files.share_secret(self._follower.secret)
         self._writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
         _log.info("%s: a new state, run %s", files.folder, files.run)
 

@@ -551,6 +551,10 @@ class StateFiles:
         """Compares the generations of which peers know with those of the run."""
         return Generations(self.run, self.generations)
 
+    def share_secret(self, secret: bytes) -> None:
+        """Have the secret of the run's lead when the first generation begins; empty: draw one."""
+        self.generations = replace(self.generations, secret=secret)
+
     def note_back_to(self, row: int) -> None:
         """Write that the next start goes back to a row of the lead's journal.
 

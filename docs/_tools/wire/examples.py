@@ -48,6 +48,7 @@ from aiops.wire.server_messages import (
     ShardParts,
     ShardState,
     ShardWelcome,
+    ShareSecret,
     SnapshotSaved,
     TrafficCounted,
     UpdateDone,
@@ -199,14 +200,16 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     """Return one small message of each kind that shards have to do with."""
     version = messages.PROTOCOL
     who = "5f0c", 1, "w0", "8c2f", False, NONCES[0], "example/1"
-    lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}, 2
+    lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}, 2, False
+    proof = generation_proof(SECRET, "8c2f", 2, lead=True)
     half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
     work = {"factor": 1.0, "measure": False, "sent": -1, "spare": True, "touched": None}
     return [
         _sent("client", ShardHello(0, version, *who)),
         _sent("server", ShardWelcome(0, version, b"")),
         _sent("client", ShardParts(3, 0, half), struct.pack("<f", 0)),
-        _sent("client", LeadHello(0, *lead)),
+        _sent("client", LeadHello(0, *lead, proof)),
+        _sent("client", ShareSecret(0, SECRET)),
         _sent(
             "client",
             LoadShard(0, {}, (row,), (("", 7172, 8),), 1, half),

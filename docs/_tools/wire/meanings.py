@@ -167,6 +167,9 @@ MEANINGS: Mapping[str, str] = {
     "shard": "Which of the `shards` it is, from 1.",
     "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use.",
     "standby": "Whether it is the standby of a lead, and asks that of a follower.",
+    "lead_proof": "A proof that it is the lead of this generation of the run ([below](#the-lead));"
+    " empty if the lead keeps no state, and at its first start.",
+    "share_secret.secret": "As in the file [`generation`](state.md).",
     "request": "The id of the client's request; its `shard_parts` have the same.",
     "ranges": "Bytes of the arena, and the version of their tensors.",
     "push": "A push by the lead's count; 0 for none.",

@@ -36,8 +36,8 @@ MEMORY_KINDS = ("share", "release")
 SHARD_KINDS = ("shard_hello", "shard_welcome", "shard_parts")
 ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
 SERVER_KINDS = (
-    *("lead_hello", "load_shard", "expect_push", "run_update", "send_params", "send_increments"),
-    *("hold_version", "finish_push", "keep_sets", "roll_back", "count_traffic"),
+    *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
+    *("send_increments", "hold_version", "finish_push", "keep_sets", "roll_back", "count_traffic"),
     *("shard_state", "push_arrived", "update_done", "snapshot_saved", "traffic_counted"),
 )
 """The kinds that servers send to each other, and no client ever."""
