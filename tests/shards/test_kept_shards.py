@@ -39,9 +39,9 @@ def gradients(seed: int) -> dict[str, Any]:
     return {name: rng.normal(size=a.shape).astype(a.dtype) for name, a in MODEL.items()}
 
 
-def undisturbed(steps: int, policy: str = "fasgd") -> tuple[Any, Any]:
+def undisturbed(steps: int, policy: str = "fasgd", shards: int = 3) -> tuple[Any, Any]:
     """Return the parameters and the statistics of a run in which nothing is killed."""
-    running = ServerThread(policy=policy, lr=0.01, kernels="numpy", shards=3)
+    running = ServerThread(policy=policy, lr=0.01, kernels="numpy", shards=shards)
     with running as server, Client(server.url, role="worker", name="w") as client:
         params = client.define(MODEL)
         for step in range(steps):
