@@ -178,11 +178,6 @@ class Config:
                     "--keep-journal keeps that of --state DIR: --record DIR needs none"
                 )
             return
-        if (self.sharded or self.follower) and self.acknowledgement is Acks.APPLIED:
-            raise ConflictError(
-                "--acks applied keeps snapshots and no journal, and shards keep journals only: take"
-                " --acks written"
-            )
         if self.consistency == "relaxed":
             raise ConflictError(
                 "relaxed reads cannot be kept in --state: which versions they mix depends on the"

@@ -623,8 +623,10 @@ class Server:
         if self._state is not None:
             self._state.stop()
         if not self._broken:
+            until = asyncio.get_running_loop().time() + self.config.drain_deadline
             self.post(Stopping(self._now(), kept=self._state is not None))
             await self._drain()
+            await self._take_last_set(until)
         self._runner.stop()
         if self._feeds is not None:
             self._feeds.end()
@@ -672,6 +674,15 @@ class Server:
             if now - began >= self.config.drain_deadline or now - moved >= _UNMOVED:
                 return
             await self._change(0.05)
+
+    async def _take_last_set(self, until: float) -> None:
+        """Have all servers of a sharded model write their states, until a time at most."""
+        state, loop = self._state, asyncio.get_running_loop()
+        if not isinstance(state, LeadState) or self._error is not None:
+            return
+        while loop.time() < until and state.take_last() and not self._broken:
+            await self._change(0.05)
+        state.report_last()
 
     async def _all_gone(self) -> None:
         """Wait until no connection is left, for at most half a second."""

@@ -59,6 +59,7 @@ class Updating:
         self._placement, self._of_replica = placement, of_replica
         self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
+        self._done = 0  # the last that all shards have done
         self.versions = [0] * (len(placement) - 1)
         self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
@@ -93,7 +94,8 @@ class Updating:
         -------
         list of Effect or None
             The order that it is given again, if it is waited for. None: it is not at the model's
-            version, nor at the one that is being made.
+            version, nor at the one that is being made; or it has lost an update that it had done,
+            which may have been one of the delta replica alone.
         """
         expected, again = {version}, list[Effect]()
         for update in self._outstanding.values():
@@ -102,7 +104,7 @@ class Updating:
                 expected.add(self._computing)
             elif isinstance(update.job, UpdateJob) and not update.job.measure:
                 expected = {self._computing}
-        if state.version not in expected:
+        if state.version not in expected or state.update < self._done:
             return None
         self.versions[shard - 1] = state.version
         return again
@@ -150,6 +152,7 @@ class Updating:
         if isinstance(job, UpdateJob) and job.measure:
             return self._step(update, job)
         del self._outstanding[update.ticket]
+        self._done = update.ticket
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
         if isinstance(job, CaptureJob):

@@ -61,10 +61,10 @@ class KeptHost(Host):
 
     def recorded(self, first: int) -> Any:
         world: Any = self.world
-        given = CommitGate(world.acks), first
+        given, recording = (CommitGate(world.acks), first), world.acks > Acks.APPLIED
         if isinstance(self.coordinator, Lead):
-            return LeadRecorder(self.coordinator, *given, self.generations)
-        return FollowerRecorder(self.coordinator, *given)
+            return LeadRecorder(self.coordinator, *given, self.generations, recording=recording)
+        return FollowerRecorder(self.coordinator, *given, recording=recording)
 
     @property
     def generation(self) -> int:
@@ -125,6 +125,7 @@ class KeptHost(Host):
             whole = b"".join(buffers)
             data[at : at + len(whole)] = whole
         self.snapshots[effect.row] = bytes(data)
+        self.rows = max(self.rows, effect.row)  # without a journal
         self.synced = max(self.synced, effect.row)  # the journal's rows come first
         if isinstance(self.coordinator, Lead):
             found.release()
@@ -161,6 +162,8 @@ class KeptHost(Host):
     def lose_rows(self) -> None:
         """Lose a part of what is not on the disk."""
         world: Any = self.world
+        if not self.journal:  # snapshots are synced before they have a name
+            return
         self.end_after(world.random.randint(self.synced, self.rows))
         self.synced = self.rows
 
@@ -233,7 +236,8 @@ class KeptWorld(World):
     seed, shards, policy, settings, options
         As of `World`.
     acks
-        At ``DURABLE`` a step of the world is that a disk has synced.
+        At ``DURABLE`` a step of the world is that a disk has synced. At ``APPLIED`` there are
+        snapshots, and no rows.
     """
 
     def __init__(

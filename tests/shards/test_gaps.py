@@ -48,7 +48,8 @@ def damage(path: Path) -> None:
 def snapshot_of_all(lead: ServerThread, folders: list[Path]) -> None:
     before = [snapshots(folder) for folder in folders]
     lead.call(lambda server: server.post(SnapshotDue(server._now(), server._state.newest + 1)))
-    until(lambda: all(new[:1] != old[:1] for new, old in zip(map(snapshots, folders), before)))
+    each = [*zip(folders, before, strict=True)]
+    until(lambda: all(snapshots(folder)[:1] != old[:1] for folder, old in each))
 
 
 @contextmanager

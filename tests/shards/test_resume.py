@@ -68,6 +68,18 @@ def test_a_lead_begins_again_if_a_follower_has_lost_a_portion() -> None:
     assert lead.recorder.recording
 
 
+def test_a_lead_begins_again_if_a_follower_has_lost_an_update_of_no_version() -> None:
+    """One of the delta replica, say, which a snapshot that it goes on from lacks."""
+    world = KeptWorld(3, 2, acks=Acks.APPLIED)
+    world.actors = [Actor(world, f"worker-{n}", Checker(2.0**n, 4)) for n in range(3)]
+    world.run()
+    hosts: Any = world.hosts
+    state = hosts[1].coordinator.state()
+    assert not world.lead_brain.refusal(1, state)
+    lost = replace(state, update=state.update - 1)
+    assert isinstance(world.lead_brain.refusal(1, lost), RolledBack)
+
+
 @pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("acks", ACKS)
 def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Acks) -> None:

@@ -23,7 +23,14 @@ from aiops.durable.recorder import (
 )
 from aiops.durable.recovery import Recovered
 from aiops.engine.engine import Engine
-from aiops.engine.events import Effect, Event, JournalEnded, Resumed, SnapshotWritten
+from aiops.engine.events import (
+    Effect,
+    Event,
+    JournalEnded,
+    Resumed,
+    SnapshotDue,
+    SnapshotWritten,
+)
 from aiops.errors import RolledBack, UsageError
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState, header_of
@@ -34,6 +41,10 @@ from aiops.shards.lead import Lead
 from aiops.state.directory import GenerationFile
 
 _log = logging.getLogger("aiops.server")
+
+_OWN_ROWS = 2
+"""Rows behind the newest snapshot when nothing else has happened: that its capture is done, and
+that the server stops."""
 
 
 class LeadState(KeptState):
@@ -65,6 +76,7 @@ class LeadState(KeptState):
         promoted: bool = False,
     ) -> None:
         self._lead = lead
+        self._last_due: int | None = None  # the newest row when the last set was ordered
         given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
         super().__init__(*given, perform, recovered, promoted=promoted)
         lead.sets.holds(0, files.snapshots)
@@ -112,8 +124,47 @@ class LeadState(KeptState):
         super()._not_written(now, why)
         self._post(SnapshotWritten(now, self._lead.sets.cut, why))
 
+    def take_last(self) -> bool:
+        """Have a last set of snapshots be taken; return whether there is more to wait for.
+
+        It is called again and again, after `stop` and while events are still handled. Then the next
+        start has no update to replay; and where there is no journal it has lost nothing.
+        """
+        recorder, sets, lost = self.recorder, self._lead.sets, self._lead.lost
+        if self._waiting is not None:
+            self._write(self._waiting)
+        busy = recorder.capturing or self._writing or self._resuming is not None or sets.writing
+        if busy or lost or self._last_due is not None or not self._outdated:
+            return busy and not lost
+        self._last_due = self.newest
+        self._post(SnapshotDue(self._clock(), recorder.next))
+        return True
+
+    @property
+    def _outdated(self) -> bool:
+        """True if there is more than the newest set of snapshots has."""
+        if self.recorder.engine.training is None:
+            return False
+        if not self.recorder.recording:  # there are no rows to tell
+            return True
+        return self._mark.row not in self._lead.sets.whole or self._unsaved().rows > _OWN_ROWS
+
+    def report_last(self) -> None:
+        """Say that there is no last set, if there is none, when it is waited for no more."""
+        due, row = self._last_due, self._mark.row
+        taken = due is not None and row > due and row in self._lead.sets.whole
+        if taken or (due is None and not self._outdated):
+            return
+        why = self._lead.lost or "a server has not written its own, or not in time"
+        then = "replays the journals from there" if self.recorder.recording else "has lost the rest"
+        _log.warning(
+            "%s: no last set of snapshots (%s): the next start goes on from the newest that all"
+            " servers have, and %s",
+            *(self._files.folder, why, then),
+        )
+
     def _write_last(self) -> None:
-        """Write no snapshot: it would be in no set."""
+        """Write no snapshot: it would be in no set, and `take_last` has had one taken."""
 
 
 class FollowerState:
@@ -185,8 +236,11 @@ class FollowerState:
                 *(files.folder, files.generation, files.run, recovered.snapshot),
                 *(row - recovered.snapshot, self._version, time.perf_counter() - began),
             )
-        self.recorder = FollowerRecorder(follower, CommitGate(acks), row + 1)
-        self._snapshots = SnapshotWriter(files.disk, files.folder, files.segments, alone=False)
+        recording = acks > Acks.APPLIED
+        self.recorder = FollowerRecorder(follower, CommitGate(acks), row + 1, recording=recording)
+        self._snapshots = SnapshotWriter(
+            *(files.disk, files.folder, files.segments, None if recording else row), alone=False
+        )
         follower.snapshots = files.cuts()
         self._clock, self._mark = clock, max(files.snapshots, default=0)
         follower.state_report, follower.secret = self.report, files.generations.secret

@@ -251,6 +251,7 @@ class StateFiles:
         check = partial(check_follower, follower=follower, where=str(self.folder))
         try:
             base = self._restored(listing, replayer, follower.machine.parallel_map)
+            self._check_beginning(listing, base)
             segments = self._segments_after(listing, base)
             scan = JournalScan(self._segment, listing, base, segments, self.origin, passed=base)
             last = self._replay(scan, base, replayer, check)
@@ -264,8 +265,7 @@ class StateFiles:
     def _recover(self, engine: Engine, policy: str, replayer: Replayer) -> Recovered | None:
         listing = StateListing(self.disk.names(self.folder))
         base = self._restored(listing, replayer, engine.machine.parallel_map)
-        if self._damaged and not (base or listing.segments):
-            raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
+        self._check_beginning(listing, base)
         segments = self._segments_after(listing, base)
         replayer.room = room = Room()
         read = partial(self._segment, room=room)  # a row is handled before the next is read
@@ -335,7 +335,26 @@ class StateFiles:
                 *(self.folder, row),
             )
 
+    def _check_beginning(self, listing: StateListing, base: int) -> None:
+        """Check that there is a snapshot or a row to begin with, or that there never was one.
+
+        Raises
+        ------
+        DamagedState
+            When all snapshots are damaged and there is no journal.
+        """
+        if self._damaged and not (base or listing.segments):
+            raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
+
     def _segments_after(self, listing: StateListing, base: int) -> tuple[int, ...]:
+        if self._later and not (base or listing.segments):
+            # Snapshots alone are kept, and the servers ended before all had their first.
+            _log.error(
+                "%s: no snapshot of one moment is on all servers of the model, so they begin"
+                " without it; clients are told what that has lost",
+                self.folder,
+            )
+            return ()
         if self._later and not (base or 1 in listing.segments):
             raise DamagedState(
                 f"{self.folder} begins with a moment that another server of the model has lost, so"

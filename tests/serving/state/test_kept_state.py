@@ -284,8 +284,6 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         Config(acks="durable")
     with pytest.raises(UsageError, match="applied, written"):
         Config(acks="sure", state=state)
-    with pytest.raises(ConflictError, match="shards keep journals only"):
-        Config(state=state, shards=2, acks="applied")
     with pytest.raises(ConflictError, match="relaxed"):
         Config(state=state, consistency="relaxed")
     with pytest.raises(ConflictError, match="drop --record"):
