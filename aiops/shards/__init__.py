@@ -28,6 +28,7 @@ of its lead, which may still order parameters of the version before.
 them out in the order in which they were decided:
 
 ==================  ==============================================================================
+`ShareSecret`       have the run's secret, with which later leads prove that they are its leads
 `LoadShard`         begin with these bytes of the model; it comes before all other orders
 `ExpectPush`        reserve room for a client's portion of push n
 `FinishPush`        free that portion, or keep it without counting its room
@@ -90,8 +91,9 @@ A follower says what it holds (`ShardState`) whenever a lead connects. The lead 
 outstanding update again, which a follower that has done it answers from memory, has it drop
 portions and versions that are not known, and keep those that are. Connections are not kept: while a
 follower is lost, the lead ends its clients' connections with `Unavailable`, and they come back when
-all shards are there. A follower that is at neither of the two versions that are possible is
-refused.
+all shards are there. If a follower is at neither of the two versions that are possible, or lacks an
+update or a portion that it had reported, the lead begins again, at an earlier moment that both have
+(`aiops.shards.common_moment`).
 
 **Snapshots.** A snapshot of the whole model is a set, one of each server, of the same cut: the row
 of the lead's journal after which they are captured. The lead's engine issues a `CaptureJob` in the
@@ -100,5 +102,7 @@ server captures its state between the same two updates; portions and orders that
 ones are in the rows that follow. Each writes its own beside training. A follower says when its
 snapshot is on the disk (`SnapshotSaved`), and `SnapshotSets` tells when the set is whole. Then
 `KeepSets` has all remove older sets, and the rows that these alone need. A server goes on from its
-newest snapshot that is not damaged, whole set or not, as its journal leads to the same moment.
+newest snapshot that is not damaged, whole set or not, as its journal leads to the same moment. With
+``--acks applied`` there are no journals. Then a server that was killed, a follower too, is behind
+the others, and all go back to the newest set that all have.
 """

@@ -153,7 +153,7 @@ class KillMoment:
         The point of ``AIOPS_FAULTS`` at which it ends itself, and for which time, unless the rest
         comes first; empty: none.
     target
-        0: the server that workers speak to; 1: its standby, or a follower.
+        0: the server that workers speak to; 1: its standby, or a follower; 2: lead and follower.
     """
 
     pushes: int = 0
@@ -247,8 +247,10 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
     checked = PROCESS_VARIANTS[variant]
     layout = rng.choice(("single",) * 16 + ("standby",) + ("shards",) * (variant in _SHARDED))
     acks = rng.choice(("written", "written", "durable", *("applied",) * checked.tells))
-    if layout != "single":
-        acks = "replicated" if layout == "standby" else rng.choice(("written", "durable"))
+    if layout == "standby":
+        acks = "replicated"
+    elif layout == "shards":
+        acks = rng.choice(("written", "durable", *("applied",) * checked.tells))
     workers = rng.choice((2, 2, 4))
     cells = 128 if checked.digits > 1 else 768
     return TrialPlan(
@@ -268,8 +270,13 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
 
 def _server_moment(rng: random.Random, layout: str) -> KillMoment:
     kind = rng.random()
-    if layout != "single":
+    if layout == "standby":
         return KillMoment(rng.randint(1, 20), _moment(rng), target=int(rng.random() < 0.3))
+    if layout == "shards":
+        target = rng.choice((0, 0, 0, 1, 1, 2))
+        if kind < 0.15:  # it may be going back to an earlier moment
+            return KillMoment(seconds=rng.uniform(0, 0.3), early=True, target=target)
+        return KillMoment(rng.randint(1, 20), _moment(rng), target=target)
     if kind < 0.15:
         return KillMoment(seconds=rng.uniform(0, 0.1), early=True)
     if kind < 0.4:

@@ -15,6 +15,7 @@ from aiops.errors import AiopsError
 from aiops.lab.torture.plan import TrialPlan
 from aiops.lab.torture.spawner import Forked, Spawner
 from aiops.net.faults import VARIABLE
+from aiops.serving.config import shard_folder
 
 PATIENCE = 300.0
 """Seconds for anything that should take a moment, on a machine that is busy."""
@@ -97,6 +98,15 @@ class ServerGroup:
         """The folder of its state."""
         return self._folder / f"state-{self.main}"
 
+    @property
+    def have_snapshots(self) -> bool:
+        """True if each server that has a part of the model has a snapshot to begin with."""
+        folders = [self.state]
+        if self._plan.layout == "shards":
+            folders = [self.state / shard_folder(0), self._folder / "state-1"]
+        names = [[path.name for path in folder.glob("snapshot-*")] for folder in folders]
+        return all(any(not name.endswith(".part") for name in mine) for mine in names)
+
     def begin(self, faults: str = "") -> None:
         """Start all of them; ``faults``: of the one that workers speak to."""
         if self._plan.layout == "shards":
@@ -115,7 +125,15 @@ class ServerGroup:
         self._start(self.main, faults)
 
     def strike(self, target: int) -> None:
-        """Kill the server that workers speak to (0), or the other one, and see to what follows."""
+        """Kill the server that workers speak to (0), the other one (1), or both (2).
+
+        Then see to what follows.
+        """
+        if target == 2:
+            for process in self._processes.values():
+                process.kill()
+            self.begin()
+            return
         number = self.main if target == 0 else 1 - self.main
         self._processes[number].kill()
         if self._plan.layout == "standby" and target == 0:
@@ -148,6 +166,13 @@ class ServerGroup:
         status = server.wait(PATIENCE)
         if status != 0 or "Traceback" in server.text():
             raise TrialFailed(f"a server that was to end gave status {status}: {last_line(server)}")
+
+    def end_all(self) -> None:
+        """End a lead, and its follower with it, in good order."""
+        self.end()
+        status = self._processes[1].wait(PATIENCE)
+        if status != 0:
+            raise TrialFailed(f"a follower that was to end gave status {status}")
 
     def kill(self) -> None:
         """Kill all that run."""

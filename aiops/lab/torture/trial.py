@@ -128,12 +128,13 @@ class Trial:
         for moment, following in zip(moments, (*moments[1:], None), strict=True):
             if self._await(moment):
                 self.result.points[moment.point] += 1
-            self.result.kills += 1
+            self.result.kills += 1 + (moment.target == 2)
             if self._plan.layout == "single":
                 servers.current.kill()
-                self._offered |= self._plan.lossy and not self._has_snapshot()
+                self._offered |= self._plan.lossy and not servers.have_snapshots
                 servers.start(_faults(following))
             else:
+                self._offered |= self._plan.lossy and not servers.have_snapshots
                 servers.strike(moment.target)
         servers.ready()
         self._start_workers()
@@ -248,14 +249,10 @@ class Trial:
     def _wait_for_snapshot(self) -> None:
         """Wait until there is a snapshot: a server without one would begin with no model."""
         for _ in looks("no snapshot was written"):
-            if self._has_snapshot():
+            if self._servers.have_snapshots:
                 return
             if self._servers.current.wait(0) is not None:
                 raise TrialFailed(f"a server ended: {last_line(self._servers.current)}")
-
-    def _has_snapshot(self) -> bool:
-        names = [path.name for path in self._servers.state.glob("snapshot-*")]
-        return any(not name.endswith(".part") for name in names)
 
     def _written(self) -> int:
         logs = (self._log(life) for _process, _name, life in self._workers)
@@ -319,6 +316,13 @@ class Trial:
             servers.wait_for_standby()
             servers.strike(0)  # the standby has all
             self._same(before, servers.port, "promoted")
+        elif plan.layout == "shards" and plan.lossy:
+            servers.end_all()  # they write snapshots
+            servers.begin()
+            servers.ready()
+            self._same(before, servers.port, "restarted")
+            servers.end_all()
+            return
         elif plan.layout == "shards":
             servers.strike(1)
             servers.strike(0)

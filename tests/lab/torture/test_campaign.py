@@ -81,6 +81,9 @@ def test_servers_are_killed_in_every_way() -> None:
     plans = [draw_servers(seed) for seed in range(600)]
     assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
     assert {plan.layout for plan in plans} == {"single", "standby", "shards"}
+    shards = [plan for plan in plans if plan.layout == "shards"]
+    assert {plan.acks for plan in shards} == {"applied", "written", "durable"}
+    assert {moment.target for plan in shards for moment in plan.moments} == {0, 1, 2}
     moments = [moment for plan in plans for moment in plan.moments]
     assert {moment.point for moment in moments} == {"", *points()}
     assert any(moment.early for moment in moments)
