@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.recorder import WAITS, AppendRow, BeginJournal, KeepSnapshots, WriteSnapshot
-from aiops.durable.recovery import Recovered, differs, unexpected
+from aiops.durable.recovery import SMALL, Recovered, differs, unexpected
 from aiops.durable.rows import JournalRow, check_of
 from aiops.durable.shard_rows import (
     KEPT_ORDERS,
@@ -393,6 +393,12 @@ class FollowerReplayer:
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row."""
         self._row, self._time = frame.number, frame.time
+
+    @property
+    def large(self) -> bool:
+        """Whether an update of the shard takes long enough for other work beside it."""
+        shard = self._follower.shard
+        return shard is not None and shard.store.cost > SMALL
 
     def feed(self, frame: JournalFrame) -> None:
         """Handle a row.

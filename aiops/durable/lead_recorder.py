@@ -44,7 +44,7 @@ from aiops.shards.lead import Lead
 from aiops.shards.orders import CAPTURE
 from aiops.shards.updating import clip
 from aiops.state.directory import GenerationFile
-from aiops.state.file_bytes import Room
+from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.delta_replica import ReplicaJob
@@ -200,6 +200,8 @@ class LeadReplayer(Replayer):
             return
         self._sums = sums_of(frame) if frame.kind == RowKind.APPLIED else None
         super().feed(frame)
+        if self.room is not None:
+            self.room.free(frame.payload)
 
     def _begun(self, training: Training) -> None:
         self._lead.restored(training)
@@ -207,7 +209,7 @@ class LeadReplayer(Replayer):
     def _gradient_kept(self, gradient: Gradient) -> None:
         self._lead.keep_gradient(gradient)
 
-    def _events(self, frame: JournalFrame, room: Room | None) -> list[Event | AppliedMark]:
+    def _events(self, frame: JournalFrame, room: OwnMemory | None) -> list[Event | AppliedMark]:
         return lead_events(self._lead, frame)
 
     def _measure(self, ticket: int, squares: float) -> None:

@@ -14,14 +14,14 @@ from aiops.engine.events import Applied, Apply, Effect, Event, Received, Reply, 
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.engine.training import Training
 from aiops.errors import DamagedState
-from aiops.state.file_bytes import OwnMemory, Room
+from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
 
-_SMALL = 4 << 20
+SMALL = 4 << 20
 """Bytes that an update touches: for less it is as well done without its kernel."""
 
 
@@ -83,7 +83,7 @@ class Replayer:
         self._bounds: dict[BufferPool, int] = {}
         self.taken: Callable[[Capture, int], object] | None = None
         self._captured: tuple[Capture, int] | None = None  # being copied
-        self.room: Room | None = None
+        self.room: OwnMemory | None = None
         self.kernels: Callable[[], object] | None = None
 
     def restore(
@@ -141,6 +141,11 @@ class Replayer:
         """Begin after a state's first row, which has no events."""
         self._row, self._time = frame.number, frame.time
 
+    @property
+    def large(self) -> bool:
+        """Whether an update of the model takes long enough for other work beside it."""
+        return self._engine.store is not None and self._engine.store.cost > SMALL
+
     def feed(self, frame: JournalFrame) -> None:
         """Handle a row's events.
 
@@ -149,8 +154,7 @@ class Replayer:
         DamagedState
             When the row is not what a server writes, or its update gives another result.
         """
-        store = self._engine.store
-        if self.kernels is not None and store is not None and store.cost > _SMALL:
+        if self.kernels is not None and self.large:
             self.kernels()
             self.kernels = None
         # On the server there was room; here the history of the buffers is another.
@@ -181,7 +185,7 @@ class Replayer:
         effects = *self._effects, *applied
         return Recovered(self._row, self._snapshot, self._nbytes, time, effects)
 
-    def _events(self, frame: JournalFrame, room: Room | None) -> list[Event | AppliedMark]:
+    def _events(self, frame: JournalFrame, room: OwnMemory | None) -> list[Event | AppliedMark]:
         return events_of(self._engine, frame, room)
 
     def _handle(self, event: Event, leased: bool) -> None:

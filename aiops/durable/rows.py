@@ -30,7 +30,7 @@ from aiops.errors import DamagedState, refusal
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import Part
-from aiops.state.file_bytes import Room
+from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import STEADY_ROW, RowKind, row_fields
@@ -167,7 +167,7 @@ def fault_of(sink: Sink | None) -> tuple[list[Any] | None, bool]:
 
 
 def events_of(
-    engine: Engine, frame: JournalFrame, room: Room | None = None
+    engine: Engine, frame: JournalFrame, room: OwnMemory | None = None
 ) -> list[Event | AppliedMark]:
     """Return the events that a row records; none for a mark of the journal's own.
 
@@ -194,7 +194,7 @@ def events_of(
 
 
 def _events(
-    engine: Engine, frame: JournalFrame, name: str, room: Room | None
+    engine: Engine, frame: JournalFrame, name: str, room: OwnMemory | None
 ) -> list[Event | AppliedMark]:
     time, found = frame.time, row_fields(frame.kind, frame.row, name)
     match frame.kind:
@@ -245,7 +245,7 @@ def _sink(
     fault: Any,
     taken: bool,
     payload: memoryview,
-    room: Room | None,
+    room: OwnMemory | None,
 ) -> Sink | None:
     """Return the sink of a recorded payload, filled and surveyed as on the server."""
     if fault is not None:
@@ -263,6 +263,8 @@ def _sink(
     if room is None or not sink.fill_with(partial(room.exchange, payload)):
         sink.view(0, 0)[:] = payload
         sink.filled(0, 0, len(payload))
+        if room is not None:
+            room.free(payload)
     return sink
 
 

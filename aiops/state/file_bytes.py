@@ -16,48 +16,59 @@ _PIECE = 1 << 20
 _ALIGNED = 64  # bytes, as buffers are
 
 
-class Room:
-    """Memory into which the large slices of several files are read, one after the other.
+_KEPT = 2
+"""Memories that are kept: one is read into while the other is used."""
 
-    Each lasts until the next one only, unless it is exchanged. New memory takes longer than the
-    reading.
-    """
 
-    def __init__(self) -> None:
-        self._data = aligned(0)
-        self._last = 0  # bytes of the last slice
+class OwnMemory:
+    """The memory of large slices, each of which has its own."""
 
-    def of(self, nbytes: int) -> Bytes:
-        """Return its first bytes."""
-        if nbytes > len(self._data):
-            self._data = aligned(nbytes)
-        self._last = nbytes
-        return self._data[:nbytes]
-
-    def exchange(self, last: memoryview, other: Bytes) -> Bytes | None:
-        """Give the memory of the last slice away, for other memory of as many bytes.
+    def exchange(self, data: memoryview, other: Bytes) -> Bytes | None:
+        """Give the memory of a whole slice away, for other memory of as many bytes.
 
         Returns
         -------
         Bytes or None
-            None: it is another slice, or a part of one, or the lengths differ. Nothing was done.
+            None: it is a part of a slice, or the lengths differ. Nothing was done.
         """
-        data = self._data
-        same = len(last) == len(other) == len(data) == self._last > 0
-        if not same or np.frombuffer(last, np.uint8).ctypes.data != data.ctypes.data:
-            return None
-        self._data, self._last = other, 0
-        return data
+        found = np.frombuffer(data, np.uint8)
+        whole = len(data) == len(other) and len(data) >= _PIECE  # shorter ones share theirs
+        return found if whole and not found.ctypes.data % _ALIGNED else None
+
+    def free(self, data: memoryview) -> None:
+        """Take the memory of a whole slice back, which is not used any more."""
 
 
-class OwnMemory(Room):
-    """Stands for the memory of large slices that were read without a `Room`: each has its own."""
+class Room(OwnMemory):
+    """Reads slices into memory that was given back: new memory takes longer than the reading.
 
-    def exchange(self, last: memoryview, other: Bytes) -> Bytes | None:
-        """Give the memory of a slice away."""
-        data = np.frombuffer(last, np.uint8)
-        whole = len(last) == len(other) and len(last) >= _PIECE  # shorter ones share theirs
-        return data if whole and not data.ctypes.data % _ALIGNED else None
+    One thread may read while another uses what was read before.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Bytes] = []
+
+    def of(self, nbytes: int) -> Bytes:
+        """Return memory that is not in use."""
+        try:
+            while True:
+                data = self._free.pop()
+                if nbytes <= len(data):
+                    return data[:nbytes]
+        except IndexError:
+            return aligned(nbytes)
+
+    def exchange(self, data: memoryview, other: Bytes) -> Bytes | None:
+        """Give the memory of a whole slice away, and have the other memory instead."""
+        found = super().exchange(data, other)
+        if found is not None:
+            self.free(other.data)
+        return found
+
+    def free(self, data: memoryview) -> None:
+        """Take the memory of a whole slice back, to be read into again."""
+        if len(data) >= _PIECE and len(self._free) < _KEPT:
+            self._free.append(np.frombuffer(data, np.uint8))
 
 
 class FileBytes:

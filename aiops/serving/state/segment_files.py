@@ -90,7 +90,7 @@ class SegmentFiles:
         OSError
             When there is no room.
         """
-        self._longest = max(self._longest, nbytes)
+        self.expect(nbytes)
         with self._guard:
             spare = self._take(HEAD + nbytes + len(END))
         try:
@@ -114,6 +114,10 @@ class SegmentFiles:
             with self._guard:
                 self._reserved.discard(spare.number)
         return spare.file, spare.size
+
+    def expect(self, nbytes: int) -> None:
+        """Have the next segments have room for a row of this length, if the disk has it."""
+        self._longest = max(self._longest, nbytes)
 
     def hide(self) -> None:
         """Begin a journal that is none until `reveal`: after a crash before that it is removed."""
@@ -262,7 +266,8 @@ class SegmentFiles:
         short = self._disk.segment
         if self.kept == LARGEST:
             short = min(short, max(_FIRST, self._nbytes))
-        wanted = max(least, short, min(HEAD + _ROWS * self._longest, _LARGE))
+        one, many = HEAD + self._longest + len(END), HEAD + _ROWS * self._longest
+        wanted = max(least, short, one, min(many, _LARGE))
         for number in self._spares():
             if number in self._reserved:
                 continue

@@ -1,37 +1,31 @@
-"""The files of ``--state DIR``: open them, and recover from them."""
+"""The files of ``--state DIR``: open them, begin a journal in them, fence and clear them."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from aiops._version import __version__
 from aiops.durable.commit_gate import Acks
-from aiops.durable.follower_recorder import FollowerReplayer, check_follower
+from aiops.durable.follower_recorder import FollowerReplayer
 from aiops.durable.generations import Generations
 from aiops.durable.recorder import AppendRow
-from aiops.durable.recovery import Recovered, Replayer, begin_row, check_begin
-from aiops.engine.capture import needed_rows
+from aiops.durable.recovery import Recovered, Replayer, begin_row
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Warm
 from aiops.errors import DamagedState, Superseded, UsageError
-from aiops.kernels.parallel import ParallelMap
-from aiops.model.parts import LARGEST
-from aiops.net.disk import Disk, DiskFile, DiskLock
+from aiops.net.disk import Disk, DiskLock
 from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.recovery_files import FoundFiles, RecoveryFiles, read_at
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
 from aiops.state.directory import GenerationFile, StateIdentity, StateListing
-from aiops.state.file_bytes import FileBytes, Room
-from aiops.state.frames import JournalFrame
-from aiops.state.journal_scan import JournalScan
 from aiops.state.snapshot_file import SnapshotFile
 
 _log = logging.getLogger("aiops.server")
@@ -96,8 +90,7 @@ class StateFiles:
         self.folder, self._shard = folder, shard
         self.disk, self._salt, self._flag = disk, salt, flag
         self.segments = SegmentFiles(disk, folder, keep=keep)
-        self._base, self._void = 0, tuple[int, ...]()  # of the journal that was read
-        self._earlier = list[tuple[int, int]]()  # its segments, by their first and last rows
+        self._found = FoundFiles()  # by the last recovery
         try:
             self.disk.make_folder(folder)
             lock = disk.lock(folder / directory.LOCK, holder)
@@ -108,9 +101,6 @@ class StateFiles:
                 f"{folder} is in use by {lock}: end that server first, or name another --state"
             )
         self._lock: DiskLock = lock
-        self._damaged: list[int] = []  # the rows of snapshots that are not whole
-        self._later: list[int] = []  # of those that are not begun with, perhaps of lost moments
-        self._reading: list[DiskFile] = []  # segments
         try:
             self._open(new_run)
         except OSError as error:
@@ -181,7 +171,7 @@ class StateFiles:
             name = directory.snapshot_name(row)
             file = self.disk.open(self.folder / name)
             try:
-                header = SnapshotFile(partial(_read_at, file), file.size(), name).header
+                header = SnapshotFile(partial(read_at, file), file.size(), name).header
                 cut = header.owners.get("cut")
                 if type(cut) is int:
                     found[cut] = row
@@ -231,13 +221,10 @@ class StateFiles:
         UsageError
             When the server was started with other settings.
         """
-        try:
-            replayer = replayer or Replayer(engine, warm)
-            replayer.kernels = kernels
-            return self._recover(engine, policy, replayer)
-        finally:
-            while self._reading:
-                self._reading.pop().close()
+        replayer = replayer or Replayer(engine, warm)
+        replayer.kernels = kernels
+        reading = RecoveryFiles(self.folder, self.disk, self.origin)
+        return self._read_with(reading, reading.recover(engine, policy, replayer))
 
     def recover_follower(
         self, follower: Follower, replayer: FollowerReplayer | None = None
@@ -245,196 +232,16 @@ class StateFiles:
         """Bring a fresh follower to the state of the directory, as `recover`."""
         if not self.run:
             return None
-        listing = StateListing(self.disk.names(self.folder))
         if replayer is None:
             replayer = FollowerReplayer(follower, self.run, None, self.generations.back_to)
-        check = partial(check_follower, follower=follower, where=str(self.folder))
-        try:
-            base = self._restored(listing, replayer, follower.machine.parallel_map)
-            self._check_beginning(listing, base)
-            segments = self._segments_after(listing, base)
-            scan = JournalScan(self._segment, listing, base, segments, self.origin, passed=base)
-            last = self._replay(scan, base, replayer, check)
-            self._read_to(listing, base, scan, last)
-        finally:
-            while self._reading:
-                self._reading.pop().close()
-        recovered = replayer.finish()
-        return recovered if last else None
+        reading = RecoveryFiles(self.folder, self.disk, self.origin)
+        return self._read_with(reading, reading.recover_follower(follower, replayer))
 
-    def _recover(self, engine: Engine, policy: str, replayer: Replayer) -> Recovered | None:
-        listing = StateListing(self.disk.names(self.folder))
-        base = self._restored(listing, replayer, engine.machine.parallel_map)
-        self._check_beginning(listing, base)
-        segments = self._segments_after(listing, base)
-        replayer.room = room = Room()
-        read = partial(self._segment, room=room)  # a row is handled before the next is read
-        scan = JournalScan(read, listing, base, segments, self.origin, passed=base)
-        if replayer.lost:  # then what follows was lost too, or is of no use
-            self._base, self._void = base, tuple(each for each in segments if each > base)
-            self._damaged += [row for row in self._later if row > base]
-            _log.error(
-                "%s: %d pushes that were queued at row %d are lost, as the system ended before it"
-                " had written them to the disk, and so are the rows after it",
-                *(self.folder, replayer.lost, base),
-            )
-            return replayer.finish()
-        check = partial(check_begin, policy=policy, engine=engine, where=str(self.folder))
-        last = self._replay(scan, base, replayer, check)
-        self._read_to(listing, base, scan, last)
-        return replayer.finish() if last else None
-
-    def _replay(
-        self,
-        scan: JournalScan,
-        base: int,
-        replayer: Replayer | FollowerReplayer,
-        check: Callable[[JournalFrame], None],
-    ) -> int:
-        """Replay the rows after a row; return the last one's number."""
-        last = base
-        for found in self._rows_of(scan, base):
-            if found.number > base and not replayer.goes_on_with(found):
-                scan.end_before(found.number)
-                self._undone(scan.lost)
-                break
-            last = max(last, found.number)
-            if found.number == 1:
-                check(found)
-                if not base:
-                    replayer.begin(found)
-            elif found.number > base:
-                replayer.feed(found)
-        return last
-
-    def _rows_of(self, scan: JournalScan, base: int) -> Iterator[JournalFrame]:
-        """Return a journal's rows, up to its end or up to rows that a damaged snapshot has covered.
-
-        A journal may have ended, and may have been taken up again behind a snapshot. If that is
-        damaged, there is no way over the gap, and the rows before it are the newest whole state.
-
-        Raises
-        ------
-        DamagedState
-            When other rows are damaged, or there is none before.
-        """
-        row = base
-        try:
-            for found in scan:
-                row = max(row, found.number)
-                yield found
-        except DamagedState as error:
-            at = error.details.get("row", LARGEST)
-            if not row or at > max(self._damaged, default=0):
-                raise
-            scan.end_before(at)
-            _log.error(
-                "%s: the newest snapshot is damaged, and the journal before it ended with row %d:"
-                " the state after that row is taken, which is the newest whole one; all that"
-                " followed is lost, and clients are told",
-                *(self.folder, row),
-            )
-
-    def _check_beginning(self, listing: StateListing, base: int) -> None:
-        """Check that there is a snapshot or a row to begin with, or that there never was one.
-
-        Raises
-        ------
-        DamagedState
-            When all snapshots are damaged and there is no journal.
-        """
-        if self._damaged and not (base or listing.segments):
-            raise DamagedState(f"{self.folder} is damaged: no snapshot in it is whole")
-
-    def _segments_after(self, listing: StateListing, base: int) -> tuple[int, ...]:
-        if self._later and not (base or listing.segments):
-            # Snapshots alone are kept, and the servers ended before all had their first.
-            _log.error(
-                "%s: no snapshot of one moment is on all servers of the model, so they begin"
-                " without it; clients are told what that has lost",
-                self.folder,
-            )
-            return ()
-        if self._later and not (base or 1 in listing.segments):
-            raise DamagedState(
-                f"{self.folder} begins with a moment that another server of the model has lost, so"
-                " they have none together any more: put back copies that were taken at one time, or"
-                " begin with a --save"
-            )
-        return listing.segments_after(base)
-
-    def _undone(self, rows: int) -> None:
-        """Say that rows are no part of the journal any more."""
-        _log.error(
-            "%s: its last %d rows are undone: other servers of the model do not have what they"
-            " follow from; all go back to the newest moment that they have together, and clients"
-            " are told",
-            *(self.folder, rows),
-        )
-
-    def _read_to(self, listing: StateListing, base: int, scan: JournalScan, last: int) -> None:
-        """Note where the journal ends, and say what is missing of it."""
-        self._base, self._void = base, scan.void
-        self._damaged += [row for row in self._later if row > last]
-        kept = [each for each in listing.segments_after(base) if each not in scan.void]
-        self._earlier = [(one, other - 1) for one, other in pairwise([*kept, last + 1])]
-        if scan.torn:
-            _log.warning("%s: %d bytes at its end are not a whole row", *scan.torn)
-        if scan.void:
-            _log.error(
-                "%s: %d rows are lost, as they were not written to the disk before the system or"
-                " the journal ended; the segments of the journal from %s on, which follow them, are"
-                " removed",
-                *(self.folder, scan.lost, directory.journal_name(scan.void[0])),
-            )
-
-    def _queued(self, listing: StateListing, rows: Sequence[int]) -> dict[int, JournalFrame]:
-        """Return these rows, as far as the journal has them: it may have ended before."""
-        wanted, found = {*rows}, dict[int, JournalFrame]()
-        first = listing.segment_of(rows[0]) if rows else None
-        if first is None:
-            return found
-        segments = [each for each in listing.segments if each >= first]
-        passed = rows[0] - 1
-        for row in JournalScan(self._segment, listing, rows[-1], segments, self.origin, passed):
-            if row.number in wanted:
-                found[row.number] = row
-            if row.number >= rows[-1]:
-                break
-        return found
-
-    def _restored(
-        self,
-        listing: StateListing,
-        replayer: Replayer | FollowerReplayer,
-        parallel_map: ParallelMap,
-    ) -> int:
-        """Restore the newest snapshot that is whole; return its row, 0 if there is none."""
-        for row in listing.snapshots:
-            name = directory.snapshot_name(row)
-            file = self.disk.open(self.folder / name)
-            try:
-                try:
-                    snapshot = SnapshotFile(partial(_read_at, file), file.size(), name)
-                    snapshot.verify(parallel_map)
-                except DamagedState as error:
-                    _log.error("%s; the one before it is taken", error)
-                    self._damaged.append(row)
-                    continue
-                why = directory.foreign(name, snapshot.header.origin, self.origin)
-                if why:
-                    raise DamagedState(f"{why}: put back the file that was there", file=name)
-                if not replayer.begins_with(row, snapshot.header):
-                    _log.warning("%s: other servers of the model may not have its moment", name)
-                    self._later.append(row)
-                    continue
-                queued = self._queued(listing, needed_rows(snapshot.header.owners))
-                read = partial(snapshot.array, parallel_map=parallel_map)
-                replayer.restore(row, snapshot.header, read, queued)
-                return row
-            finally:
-                file.close()
-        return 0
+    def _read_with(self, reading: RecoveryFiles, recovered: Recovered | None) -> Recovered | None:
+        """Keep what a recovery has found."""
+        self._found = reading.found
+        self.segments.expect(reading.found.longest)
+        return recovered
 
     def begin(
         self,
@@ -503,7 +310,7 @@ class StateFiles:
             When the directory cannot be written.
         """
         if promoted:  # what was read at the start has been synced, or covered by snapshots since
-            self._base, self._void, self._earlier, self._damaged = row, (), [], []
+            self._found = FoundFiles(row)
         try:
             names = self.disk.names(self.folder)
             if row and self.segments.kept and 1 not in StateListing(names).segments:
@@ -522,8 +329,8 @@ class StateFiles:
             self._clean()
             if acks is Acks.APPLIED:
                 return None
-            earlier, synced = self._earlier, self._base
-            if acks >= Acks.DURABLE or self._void:
+            earlier, synced = self._found.earlier, self._found.base
+            if acks >= Acks.DURABLE or self._found.void:
                 earlier, synced = [], row
                 self._sync_journal()
             return JournalWriter(
@@ -558,11 +365,11 @@ class StateFiles:
 
     def _clean(self) -> None:
         """Remove what was found to be of no use."""
-        for row in self._damaged:
+        for row in self._found.useless:
             path = self.folder / directory.snapshot_name(row)
             self.disk.remove(path)
             _log.warning("%s, which is of no use, is removed", path)
-        for first in reversed(self._void):  # the last one first: what is left has no gap
+        for first in reversed(self._found.void):  # the last one first: what is left has no gap
             self.disk.remove(self.folder / directory.journal_name(first))
 
     @property
@@ -681,7 +488,7 @@ class StateFiles:
 
     def _sync_journal(self) -> None:
         """Sync the rows that were read: a killed server leaves them to the system."""
-        for first, _last in self._earlier:
+        for first, _last in self._found.earlier:
             file = self.disk.open(self.folder / directory.journal_name(first))
             try:
                 file.sync()
@@ -692,12 +499,6 @@ class StateFiles:
     def close(self) -> None:
         """Unlock the directory."""
         self._lock.release()
-
-    def _segment(self, name: str, *, room: Room | None = None) -> FileBytes:
-        """Return the bytes of a segment; the file stays open until all have been read."""
-        file = self.disk.open(self.folder / name)
-        self._reading.append(file)
-        return FileBytes(partial(_read_at, file), file.size(), room, file.written)
 
     def _read(self, name: str) -> memoryview:
         file = self.disk.open(self.folder / name)
@@ -722,10 +523,6 @@ class StateFiles:
 
 def _named(shard: int, shards: int) -> str:
     return "a whole model" if shards == 1 else f"shard {shard} of {shards}"
-
-
-def _read_at(file: DiskFile, at: int, into: memoryview) -> int:
-    return file.read(into, at)
 
 
 def _versions(engine: Engine) -> list[int]:
