@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from aiops.net.cpu_count import leave_blas_alone
+from aiops.cli import starting
 
 
 def main() -> None:
     """Run the command line."""
     if sys.argv[1:2] == ["serve"]:
-        leave_blas_alone()
+        starting.begin()
     from aiops.cli.main import main as run
 
     run()

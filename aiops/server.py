@@ -6,9 +6,9 @@ The shell itself is `aiops.serving.server`, the command line `aiops.cli.serve`.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before NumPy is imported
-    from aiops.net.cpu_count import leave_blas_alone
+    from aiops.cli import starting
 
-    leave_blas_alone()
+    starting.begin()
 
 from aiops.serving.embedded import serve
 from aiops.serving.server import Server

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import typer
 
+from aiops.cli import starting
 from aiops.serving.config import Config, read_file, settings_of
 
 _SOURCES = ("DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # as typer names them; the last wins
@@ -146,6 +147,7 @@ def serve(config: Config) -> None:
 
     def announce(url: str) -> None:
         print(url, flush=True)
+        starting.end()
         if config.standby is None:
             logger.info("serving %s at %s", config.policy, url)
         else:

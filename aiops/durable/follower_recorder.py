@@ -396,7 +396,7 @@ class FollowerReplayer:
 
     @property
     def large(self) -> bool:
-        """Whether an update of the shard takes long enough for other work beside it."""
+        """True if an update of the shard takes long enough for other work beside it."""
         shard = self._follower.shard
         return shard is not None and shard.store.cost > SMALL
 

@@ -143,7 +143,7 @@ class Replayer:
 
     @property
     def large(self) -> bool:
-        """Whether an update of the model takes long enough for other work beside it."""
+        """True if an update of the model takes long enough for other work beside it."""
         return self._engine.store is not None and self._engine.store.cost > SMALL
 
     def feed(self, frame: JournalFrame) -> None:

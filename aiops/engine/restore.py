@@ -163,6 +163,13 @@ def aligned_array(read: ReadArray, name: str, nbytes: int) -> Bytes:
     return data
 
 
+def first_version(read: ReadArray, nbytes: int, memory: Memory) -> Bytes:
+    """Return the parameters, in memory that becomes that of a version."""
+    data = memory.room(nbytes)
+    read("params", data)
+    return data
+
+
 def _begun(engine: Engine, owners: Mapping[str, Any], read: ReadArray) -> Training:
     """Make everything that depends on the model, with the parameters of the capture."""
     rows, described = owners["model"]
@@ -170,7 +177,8 @@ def _begun(engine: Engine, owners: Mapping[str, Any], read: ReadArray) -> Traini
     tables, nbytes = Tables.from_description(described, layout.index), layout.nbytes
     if options.shards > 1:  # the first part is here
         nbytes = Placement.even(layout, options.shards, options.shard_bytes).layouts[0].nbytes
-    return engine.begin(Definition(layout, aligned_array(read, "params", nbytes), tables))
+    params = first_version(read, nbytes, engine.machine.memory)
+    return engine.begin(Definition(layout, params, tables))
 
 
 class RestoredVersions:

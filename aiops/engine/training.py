@@ -92,8 +92,9 @@ class Training:
         if options.shards > 1:
             placement = Placement.even(layout, options.shards, options.shard_bytes)
             held = placement.layouts[0]
-            data = aligned(held.nbytes)
-            data[:] = definition.data[: held.nbytes]
+            if len(data) > held.nbytes:  # a restored model's other parts are not here
+                data = aligned(held.nbytes)
+                data[:] = definition.data[: held.nbytes]
         try:
             self.store = store = Store(
                 layout,

@@ -25,6 +25,7 @@ from numba.extending import intrinsic, overload
 
 from aiops.kernels.gradient_loaders import TURN
 from aiops.kernels.lazy_numba import HELPERS, NumbaWord
+from aiops.kernels.numba_registries import load_registries
 
 __all__ = [
     "AHEAD",
@@ -56,6 +57,8 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+load_registries()
 
 
 def array_of(dtype: str, *, writable: bool = False) -> Any:

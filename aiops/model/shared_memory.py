@@ -129,6 +129,10 @@ class Memory:
         """Return an arena with uninitialised values."""
         return Arena(layout, aligned(layout.nbytes))
 
+    def room(self, nbytes: int) -> Bytes:
+        """Return uninitialised memory for the data of `holding`."""
+        return aligned(nbytes)
+
     def holding(self, layout: Layout, data: Bytes) -> Arena:
         """Return an arena of ``data``, which belongs to the arena from then on."""
         return Arena(layout, data)
@@ -145,6 +149,9 @@ _SMALL = 16 * 1024
 class SharedMemory(Memory):
     """Makes each arena of at least 16 KiB in a segment of its own."""
 
+    def __init__(self) -> None:
+        self._room: Segment | None = None  # the last one that was made for `holding`
+
     def arena(self, layout: Layout) -> Arena:
         """Return an arena with uninitialised values."""
         if layout.nbytes < _SMALL:
@@ -152,10 +159,20 @@ class SharedMemory(Memory):
         segment = Segment(layout.nbytes)
         return Arena(layout, segment.data, segment)
 
+    def room(self, nbytes: int) -> Bytes:
+        """Return the memory of a segment, if it is that of an arena, which is not copied then."""
+        if nbytes < _SMALL:
+            return super().room(nbytes)
+        self._room = Segment(nbytes)
+        return self._room.data
+
     def holding(self, layout: Layout, data: Bytes) -> Arena:
-        """Return an arena with the values of ``data``; in a segment it is a copy."""
+        """Return an arena with the values of ``data``, copied unless it is the last `room`."""
         if layout.nbytes < _SMALL:
             return super().holding(layout, data)
+        segment, self._room = self._room, None
+        if segment is not None and segment.data is data:
+            return Arena(layout, data, segment)
         made = self.arena(layout)
         made.data[:] = data
         return made

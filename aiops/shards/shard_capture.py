@@ -25,6 +25,7 @@ from aiops.engine.restore import (
     RestoredVersions,
     aligned_array,
     check_settings,
+    first_version,
     restore_store,
 )
 from aiops.model.parts import Part
@@ -95,9 +96,9 @@ def restore_shard(follower: Follower, found: Captured, read: ReadArray) -> Shard
     owners: Mapping[str, Any] = found.owners
     order = decode(owners["load"])
     assert isinstance(order, LoadShard), "it begins a shard"
-    shard = follower.load(order, aligned_array(read, "params", Shard.nbytes_of(order)))
-    store, replica = shard.store, shard.replica
     memory = follower.machine.memory
+    shard = follower.load(order, first_version(read, Shard.nbytes_of(order), memory))
+    store, replica = shard.store, shard.replica
     versions = RestoredVersions(store, replica, memory, owners["versions"], read)
     restore_store(store, replica, owners, read)
     held = {(number, mine): versions.lease(place) for number, mine, place in owners["held"]}

@@ -129,6 +129,17 @@ class TestRooms:
         arena.views["w"][:] = 1
         assert data[0] == 0, "it is a copy"
 
+    def test_a_version_is_made_of_memory_that_was_made_for_it(self) -> None:
+        memory = SharedMemory()
+        data, other = memory.room(LAYOUT.nbytes), memory.arena(LAYOUT).data
+        data[:] = 1
+        made = memory.holding(LAYOUT, data)
+        assert made.data is data
+        assert isinstance(made.segment, Segment)
+        assert memory.holding(LAYOUT, data).data is not data  # it is another version's
+        assert memory.holding(LAYOUT, other).data is not other
+        assert isinstance(Memory().room(10), np.ndarray)
+
     def test_small_models_are_not_worth_it(self) -> None:
         small = Layout((("w", "float32", (8,)),))
         data = np.zeros(32, np.uint8)

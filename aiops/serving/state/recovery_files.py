@@ -30,7 +30,7 @@ _log = logging.getLogger("aiops.server")
 
 @dataclass(slots=True)
 class FoundFiles:
-    """What a recovery leaves to the start that follows it.
+    """The findings of a recovery, for the start that follows it.
 
     Attributes
     ----------
