@@ -17,6 +17,9 @@ _PAUSES, _WRITINGS = 10.0, 3.0
 """The time from one snapshot to the next, at least, in pauses of training and in times of writing:
 so these take a tenth and a third of the time at most."""
 
+_FIRST = 2.0
+"""Seconds from a start, in which clients that have waited for it come first."""
+
 _RETRY = 10.0
 """Seconds after which a snapshot that failed is tried again, at most."""
 
@@ -43,18 +46,19 @@ class SnapshotRule:
     not apply before ten times as long as the last one kept updates waiting has passed since it
     began, and three times as long as it took to be written. So the journal and the time of a start
     are bounded, by what the machine does in that time, and snapshots take a bounded part of it.
+    Nor does it apply in the first two seconds of a server.
 
     Parameters
     ----------
     every
         Seconds.
     now
-        The time.
+        The time, at the server's start.
     """
 
     def __init__(self, every: float, now: float) -> None:
         self._every = every
-        self._next, self._not_before = now + every, now
+        self._next, self._not_before = now + every, now + _FIRST
 
     def due(self, now: float, unsaved: Unsaved) -> bool:
         """Return whether a snapshot is to be taken now, if none is being taken or written."""

@@ -29,6 +29,9 @@ Short segments are soon used again, so that fewer are made; to begin one takes a
 row of 1 MiB.
 """
 
+_OTHERS = 1 << 16
+"""Bytes of room for short rows beside a longest one, at most: a start begins with some."""
+
 _FEWEST, _SPARE_BYTES = 2, 1 << 30
 """Of spares: these many at least, and no more than are so long together."""
 
@@ -266,7 +269,8 @@ class SegmentFiles:
         short = self._disk.segment
         if self.kept == LARGEST:
             short = min(short, max(_FIRST, self._nbytes))
-        one, many = HEAD + self._longest + len(END), HEAD + _ROWS * self._longest
+        one = HEAD + min(_OTHERS, self._longest) + self._longest + len(END)
+        many = HEAD + _ROWS * self._longest
         wanted = max(least, short, one, min(many, _LARGE))
         for number in self._spares():
             if number in self._reserved:

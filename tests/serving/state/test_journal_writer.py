@@ -332,3 +332,18 @@ def test_a_file_that_was_ready_is_a_spare_again(journal: Callable[..., Journal])
     assert made.listing().spares
     assert made.files.remove_spares()
     assert not made.listing().spares
+
+
+def test_a_segment_has_room_for_the_longest_row_that_is_expected(tmp_path: Path) -> None:
+    """And for the short rows with which a start begins; if the disk has less, for fewer."""
+    disk, longest = FaultyDisk(), 65 << 20
+    files = SegmentFiles(disk, tmp_path)
+    files.expect(longest)
+    file, size = files.begin(1, bytes(HEAD), 0, synced=False)
+    assert longest + (1 << 15) < size < longest + (1 << 17)
+    file.close()
+    files.expect(100)  # does not make it less
+    disk.full_at = size + SMALL
+    file, size = files.begin(2, bytes(HEAD), 0, synced=False)
+    assert 0 < size <= SMALL
+    file.close()
