@@ -68,6 +68,22 @@ def filled(size: int, dtype: np.dtype[Any], value: float, parallel_map: Parallel
     return array
 
 
+def beside(busy: Callable[[], bool], parallel_map: ParallelMap) -> ParallelMap:
+    """Return a map that does one piece after the other while a thread is busy, and then shares.
+
+    So that thread has a processor to itself, if there are two.
+    """
+
+    def share(pieces: Sequence[Callable[[], Any]]) -> None:
+        at = 0
+        while at < len(pieces) and busy():
+            pieces[at]()
+            at += 1
+        parallel_map(pieces[at:])
+
+    return share
+
+
 def add(target: Array, other: Array, parallel_map: ParallelMap) -> Array:
     """Add a flat array to another of its dtype, ``target``, in place; return that."""
     if parallel_map is serial_map or target.nbytes < LARGE:

@@ -73,6 +73,8 @@ class EffectRunner:
         By type of effect, the function that carries it out and returns an immediate event or None.
     at_once
         Bytes: an update that touches no more is done on the event loop, at present.
+    gentle
+        Whether warming yields to the event loop; False while that waits for it.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class EffectRunner:
         self._make_runner = partial(env.kernel_runner, loop, failed)
         self._runner = self._make_runner()
         self._warmer: KernelRunner | None = None  # compiles kernels, while there are any to compile
-        self._closing = False
+        self._closing, self.gentle = False, True
         self._gentle_until = 0.0  # the time until which warming yields to the loop
         self._warmings = 0  # warmings under way; updates run on its thread meanwhile
         self.at_once = self._runner.at_once
@@ -221,7 +223,8 @@ class EffectRunner:
     def _warm_step(self, step: Callable[[], object]) -> None:
         if self._closing:
             return
-        with yielding() if self._now() < self._gentle_until else nullcontext():
+        gentle = self.gentle and self._now() < self._gentle_until
+        with yielding() if gentle else nullcontext():
             step()
 
     def _warmed(self, _done: None) -> None:

@@ -284,6 +284,7 @@ class Server:
                 if not next_term:
                     self._state_files.check_not_superseded()
                 if self._state_files.generation:  # then there are updates to be repeated, at once
+                    self._runner.gentle = False
                     self._runner.perform(preparation)
                     prepared = True
             if self._links is not None:
@@ -295,7 +296,7 @@ class Server:
             model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
-            self._listener = listener
+            self._listener, self._runner.gentle = listener, True
             await self._listen(listener)
         except BaseException as error:
             self._listener = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from aiops.algorithms import find
 from aiops.kernels import Spans, build, parallel, surveyor
-from aiops.kernels.parallel import add, copy, cut, filled, serial_map, survey, update
+from aiops.kernels.parallel import add, beside, copy, cut, filled, serial_map, survey, update
 from aiops.kernels.payloads import FORMATS
 
 BACKENDS = ("numpy", "numba")
@@ -136,3 +137,19 @@ def test_an_update_from_payloads(backend: str, codec: str) -> None:
         sums = update(kernel, parallel_map, spans, (0.5, base, grad, base, state, ()), whole=True)
         found.append([array.tobytes() for array in (sums, base, *state)])
     assert found[0] == found[1]
+
+
+def test_a_processor_is_left_to_a_thread_that_is_busy() -> None:
+    done, shared = list[int](), list[int]()
+
+    def share(pieces: Sequence[Callable[[], Any]]) -> None:
+        shared.append(len(pieces))
+        serial_map(pieces)
+
+    def pieces(count: int) -> list[Callable[[], Any]]:
+        return [partial(done.append, number) for number in range(count)]
+
+    beside(lambda: len(done) < 3, share)(pieces(5))
+    assert (done, shared) == ([0, 1, 2, 3, 4], [2])
+    beside(lambda: True, share)(pieces(2))
+    assert (done[5:], shared) == ([0, 1], [2, 0])

@@ -143,7 +143,11 @@ class KeptState:
         began = time.perf_counter()
         if recovered is None:
             kernels = partial(warmed.wait, _KERNELS)  # those that were begun before are ready too
-            recovered = files.recover(engine, policy, perform, kernels=kernels)
+            recovered = files.recover(
+                *(engine, policy, perform),
+                kernels=kernels,
+                loading=lambda: not warmed.is_set(),
+            )
         if recovered is not None and init is not None:
             raise UsageError(
                 f"--init {init} is for a new state, and {files.folder} is at version"

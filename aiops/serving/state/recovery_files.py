@@ -14,7 +14,7 @@ from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
 from aiops.errors import DamagedState
-from aiops.kernels.parallel import ParallelMap
+from aiops.kernels.parallel import ParallelMap, beside
 from aiops.model.parts import LARGEST
 from aiops.net.disk import Disk, DiskFile
 from aiops.shards.follower import Follower
@@ -62,6 +62,8 @@ class RecoveryFiles:
         The state's directory, which is locked, and its file system.
     origin
         The run whose state it is, the number of the shard and that of all shards.
+    loading
+        Returns whether kernels are being loaded on another thread, which a start waits for.
 
     Attributes
     ----------
@@ -69,8 +71,14 @@ class RecoveryFiles:
         What was found.
     """
 
-    def __init__(self, folder: Path, disk: Disk, origin: tuple[str, int, int]) -> None:
-        self._folder, self._disk, self._origin = folder, disk, origin
+    def __init__(
+        self,
+        folder: Path,
+        disk: Disk,
+        origin: tuple[str, int, int],
+        loading: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._folder, self._disk, self._origin, self._loading = folder, disk, origin, loading
         self.found = FoundFiles()
         self._listing = StateListing(disk.names(folder))
         self._later: list[int] = []  # snapshots that are not begun with, perhaps of lost moments
@@ -121,6 +129,7 @@ class RecoveryFiles:
 
     def _restored(self, replayer: Replayer | FollowerReplayer, parallel_map: ParallelMap) -> int:
         """Restore the newest snapshot that is whole; return its row, 0 if there is none."""
+        parallel_map = beside(self._loading, parallel_map)
         for row in self._listing.snapshots:
             name = directory.snapshot_name(row)
             file = self._disk.open(self._folder / name)

@@ -194,6 +194,7 @@ class StateFiles:
         warm: Callable[[Warm], object] | None = None,
         replayer: Replayer | None = None,
         kernels: Callable[[], object] | None = None,
+        loading: Callable[[], bool] = lambda: False,
     ) -> Recovered | None:
         """Bring a fresh engine to the state of the directory.
 
@@ -208,6 +209,8 @@ class StateFiles:
             Replays the rows; default: to the engine.
         kernels
             Waits for kernels that are being compiled (`Replayer`).
+        loading
+            Returns whether they still are.
 
         Returns
         -------
@@ -223,7 +226,7 @@ class StateFiles:
         """
         replayer = replayer or Replayer(engine, warm)
         replayer.kernels = kernels
-        reading = RecoveryFiles(self.folder, self.disk, self.origin)
+        reading = RecoveryFiles(self.folder, self.disk, self.origin, loading)
         return self._read_with(reading, reading.recover(engine, policy, replayer))
 
     def recover_follower(
