@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,19 @@ from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Reply
 from aiops.errors import AiopsError, ConflictError, UsageError
+from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
+from aiops.net.thread_pool import pool_of
 from aiops.serving.config import Config
 from aiops.serving.state import kept_state
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import journal_name
+from aiops.state.frames import SegmentScan
 from aiops.state.snapshot_file import SnapshotHeader
+from aiops.store.resources import Resources
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
 from tests.support import Process, ServerThread
@@ -79,6 +84,7 @@ def recovered(
     folder: Path,
     settings: Mapping[str, Any],
     kernels: Callable[[], object] | None = None,
+    parallel_map: ParallelMap = serial_map,
 ) -> Engine:
     """Return a fresh engine, brought to the state that a copy of a folder holds."""
     chosen = {**settings}
@@ -87,7 +93,8 @@ def recovered(
         if name in chosen:
             chosen[name] = [chosen[name]]
     config = Config(**chosen)
-    engine = Engine(find(config.policy).make(config.settings()), config.options())
+    machine = Resources(parallel_map=parallel_map)
+    engine = Engine(find(config.policy).make(config.settings()), config.options(), machine)
     files = StateFiles(folder, SystemDisk(), "a test", "0" * 16, lambda: 1)
     files.recover(engine, config.policy, kernels=kernels)
     files.close()
@@ -111,6 +118,51 @@ def test_a_replay_of_a_large_model_waits_for_its_kernels(
     engine = recovered(tmp_path / "state", {"policy": "asgd"}, lambda: waited.append(1))
     assert engine.version == 2
     assert len(waited) == waits
+
+
+def read_first(pieces: Sequence[Callable[[], Any]]) -> None:
+    for piece in reversed(pieces):
+        piece()
+
+
+async def push_together(url: str, model: Mapping[str, Array]) -> None:
+    """Define a model, and push five gradients while the first is applied."""
+    gradients = [{"w": np.full_like(model["w"], 0.01 * number)} for number in range(1, 6)]
+    async with aiops.AsyncWorker(url, model), aiops.AsyncClient(url, role="worker") as client:
+        params = await client.fetch()
+        await asyncio.gather(*(client.push(params, gradient) for gradient in gradients))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+def test_a_row_that_is_read_while_another_is_replayed(torn: bool, tmp_path: Path) -> None:
+    """Its memory is another, also where a row is not whole and the rest is searched for more."""
+    settings = {"policy": "fasgd", "kernels": "numpy"}
+    model = {"w": np.zeros(3 << 20, np.float32)}  # its updates take 72 MiB: they have a thread
+    with ServerThread(**settings, state=tmp_path / "s", snapshot_every=1000.0) as server:
+        asyncio.run(push_together(server.url, model))
+        expected, _report = copy(server, tmp_path / "s", tmp_path / "state")
+    pushes = [
+        (path, row)
+        for path in sorted((tmp_path / "state").glob("journal-*"))
+        for row in SegmentScan(path.read_bytes(), path.name)
+        if len(row.payload) == model["w"].nbytes
+    ][1:]
+    numbers = [row.number for _path, row in pushes]
+    assert len(numbers) == 5
+    assert numbers[0] + 1 in numbers, "one was received while another was applied"
+    if torn:
+        path, row = pushes[-1]
+        with path.open("r+b") as file:
+            file.seek(row.end - 5)
+            file.write(bytes(byte ^ 1 for byte in row.payload[-5:]))
+    engines = []
+    for number, parallel_map in enumerate((serial_map, read_first, pool_of(2).all)):
+        folder = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "state", folder)
+        engines.append(recovered(folder, settings, None, parallel_map))
+    assert len({digest(engine) for engine in engines}) == 1
+    assert (digest(engines[0]) == expected) is not torn
 
 
 def train(url: str, start: Mapping[str, Array], seed: int, steps: int) -> None:
