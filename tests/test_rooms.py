@@ -49,7 +49,7 @@ ARROWS: Mapping[str, str] = {
                       " shards net state durable",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
-    "launch":         "errors common net client",
+    "launch":         "_version errors common net client",
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
                       " net serving client sim",
@@ -73,7 +73,7 @@ SHELLS = {
 }
 
 PURE_IN_SHELLS: Mapping[str, str] = {
-    "launch": "supervision program joining",
+    "launch": "supervision program joining findings",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending known_run restarts server_info handshake shard_channel shards"
     " strategies training_loop steady program calls backoff",

@@ -21,7 +21,8 @@ from aiops.errors import AiopsError, Superseded
 COMMANDS: Mapping[str, str] = {
     "serve": "Run a server.",
     "run": "Run a program as workers of a server, on this machine.",
-    "join": "Run a program as one worker of a job of torchrun, srun, mpirun.",
+    "join": "Join a job of torchrun, srun or mpirun, as a worker.",
+    "doctor": "Check the surroundings: launcher, server, machine.",
     "demo": "Train the papers' perceptron with real processes.",
     "simulate": "Simulate thousands of clients in turns, without a clock.",
     "cluster": "Simulate a cluster and its links in virtual time.",

@@ -17,7 +17,17 @@ from aiops.engine.training import Training
 from aiops.errors import StaleGradient
 
 _OF_THE_PROCESS = (
-    *("profile", "file_errors", "state", "kernels", "device", "versions_alive", "versions_spare"),
+    *(
+        "profile",
+        "file_errors",
+        "state",
+        "aiops",
+        "time",
+        "kernels",
+        "device",
+        "versions_alive",
+        "versions_spare",
+    ),
     *("versions_copied", "receive_bytes", "receive_bytes_peak", "rows_bytes", "rows_bytes_peak"),
 )
 _OF_CONNECTIONS = (

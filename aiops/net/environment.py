@@ -98,6 +98,8 @@ class Environment:
     ----------
     now
         Seconds of a monotonic clock, the same as that of the event loop's timers.
+    wall_clock
+        Seconds since 1970, for people.
     token_bytes, randbelow
         Entropy: the given number of random bytes; a random integer from 0 to below the argument.
     kernel_runner
@@ -134,6 +136,7 @@ class Environment:
     """
 
     now: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
     randbelow: Callable[[int], int] = secrets.randbelow
     kernel_runner: Callable[

@@ -22,7 +22,7 @@ _WAITING = 1024
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
-def _wanted() -> bool:
+def wanted() -> bool:
     """Return whether this process may use it: the system can, and AIOPS_NO_SHM is not set."""
     forbidden = os.environ.get("AIOPS_NO_SHM", "").lower() not in ("", "0", "false", "no", "off")
     return available() and not forbidden
@@ -118,7 +118,7 @@ def reach(host: str, port: int) -> socket.socket | None:
     It does not block; call `welcomed` next. A server that listens on all addresses is found at
     each.
     """
-    if not _wanted():
+    if not wanted():
         return None
     everywhere = "::" if ":" in host else "0.0.0.0"
     for name in dict.fromkeys((host, everywhere, "::")):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import forks, urls
 from aiops.durable.commit_gate import Acks, EncodedReply
@@ -211,6 +212,8 @@ class Server:
             "profile": self._profile.report() if self._profile is not None else None,
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
             "state": self._state_report(),
+            "aiops": __version__,
+            "time": self._env.wall_clock(),
         }
 
     def _state_report(self) -> dict[str, Any] | None:

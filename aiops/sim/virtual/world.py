@@ -107,6 +107,7 @@ class World:
         entropy = random.Random(f"aiops {seed}")
         self.environment = Environment(
             now=self.loop.time,
+            wall_clock=self.loop.time,
             token_bytes=entropy.randbytes,
             randbelow=entropy.randrange,
             kernel_runner=lambda loop, failed: VirtualKernelRunner(loop, failed, apply_seconds),
