@@ -83,6 +83,7 @@ def written() -> dict[str, list[Path]]:
         *(ROOT / "aiops").rglob("*.py"),
         *(ROOT / "benchmarks").rglob("*.py"),
         *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "deploy").rglob("*.py"),
         *(ROOT / "docs" / "_tools").rglob("*.py"),
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),

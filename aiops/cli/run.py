@@ -32,13 +32,6 @@ Seed = Annotated[int, typer.Option(min=0, help="AIOPS_SEED of all workers.")]
 Logs = Annotated[
     Path | None, typer.Option(help="Folder: what each process prints goes to a file there.")
 ]
-Batch = Annotated[
-    bool | None,
-    typer.Option(
-        "--batch/--no-batch",
-        help="Workers do not interrupt each other; default: if there are more than processors.",
-    ),
-]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="The server's; default: any.")]
 Target = Annotated[str, typer.Argument(metavar="PROGRAM", help="A script, or with -m a module.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="What it is given.")]
@@ -58,7 +51,6 @@ def run(
     worker_threads: Threads = None,
     seed: Seed = 0,
     logs: Logs = None,
-    batch: Batch = None,
     port: Port = None,
 ) -> None:
     """Run a program as several workers of one server, on this machine.
@@ -90,7 +82,6 @@ def run(
             Team(count, count, 0, seed, worker_threads or share(count)),
             *(settings.flags, supervision, watcher),
             environment=settings.environment,
-            batch=count > usable() if batch is None else batch,
         )
         status = run_job(job)
     raise typer.Exit(status)

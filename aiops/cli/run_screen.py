@@ -194,7 +194,7 @@ class Screen:
         self._looked = now
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        elif now >= self._shown + _EVERY and self._report is not None:
+        elif now >= self._shown + _EVERY and report is not None:
             self._shown = now
             self._print(self._line())
 

@@ -37,7 +37,7 @@ from aiops.launch.supervision import (
     WorkersSeen,
 )
 from aiops.net import signals
-from aiops.net.process_tree import Lines, busy_seconds, interrupt_less, kill_session, send
+from aiops.net.process_tree import Lines, busy_seconds, kill_session, send
 
 _LOOK, _ANSWER = 0.5, 1.0
 """Seconds between two looks at the server's statistics, and that it has to answer."""
@@ -78,6 +78,10 @@ def _stop(pid: int, how: str, number: int = signal.SIGINT) -> None:
         send(pid, signal.SIGTERM)
 
 
+def _ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 class Job:
     """A server and its workers, from the first process to the last.
 
@@ -95,8 +99,6 @@ class Job:
         Is told what happens.
     environment
         The variables of all processes.
-    batch
-        Workers do not interrupt each other, as `interrupt_less` says.
     under
         The processes of other ranks are another launcher's: what the worker here prints goes to
         this command's own output, and signals that are for programs are passed on to it.
@@ -113,13 +115,12 @@ class Job:
         watcher: Watcher,
         *,
         environment: Mapping[str, str],
-        batch: bool = False,
         under: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._program, self._team, self._flags = program, team, flags
         self._supervision, self._watcher, self._now = supervision, watcher, clock
-        self._batch, self._under = batch, under
+        self._under = under
         self._mark = secrets.token_hex(16)
         self._environment = {**environment, JOB: self._mark}
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
@@ -186,7 +187,9 @@ class Job:
             case Stop(rank, how, number):
                 if (rank, how) == (SERVER, END):
                     self._watcher.look(await self._look(), {})  # the last
-                if rank in self._children:
+                if rank in self._children and how == END and self._under:
+                    send(self._children[rank], signal.SIGINT)  # it ignores SIGTERM
+                elif rank in self._children:
                     _stop(self._children[rank], how, number)
             case Say(text):
                 self._watcher.say(text)
@@ -217,6 +220,8 @@ class Job:
             place = self._team.place(rank, restarts, self._url)
             environment = place.variables(self._environment)
         output = None if self._under and rank != SERVER else asyncio.subprocess.PIPE
+        # Schedulers send SIGTERM to all processes: the server is to end after the workers.
+        apart = self._under and rank == SERVER
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
@@ -224,9 +229,8 @@ class Job:
             stderr=output,
             env=environment,
             start_new_session=True,
+            preexec_fn=_ignore_sigterm if apart else None,
         )
-        if self._batch and rank != SERVER:
-            interrupt_less(process.pid)
         self._tell_reaper("begun", process.pid)
         self._children[rank] = process.pid
         self._watcher.begun(rank, restarts)

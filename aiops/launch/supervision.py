@@ -315,6 +315,7 @@ class Supervision:
         server = self._server
         server.runs, self._alone_since = False, inf
         if self._ending or self._stopping:
+            self._kill_workers = min(self._kill_workers, event.time + GRACE)  # they wait for it
             if event.status:
                 yield Say(f"{server.name} {ending(event.status)}")
                 self._fail(event.status)

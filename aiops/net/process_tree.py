@@ -58,15 +58,6 @@ def busy_seconds(pid: int) -> float | None:
     return (int(ran) + int(waited)) / 1e9
 
 
-def interrupt_less(pid: int) -> None:
-    """Have a process not interrupt others when it wakes up (SCHED_BATCH; Linux), nor its threads.
-
-    Call it before the process starts threads.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
-
-
 class Lines:
     """Splits bytes into lines of text, however they arrive."""
 

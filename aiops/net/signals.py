@@ -28,14 +28,24 @@ def handled(
 def each_handled(handlers: Mapping[signal.Signals, Callable[[int], None]]) -> Iterator[None]:
     """Have each of these signals call its handler, with its number, in the running event loop.
 
+    A SIGTERM that was ignored when the process began stays so: as ``nohup`` does with SIGHUP, its
+    parent keeps it from a signal that is sent to all processes of a job, and ends it otherwise.
+
     The handlers are removed at the end: uvloop's loop, when it ends, would leave the process
     without any.
     """
     loop = asyncio.get_running_loop()
+    ignored = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     for number, called in handlers.items():
-        loop.add_signal_handler(number, called, number)
+        # A handler that does nothing, and not SIG_IGN, which child processes would inherit.
+        does = _nothing if ignored and number == signal.SIGTERM else called
+        loop.add_signal_handler(number, does, number)
     try:
         yield
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)
+
+
+def _nothing(number: int) -> None:
+    pass

@@ -22,6 +22,7 @@ def status(**settings: object) -> int:
 def test_a_launcher_and_a_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # no line is broken
     for name, text in OPEN_MPI.items():
         monkeypatch.setenv(name, text)
     with ServerThread(policy="asgd") as server:

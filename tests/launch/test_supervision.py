@@ -297,6 +297,13 @@ class TestUnderAnotherLauncher:
         assert made.handle(ProcessEnded(12.0, 0, 0)) == [Stop(SERVER, END)]  # though others are
         assert made.handle(ProcessEnded(12.1, SERVER, 0)) == [Finish(143)]
 
+    def test_a_worker_does_not_wait_for_a_server_that_has_gone_first(self) -> None:
+        made = self.job()
+        made.handle(JobInterrupted(10.0, 15))
+        made.handle(ProcessEnded(11.0, SERVER, 0))
+        assert made.wake_at == 12.0
+        assert made.handle(JobTick(12.0)) == [Stop(0, KILL)]
+
 
 class Machine:
     """Runs a job's processes in no time at all, and ends them as they are drawn."""

@@ -39,3 +39,23 @@ def test_ctrl_c_interrupts_again_afterwards(loop: Callable[[], asyncio.AbstractE
         runner.run(main())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_a_sigterm_that_was_ignored_stays_so(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Child processes do not inherit that."""
+
+    async def main() -> None:
+        came = asyncio.get_running_loop().create_future()
+        with signals.handled(came.set_result):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            assert await came == signal.SIGINT
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main())
+    finally:
+        signal.signal(signal.SIGTERM, before)
