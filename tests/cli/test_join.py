@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from aiops.net.process_tree import having
+from tests.peers import eventually
 from tests.support import PATIENCE
 
 PROGRAM = """
@@ -88,9 +90,15 @@ def test_a_signal_ends_the_server_with_its_worker(program: Path) -> None:
     [process] = processes(1, "--policy", "asgd", program, "waits", environment=job)
     assert process.stdout is not None
     assert process.stdout.readline() == "waits\n"
+    mine = having(f"PMIX_NAMESPACE={job['PMIX_NAMESPACE']}")
+    [server] = (p for p in mine if b"aiops.server" in Path(f"/proc/{p}/cmdline").read_bytes())
+    os.kill(server, signal.SIGTERM)  # as a scheduler does, which sends it to all processes
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM
+    assert "'worker 0'" in err.partition("is gone: process ")[0], err  # it left, and was not left
+    assert "the server is shutting down" not in err.partition("is gone: process ")[0]
+    eventually(lambda: not having(f"PMIX_NAMESPACE={job['PMIX_NAMESPACE']}"), "all have ended")
 
 
 def test_what_cannot_work_is_a_sentence(program: Path, tmp_path: Path) -> None:
