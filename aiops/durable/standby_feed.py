@@ -1,8 +1,10 @@
 """Feed standbys from a journal: which rows a standby needs, and what its answers promise.
 
-A standby is fed from the segments of its primary's journal, up to the newest row that is in the
-file. If it holds rows that the primary does not, or needs some that are gone, it begins again: with
-row 1 if the journal has it, else with the newest snapshot.
+A standby is fed from the segments of its primary's journal, up to the newest row that is synced
+there. A row that is not may be lost with the power: the primary then tells the workers that it is,
+and goes on without it, so no standby may have it, or a promotion would bring it back. If a standby
+holds rows that the primary does not, or needs some that are gone, it begins again: with row 1 if
+the journal has it, else with the newest snapshot.
 
 With ``--acks replicated`` a row is committed when it is synced here and on a standby. If that takes
 longer than a deadline, the promise falls to ``durable``, until a standby has all rows again.
@@ -19,6 +21,7 @@ from typing import Protocol
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks
 from aiops.errors import DamagedState, RemoteProtocolError
+from aiops.model.parts import LARGEST
 from aiops.state.directory import GenerationStart, StateListing, journal_name
 from aiops.state.frames import HEAD, SegmentHead, SegmentScan
 from aiops.wire.standby_messages import RowsKept
@@ -91,8 +94,8 @@ class RowFeed:
         self._row = 0  # the row there; less than `next` while rows are skipped
         self._missing = 0  # a row that was not there although a later segment is
 
-    def read(self) -> RowBatch | None:
-        """Return the next rows; None: the next row is not in the file yet.
+    def read(self, last: int = LARGEST) -> RowBatch | None:
+        """Return the next rows, up to ``last``; None: the next row is not in the file yet.
 
         Raises
         ------
@@ -101,11 +104,13 @@ class RowFeed:
         OSError
             When the disk fails.
         """
+        if self.next > last:
+            return None
         moved = False
         while True:
             if self._segment is None and not self._open():
                 return None
-            found = self._scan()
+            found = self._scan(last)
             if found is not None and found.last >= self.next:
                 self.next = found.last + 1
                 return found
@@ -130,8 +135,8 @@ class RowFeed:
         self._at, self._row = HEAD, first
         return True
 
-    def _scan(self) -> RowBatch | None:
-        """Read the whole rows that come next in the segment."""
+    def _scan(self, until: int) -> RowBatch | None:
+        """Read the whole rows that come next in the segment, none after ``until``."""
         segment, nbytes = self._segment, BATCH
         assert segment is not None, "a segment is open"
         while True:
@@ -139,22 +144,24 @@ class RowFeed:
             data[:HEAD] = replace(segment, first=self._row).pack()
             got = self._files.read(segment.first, self._at, data[HEAD:])
             scan = SegmentScan(data[: HEAD + got], journal_name(segment.first))
-            begin, first, last = HEAD, 0, 0
+            begin, first, last, end = HEAD, 0, 0, HEAD
             try:
                 for frame in scan:
+                    if frame.number > until:
+                        break
                     if frame.number < self.next:
                         begin = frame.end
                     else:
                         first = first or frame.number
-                    last = frame.number
+                    last, end = frame.number, frame.end
             except DamagedState as error:
                 raise RowsGone(str(error)) from None
             if last:
-                self._at += scan.end - HEAD
+                self._at += end - HEAD
                 self._row = last + 1
                 if not first:
                     return RowBatch(last, last, data[:0])
-                batch = bytearray(data[begin - HEAD : scan.end])
+                batch = bytearray(data[begin - HEAD : end])
                 batch[:HEAD] = replace(segment, first=first).pack()
                 return RowBatch(first, last, memoryview(batch))
             if got < nbytes or not scan.torn:
@@ -271,6 +278,8 @@ class Replication:
         The time, in seconds.
     row
         The last row of the journal.
+    synced
+        The last one that is known to be synced.
 
     Attributes
     ----------
@@ -280,14 +289,16 @@ class Replication:
         Those that are connected, by the number of their connections.
     newest
         The newest row of the journal.
+    here
+        The newest row that is synced here.
     """
 
-    def __init__(self, wanted: Acks, deadline: float, now: float, row: int) -> None:
+    def __init__(self, wanted: Acks, deadline: float, now: float, row: int, synced: int) -> None:
         self.wanted, self._deadline = wanted, deadline
         self.level = wanted
         self.standbys: dict[int, StandbyProgress] = {}
         self.newest = row
-        self._here = row  # synced
+        self.here = synced
         self._committed = 0
         self._nbytes = 0  # of the journal
         self._since, self._waiting = now, row  # when it was looked for which row
@@ -300,15 +311,15 @@ class Replication:
 
     def synced_here(self, row: int) -> int:
         """Note that the journal is synced up to a row; return the row that is committed."""
-        self._here = max(self._here, row)
+        self.here = max(self.here, row)
         return self._commit()
 
     def kept(self, number: int, message: RowsKept, now: float) -> int:
         """Note what a standby has; return the row that is committed."""
         self.standbys[number].note_kept(message)
-        if self.level < self.wanted and self.synced >= self._here:
+        if self.level < self.wanted and self.synced >= self.here:
             self.level = self.wanted
-            self._since, self._waiting = now, self._here
+            self._since, self._waiting = now, self.here
         return self._commit()
 
     def tick(self, now: float, newest: int, nbytes: int = 0) -> str:
@@ -347,7 +358,7 @@ class Replication:
         return self._commit()
 
     def _commit(self) -> int:
-        row = self._here
+        row = self.here
         if self.level >= Acks.REPLICATED:
             row = min(row, self.synced)
         self._committed = max(self._committed, row)

@@ -135,6 +135,20 @@ class TestFeed:
         assert read_all(feed, row) == len(rows)
         assert feed.read() is None
 
+    def test_no_row_after_the_last_that_is_synced_is_read(self) -> None:
+        journal = Journal()
+        for number in range(1, 9):
+            journal.append(20, roll=number in (4, 6))
+        feed, found = RowFeed(journal, 2), []
+        for last in (0, 2, 3, 3, 4, 4, 7, 8, 9):
+            read = 0
+            while (batch := feed.read(last)) is not None:
+                read += batch.last - batch.first + 1
+                rows = rows_in(message(batch), batch.data, ORIGIN, batch.first - 1)
+                assert [row.number for row in rows] == [*range(batch.first, batch.last + 1)]
+            found.append(read)
+        assert found == [0, 0, 1, 0, 1, 0, 3, 1, 0]
+
     def test_a_row_that_is_longer_than_a_batch(self) -> None:
         journal = Journal(8 * BATCH)
         journal.append(20)
@@ -356,7 +370,7 @@ class TestProgress:
 
 class TestReplication:
     def test_a_row_is_committed_when_both_have_it(self) -> None:
-        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0)
+        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0, 0)
         found.standbys[1] = progress(9)
         assert found.synced_here(5) == 0
         assert found.kept(1, RowsKept(0, 9, 3, 0), 0.1) == 3
@@ -365,21 +379,21 @@ class TestReplication:
 
     @pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
     def test_nothing_waits_for_a_standby_otherwise(self, acks: Acks) -> None:
-        found = Replication(acks, 10.0, 0.0, 0)
+        found = Replication(acks, 10.0, 0.0, 0, 0)
         found.standbys[1] = progress(9)
         assert found.synced_here(5) == 5
         assert not found.tick(100.0, 9)
         assert found.level is acks
 
     def test_one_of_two_is_enough(self) -> None:
-        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0)
+        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0, 0)
         found.standbys.update({1: progress(9), 2: progress(9)})
         found.synced_here(9)
         assert found.kept(2, RowsKept(0, 9, 7, 0), 0.1) == 7
         assert found.kept(1, RowsKept(0, 9, 2, 0), 0.2) == 7
 
     def test_it_falls_when_no_standby_is_there_and_comes_back(self) -> None:
-        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0)
+        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0, 0)
         assert not found.tick(9.0, 3)
         found.synced_here(3)
         assert found.committed == 0
@@ -397,7 +411,7 @@ class TestReplication:
         assert not found.tick(60.0, 4)  # nothing waits
 
     def test_it_falls_when_a_row_waits_for_too_long(self) -> None:
-        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0)
+        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0, 0)
         found.standbys[1] = progress(100)
         for second in range(1, 30):  # always a row behind, and never late
             found.synced_here(second)
@@ -407,7 +421,7 @@ class TestReplication:
         assert found.committed == 29
 
     def test_what_is_committed_stays_committed(self) -> None:
-        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0)
+        found = Replication(Acks.REPLICATED, 10.0, 0.0, 0, 0)
         found.standbys[1] = progress(9)
         found.synced_here(9)
         assert found.kept(1, RowsKept(0, 9, 9, 0), 0.1) == 9
@@ -415,7 +429,7 @@ class TestReplication:
         assert found.committed == 9
 
     def test_seconds_behind(self) -> None:
-        found = Replication(Acks.WRITTEN, 10.0, 0.0, 0)
+        found = Replication(Acks.WRITTEN, 10.0, 0.0, 0, 0)
         for second, row in ((1.0, 10), (2.0, 20), (3.0, 20), (4.0, 30)):
             found.tick(second, row)
         assert found.seconds_behind(30, 5.0) == 0
@@ -425,7 +439,7 @@ class TestReplication:
 
     def test_bytes_behind(self) -> None:
         """Those of the rows that a standby lacks, whether it was sent them or not."""
-        found = Replication(Acks.WRITTEN, 10.0, 0.0, 10)
+        found = Replication(Acks.WRITTEN, 10.0, 0.0, 10, 10)
         for second, row, nbytes in ((1.0, 10, 0), (2.0, 20, 700), (3.0, 20, 700), (4.0, 30, 900)):
             found.tick(second, row, nbytes)
         assert found.bytes_behind(30) == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any, Protocol
 
 from aiops.durable.commit_gate import Acks
@@ -53,6 +55,9 @@ _FEW = 64 << 10
 _SOON, _TICK = 0.001, 0.25
 """Seconds until a row that is being written is looked for again; seconds between two ticks."""
 
+_SYNCS, _LOST = 0.1, 10.0
+"""Seconds between two syncs for standbys; those after which one is taken to have failed."""
+
 
 class FolderReader:
     """Reads the journal in a state's folder.
@@ -98,8 +103,15 @@ class FedState(Protocol):
         """The newest row of the journal."""
 
     @property
+    def synced(self) -> int:
+        """The newest row of the journal that is known to be synced."""
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the journal so far."""
+
+    def sync(self, done: Callable[[int], object]) -> None:
+        """Have what is journalled synced; a thread calls ``done`` with the last row."""
 
 
 class FedStandby:
@@ -152,12 +164,15 @@ class StandbyFeeds:
     ) -> None:
         self._files, self._state, self._env = files, state, env
         self._committed, self._gone, self._supersede = committed, gone, supersede
-        self.replication = Replication(acks, deadline, env.now(), state.newest)
+        given = deadline, env.now(), state.newest, state.synced
+        self.replication = Replication(acks, *given)
+        self._syncs = acks < Acks.DURABLE  # else its own answers wait for that, too
+        self._asked, self._syncing = -inf, False  # when it was asked to be synced; whether it is
         if alone and self.replication.fall():
             _log.warning("there is no standby yet: acknowledgements mean 'durable'")
         self._standbys: dict[int, FedStandby] = {}
         self._missing = 0  # the newest row that is known not to be in the journal
-        self._woken = asyncio.Event()
+        self._woken, self._synced = asyncio.Event(), asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
         self._ended = False
 
@@ -188,6 +203,8 @@ class StandbyFeeds:
 
     def synced_here(self, row: int) -> int:
         """Note that the journal is synced up to a row; return the row that is committed."""
+        self._synced.set()
+        self._syncing = False
         return self.replication.synced_here(row)
 
     def admit(self, link: MessageTransport, hello: StandbyHello, proof: bytes) -> None:
@@ -360,12 +377,13 @@ class StandbyFeeds:
         """Send the next rows, once there are some and the standby has room."""
         link, progress = standby.link, standby.progress
         assert progress is not None, "it was welcomed"
-        if self._state.newest < feed.next:
+        if self.replication.here < feed.next:
             standby.needed = LARGEST
-            await self._appended()
+            await self._until_synced(feed.next)
             standby.at_end = True
         # The newest rows are in the system's memory, and few: a thread would take longer.
-        batch = feed.read() if standby.at_end else await asyncio.to_thread(feed.read)
+        here = self.replication.here
+        batch = feed.read(here) if standby.at_end else await asyncio.to_thread(feed.read, here)
         if batch is None:  # it is being written
             await asyncio.sleep(standby.pause)
             standby.pause = min(2 * standby.pause, _TICK)
@@ -379,6 +397,28 @@ class StandbyFeeds:
         payloads = [[batch.data[part.start : part.stop]] for part in parts]
         link.send(link.wire.send(message, payloads))
         progress.note_sent(batch)
+
+    async def _until_synced(self, row: int) -> None:
+        """Wait until a row has been appended, and is synced."""
+        while self.replication.here < row:
+            self._synced.clear()
+            if self._state.newest < row:
+                await self._appended()
+            elif self._syncs:
+                await self._sync()
+            else:
+                await self._synced.wait()
+
+    async def _sync(self) -> None:
+        """Have the journal synced, if that was not asked for just now, and wait a while for it."""
+        now = self._env.now()
+        if now >= self._asked + (_LOST if self._syncing else _SYNCS):
+            self._asked, self._syncing = now, True
+            loop = asyncio.get_running_loop()
+            self._state.sync(lambda row: loop.call_soon_threadsafe(self.synced_here, row))
+        with contextlib.suppress(TimeoutError):  # the journal may have ended before
+            async with asyncio.timeout(_SYNCS):
+                await self._synced.wait()
 
     async def _appended(self) -> None:
         """Wait for the next row."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
 from aiops.durable.rows import JournalRow
@@ -50,6 +51,14 @@ class _Unsynced(NamedTuple):
     nbytes: int = 0
 
 
+@value
+class _SyncAsked:
+    """All rows that are written are to be synced; ``done`` is called with the last of them."""
+
+    time: float
+    done: Callable[[int], object]
+
+
 class JournalWriter:
     """Appends rows to the segments of a journal.
 
@@ -58,8 +67,8 @@ class JournalWriter:
     synced, all that was written meanwhile at once. With less, an answer promises that the row
     survives the process, and the system may take its time. Then a segment is synced on another
     thread when it is 30 seconds old, or more, when a later one has begun: so that damage can be
-    told from a loss of power, and not in the way of any row. After an error nothing more is
-    written: what a file holds after a failed call is unknown.
+    told from a loss of power, and not in the way of any row; and all are when `sync` asks for it.
+    After an error nothing more is written: what a file holds after a failed call is unknown.
 
     No row may be appended at once while the thread has any: then it alone uses the file.
 
@@ -111,6 +120,7 @@ class JournalWriter:
         self._size = self._at = self._half = 0
         self.nbytes = 0  # of all rows so far
         self._synced = synced
+        self._written = first - 1
         self.why, self._closed = "", False
         self._told = False  # that it has ended, to the caller of `append`
         paths = [(folder / directory.journal_name(first), last) for first, last in earlier]
@@ -129,6 +139,19 @@ class JournalWriter:
     def lag(self) -> int:
         """Bytes of payloads that are not written yet, or with ``DURABLE`` not synced."""
         return self._given - self._done
+
+    @property
+    def synced(self) -> int:
+        """The newest row that is known to survive a loss of power."""
+        return self._synced
+
+    def sync(self, now: float, done: Callable[[int], object]) -> None:
+        """Have all rows that are written so far synced by a thread.
+
+        It calls ``done`` with the last of them, unless the journal ends before.
+        """
+        if not (self.why or self._closed):
+            self._do_chores(_SyncAsked(now, done))
 
     def append(self, effect: AppendRow) -> JournalEnded | None:
         """Append a row; return the event that the journal has ended, once, if it has.
@@ -175,7 +198,7 @@ class JournalWriter:
             self._told = True
             return self._ended(time, error)
         self.nbytes += end - at
-        self._at = end
+        self._at, self._written = end, number
         if end > self._half:
             self._half = self._size
             self._do_chores(time)
@@ -229,7 +252,7 @@ class JournalWriter:
             return
         buffers.append(END)
         self._file.write(buffers, self._at)
-        self._at = at
+        self._at, self._written = at, effects[-1].number
         if at > self._half:
             self._half = self._size
             self._do_chores(effects[-1].row.time)
@@ -288,23 +311,28 @@ class JournalWriter:
         if self._durable:  # all of it is on the disk before a successor has a name
             old.file.sync()
             self._synced = first - 1
+        self._old.append(old)  # before there is another: a thread looks for all that has rows
         self._file = self._segment(first, nbytes, now, synced=self._durable)
-        self._old.append(old)  # to be closed, when nothing is done with it any more
         self._do_chores(now)
 
     # ------------------------------------------------------------ threads
 
-    def _do_chores(self, now: float) -> None:
+    def _do_chores(self, chore: float | _SyncAsked) -> None:
         if self._keeper is None:
             self._keeper = self._disk.thread(self._keep, "aiops-segments")
-        self._chores.put(now)
+        self._chores.put(chore)
 
     def _keep(self) -> None:
         """Have a file ready for the next segment, and sync those that have settled."""
-        while (now := self._chores.get()) is not None:
-            self._files.make_ready(filled=not self._durable)
+        while (chore := self._chores.get()) is not None:
+            asked = isinstance(chore, _SyncAsked)
+            now = chore.time if asked else chore
             try:
-                self._sync_old(now)
+                if asked:
+                    self._sync_written(chore)
+                else:
+                    self._files.make_ready(filled=not self._durable)
+                    self._sync_old(now)
             except Exception as error:  # also of memory: no other thread hears of it
                 # Rows go on until the event is handled.
                 ended, self._over = JournalEnded(now, self._sentence(error)), True
@@ -314,12 +342,20 @@ class JournalWriter:
                     self._rows.put(ended)
                 return
 
+    def _sync_written(self, asked: _SyncAsked) -> None:
+        last = self._written
+        self._file.sync()  # first: once another has taken its place, it is closed below
+        self._sync_old(inf)
+        self._disk.sync_names(self._folder)
+        self._synced = max(self._synced, last)
+        asked.done(last)
+
     def _sync_old(self, now: float) -> None:
         names, last = set(self._disk.names(self._folder)), 0
         for old in [*self._old]:  # another thread adds some
             name = old.path.name  # if it has none, a snapshot has covered it
             needed = name in names or name + directory.PART in names
-            if needed and now - old.begun < _SETTLED:
+            if old.file is self._file or (needed and now - old.begun < _SETTLED):
                 break
             if needed:
                 old.file.sync()

@@ -231,6 +231,16 @@ class KeptState:
         """The bytes that this start has journalled."""
         return 0 if self._journal is None else self._journal.nbytes
 
+    @property
+    def synced(self) -> int:
+        """The newest row of the journal that is known to be synced."""
+        return 0 if self._journal is None else self._journal.synced
+
+    def sync(self, done: Callable[[int], object]) -> None:
+        """Have what is journalled synced; `JournalWriter.sync` says when ``done`` is called."""
+        if self._journal is not None:
+            self._journal.sync(self._clock(), done)
+
     def _append(self, effect: AppendRow) -> Event | None:
         ended = self._journal.append(effect) if self._journal is not None else None
         if self.appended is not None:

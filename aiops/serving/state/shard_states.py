@@ -259,6 +259,16 @@ class FollowerState:
         """The bytes that this start has journalled."""
         return 0 if self._writer is None else self._writer.nbytes
 
+    @property
+    def synced(self) -> int:
+        """The newest row of the journal that is known to be synced."""
+        return 0 if self._writer is None else self._writer.synced
+
+    def sync(self, done: Callable[[int], object]) -> None:
+        """Have what is journalled synced; `JournalWriter.sync` says when ``done`` is called."""
+        if self._writer is not None:
+            self._writer.sync(self._clock(), done)
+
     def keep_for(self, fed: Callable[[], int]) -> None:
         """Keep the rows from the one on that ``fed`` returns; a standby still needs them."""
         self._snapshots.fed = fed

@@ -161,7 +161,7 @@ class ServerMachine:
             await self._stand_by(ready, end)
             return
         async with serve(port=self.port, **self.settings) as server:
-            self.server, self.serving = server, True
+            self.server, self.serving = server, self.running  # it may have crashed in this start
             if not ready.done():
                 ready.set_result(None)
             asked = [self._loop.create_task(one) for one in (end.wait(), server.until_ending())]
@@ -175,7 +175,7 @@ class ServerMachine:
         """Be a standby, and the server that it becomes."""
         standby = StandbyServer(config_of({"port": self.port, **self.settings}))
         await standby.start()
-        self.standby, self._stands_by = standby, True
+        self.standby, self._stands_by = standby, self.running
         if not ready.done():
             ready.set_result(None)
         serving: list[Server] = []
@@ -188,7 +188,7 @@ class ServerMachine:
         try:
             server = await standby.stand_by()
             if server is not None:
-                self.server, self.serving, self._stands_by = server, True, False
+                self.server, self.serving, self._stands_by = server, self.running, False
                 serving.append(server)
                 await server.serve()
         finally:

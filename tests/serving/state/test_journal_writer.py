@@ -128,6 +128,26 @@ def test_segments_that_have_settled_are_synced(journal: Callable[..., Journal]) 
     assert last.number - last.unsynced > 50
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_all_that_is_written_is_synced_when_it_is_asked_for(
+    seed: int, journal: Callable[..., Journal]
+) -> None:
+    made, synced = journal(lose_unsynced=True, seed=seed), list[int]()
+    made.write(100)
+    assert made.writer.synced == 0
+    made.writer.sync(0.0, synced.append)
+    made.write(200)
+    eventually(lambda: synced)
+    made.writer.sync(0.0, synced.append)
+    eventually(lambda: len(synced) == 2)
+    assert 100 <= synced[0] <= 300
+    assert synced[1] == made.writer.synced == 300
+    made.write(10)  # in the same segment: a scan alone takes no segment whose head is lost
+    made.disk.cut_power()
+    made.disk = FaultyDisk()
+    assert made.rows()[:300] == [*range(1, 301)]
+
+
 def test_a_sync_that_fails_ends_the_journal(journal: Callable[..., Journal]) -> None:
     made = journal(sync_fails_at=2)
     made.write(200)

@@ -83,6 +83,63 @@ def test_a_standby_is_promoted_when_its_primary_is_lost(acks: str) -> None:
     main()
 
 
+@pytest.mark.parametrize("acks", ["written", "durable", "replicated"])
+def test_a_standby_has_no_row_that_its_primary_loses_with_the_power(acks: str) -> None:
+    """A promotion would bring back pushes of which workers were told that they are lost."""
+
+    async def main(seed: int) -> int:
+        settings = {**SETTINGS, "acks": acks, "snapshot_every": 60.0}
+        primary = ServerMachine(seed=seed, **settings)
+        await primary.start()
+        other = ServerMachine("b", port=7172, standby=primary.url, **settings)
+        await other.start()
+        primary.disk.seconds = other.disk.seconds = 0.003
+        async with aiops.AsyncWorker(primary.url, MODEL) as worker:
+            for _ in range(40 + 5 * seed):
+                await worker.step(STEP)
+                await asyncio.sleep(0.01)
+            primary.cut_power()
+            testing.network().silence(other.host)
+            await primary.start()
+            receipt = await worker.step(STEP)  # it learns what is lost
+            left = primary.server.engine.version - receipt.used
+            assert left == 40 + 5 * seed - worker.rolled_back
+            await worker.abandon()
+        primary.crash()
+        testing.network().restore(other.host)
+        assert other.promote()
+        await testing.until(lambda: other.serving, "it is promoted", limit=60.0)
+        assert 20 < other.server.engine.version <= left
+        await other.stop()
+        return left - 40 - 5 * seed
+
+    lost = [testing.run(main(seed), seed=seed) for seed in range(4)]
+    assert all(lost) == (acks == "written")
+
+
+@testing.virtual()
+async def test_a_server_that_crashes_while_it_starts_does_not_serve() -> None:
+    settings = {**SETTINGS, "acks": "written"}
+    old = ServerMachine(**settings)
+    await old.start()
+    async with aiops.AsyncWorker(old.url, MODEL) as worker:
+        await worker.step(STEP)
+        new = ServerMachine("b", port=7172, standby=old.url, **settings)
+        await new.start()
+        await testing.until(lambda: new.standby.whole, "it has a state", limit=10.0)
+        for machine in (old, new):
+            old.crash()
+            machine.crash_at("journal.written")  # the row with which it goes on
+            if machine is old:
+                await old.start()
+            else:
+                assert new.promote()
+            await asyncio.sleep(10)
+            assert not machine.running
+            assert not machine.serving
+        await worker.abandon()
+
+
 @testing.virtual()
 async def test_a_superseded_server_has_ended() -> None:
     settings = {**SETTINGS, "acks": "written"}
