@@ -224,9 +224,11 @@ class ClusterServers:
     async def settled(self) -> str:
         """Wait until one server serves and no other; return what is wrong, or nothing."""
         others = [one for one in self.machines if one is not self.main]
-        if await self._until(lambda: not any(one.serving for one in others)):
-            return ""
-        return f"a server that was superseded serves for {_PATIENCE:g} s"
+        if not await self._until(lambda: not any(one.serving for one in others)):
+            return f"a server that was superseded serves for {_PATIENCE:g} s"
+        if not await self._until(lambda: self.main.serving):
+            return f"{self.main.host} does not serve {_PATIENCE:g} s after the faults ended"
+        return ""
 
     def _has_all(self) -> bool:
         """Return whether the standby has all rows, and whether that was told."""

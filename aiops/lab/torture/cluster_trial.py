@@ -124,6 +124,10 @@ class ClusterTrial:
             self._start_worker(worker, plan.pauses[worker])
         await self._play(network)
         self._heal(network, names)
+        text = await servers.settled()  # a worker that leaves before cannot be told of a loss
+        if text:
+            self.result.wrong.append(text)
+        self._healed.set()
         waiting = [task for task in self._tasks if not task.done()]
         if waiting:
             await asyncio.wait(waiting, timeout=_PATIENCE)
@@ -266,7 +270,6 @@ class ClusterTrial:
 
     def _heal(self, network: Network, names: list[str]) -> None:
         """End all faults."""
-        self._healed.set()
         self.servers.pause = 0.0
         for machine in self.servers.machines:
             self._empty(machine)

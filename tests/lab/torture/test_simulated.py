@@ -121,7 +121,7 @@ def test_a_standby_takes_the_place_of_its_server_and_back() -> None:
 def test_a_server_that_does_not_wait_for_its_standby_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Replication, "_commit", lambda self: self._here)
+    monkeypatch.setattr(Replication, "_commit", lambda self: self.here)
     plan = replicated(ClusterFault(1.0, "silence", -1, 2.0), ClusterFault(1.5, PROMOTION))
     with quietly():
         result = ClusterTrial(plan).run()
