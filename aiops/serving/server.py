@@ -567,6 +567,8 @@ class Server:
     def stop(self) -> None:
         """Begin to end: take no more pushes, answer open requests, then close."""
         self._ending.set()
+        if self._links is not None:
+            self._links.hurry()
 
     def stop_with_lead(self) -> None:
         """Begin to end as `stop`, but a follower that has a lead ends with it, or a minute later.

@@ -17,7 +17,9 @@ from aiops.errors import (
     DeadlineExceeded,
     RemoteProtocolError,
     RolledBack,
+    Unavailable,
     UsageError,
+    refusal,
 )
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import Environment
@@ -33,7 +35,7 @@ _log = logging.getLogger("aiops.server")
 _LIMITS = Limits(header=64 << 20)
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect to a lost follower
-_RETURN = 60.0  # seconds that a follower may take to begin again at an earlier moment
+_RETURN = 60.0  # seconds that a follower may take to start, or to go back to an earlier moment
 
 
 class FollowerLink:
@@ -114,12 +116,13 @@ class ShardLinks:
         self._moved = asyncio.Event()  # a follower has another address
         self._epochs = 0
         self._attempts: dict[int, asyncio.Task[None]] = {}  # to connect again, by shard
-        self._ending = False
+        self._ending = self._hurries = False
 
     async def connect(self, patience: float) -> Mapping[int, ShardState]:
         """Connect to all followers, each within ``patience`` seconds; return what they hold.
 
-        They are given no orders before `lead`.
+        They are given no orders before `lead`. Those of a lead with a state may be starting too:
+        it tries for a minute to connect.
 
         Raises
         ------
@@ -129,7 +132,7 @@ class ShardLinks:
         self._patience = patience
         for shard in range(1, len(self._addresses) + 1):
             try:
-                await self._attach(shard)
+                await self._attach_first(shard)
             except UsageError:
                 raise
             except (OSError, AiopsError) as error:
@@ -217,6 +220,23 @@ class ShardLinks:
         self._changed.set()
         self._post(Reported(self._env.now(), shard, state, None))
 
+    async def _attach_first(self, shard: int) -> None:
+        """Connect to a follower that has not been led by this start yet."""
+        loop, pause = asyncio.get_running_loop(), _PAUSE
+        until = loop.time() + (_RETURN if self._generation() is not None else 0.0)
+        while True:
+            try:
+                await self._attach(shard)
+                return
+            except (OSError, ConnectionLost, Unavailable) as error:
+                if self._hurries or loop.time() + pause >= until:
+                    raise
+                if pause == _PAUSE:
+                    name, why = self._followers[shard].name, str(error) or "no answer"
+                    _log.warning("%s cannot be had (%s): it is waited for", name, why)
+            await self._pause(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
     async def _attach(self, shard: int) -> None:
         """Connect to a follower, and wait until it has said what state it holds."""
         host, port = self._addresses[shard - 1]
@@ -257,10 +277,19 @@ class ShardLinks:
                     _log.warning("%s: %s", self._followers[shard].name, why)
                     self._post(Lost(self._env.now(), shard, why))
                 said = why
-            self._moved.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), pause)
+            await self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _pause(self, seconds: float) -> None:
+        """Return after some time, or when a follower has another address."""
+        self._moved.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._moved.wait(), seconds)
+
+    def hurry(self) -> None:
+        """Wait no more for followers that do not listen yet: this server is to end."""
+        self._hurries = True
+        self._moved.set()
 
     def _follower(self, shard: int, host: str, port: int) -> FollowerLink:
         name = f"shard {shard} of {len(self._addresses) + 1} at {host}:{port}"
@@ -372,7 +401,7 @@ class ShardLinks:
             if link.wire.state == "lead open":
                 link.send(link.wire.send(Pong(message.id)))
         elif isinstance(message, Error) and message.fatal:
-            raise ConnectionLost(message.text)
+            raise refusal(message.code, message.text, message.details)
         elif not isinstance(message, Pong):
             try:
                 self._post(Reported(self._env.now(), link.number, message, sink))

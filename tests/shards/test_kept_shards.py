@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,9 @@ from aiops.engine.events import JournalEnded
 from aiops.errors import ConnectionLost, UsageError
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
+from aiops.serving.embedded import config_of, serve
+from aiops.serving.server import Server
+from aiops.serving.shard_links import ShardLinks
 from aiops.serving.state import kept_state
 from aiops.state.directory import StateListing
 from tests.shards.world import Actor, World
@@ -356,6 +361,43 @@ def test_lead_and_followers_keep_states_or_none_does(tmp_path: Path) -> None:
         with refused:
             begin(follower.url)
         follower.wait()
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_lead_that_starts_waits_for_its_followers(
+    comes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have been killed together. One that is asked to end waits for none."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy"}
+    followers = {"shards": 2, "followers": [f"127.0.0.1:{port}"], "state": tmp_path / "lead"}
+
+    async def main() -> None:
+        refused, real = asyncio.Event(), ShardLinks._pause
+
+        async def pause(links: ShardLinks, seconds: float) -> None:
+            refused.set()
+            await real(links, seconds)
+
+        monkeypatch.setattr(ShardLinks, "_pause", pause)
+        lead = Server(config_of({**settings, **followers, "port": 0}))
+        starting = asyncio.ensure_future(lead.start())
+        await refused.wait()
+        if not comes:
+            lead.stop()
+            with pytest.raises(UsageError, match="cannot be had"):
+                await starting
+            return
+        given = {**settings, "follower": True, "state": tmp_path / "follower", "port": port}
+        async with serve(**given):
+            await starting
+            lead.stop()
+            await lead.serve()
+
+    asyncio.run(main())
 
 
 @pytest.mark.usefixtures("small_segments")
