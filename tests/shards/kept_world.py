@@ -28,6 +28,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Apply,
     Committed,
+    JournalEnded,
     Order,
     Resumed,
     SnapshotDue,
@@ -56,6 +57,7 @@ class KeptHost(Host):
         self.restored = 0  # how often it went on from a snapshot
         self.resumed_after = 0  # the row from which it went on
         self.synced = 0  # rows that a loss of power leaves
+        self.hidden: int | None = None  # the first row of a journal that is none yet
         self.generations = GenerationFile(0).started(0, [])
         self.recorder = self.recorded(1)
 
@@ -94,6 +96,7 @@ class KeptHost(Host):
                 assert effect.why == WAITS
             elif isinstance(effect, BeginJournal):
                 self.rows = self.synced = effect.first - 1
+                self.hidden = effect.first
             elif isinstance(effect, Order) and not self.orders:
                 pass  # no follower is connected yet
             elif not isinstance(effect, BeginShard):
@@ -125,6 +128,7 @@ class KeptHost(Host):
             whole = b"".join(buffers)
             data[at : at + len(whole)] = whole
         self.snapshots[effect.row] = bytes(data)
+        self.hidden = None
         self.rows = max(self.rows, effect.row)  # without a journal
         self.synced = max(self.synced, effect.row)  # the journal's rows come first
         if isinstance(self.coordinator, Lead):
@@ -178,6 +182,10 @@ class KeptHost(Host):
     ) -> None:
         """Begin again from the journal, up to the moment that the followers, or the lead, have."""
         world: Any = self.world
+        if self.hidden is not None:
+            self.journal = {row: self.journal[row] for row in self.journal if row < self.hidden}
+            self.rows = self.synced = max([0, *self.journal, *self.snapshots])
+            self.hidden = None
         if world.acks >= Acks.DURABLE and back_to is None:
             self.lose_rows()  # it has told of none of these
         if len(self.snapshots) > 2 and world.random.random() < world.damages:
@@ -201,7 +209,8 @@ class KeptHost(Host):
                 replayer.restore(base, file.header, file.array, queued)
                 break
         last = self.resumed_after = base
-        for row in [row for row in sorted(self.journal) if row > base]:
+        row = base
+        while (row := row + 1) in self.journal:  # up to its end, or to a gap
             frame = self.journal[row]
             if not replayer.goes_on_with(frame):
                 break
@@ -256,6 +265,7 @@ class KeptWorld(World):
         self.killed = self.undone = 0
         self.behind = False  # a follower is behind its lead, which is to begin again
         self.dues = 0.0  # how likely a step is that a snapshot is due
+        self.fulls = 0.0  # how likely a step is that a disk is full, or that a lead's has room
         self.damages = 0.5  # how likely a newest snapshot is not whole that no set needs
         super().__init__(seed, shards, policy, settings, **options)
 
@@ -355,6 +365,9 @@ class KeptWorld(World):
     def step(self) -> bool:
         if self.random.random() < self.dues and self.take_snapshot():
             return True
+        if self.fulls and self.random.random() < self.fulls:
+            self.fill_a_disk()
+            return True
         if self.behind or self.random.random() < self.kills:
             self.kill_some()
             return True
@@ -362,6 +375,16 @@ class KeptWorld(World):
             self.kill_some(power=True)
             return True
         return super().step()
+
+    def fill_a_disk(self) -> None:
+        """Have a server's journal end, or the lead begin another; followers do with a snapshot."""
+        lead: Any = self.lead
+        host: Any = self.random.choice(self.hosts)
+        if not lead.recorder.recording:
+            if not (lead.captured or lead.recorder.capturing or lead.recorder.resuming):
+                lead.perform([lead.recorder.resume()])
+        elif host.recorder.recording:
+            host.post(JournalEnded(self.now, "the disk is full"))
 
     def kill_some(self, *, power: bool = False) -> None:
         """Kill some servers, or all; a lead that has a follower behind it ends."""

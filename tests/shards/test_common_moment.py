@@ -44,14 +44,19 @@ class Loser(Checker):
         return super().__call__(actor)
 
 
-def losing(seed: int, shards: int, acks: Acks, dues: float) -> tuple[KeptWorld, list[Loser]]:
-    """Return a world whose servers have lost their power now and then, and its clients."""
+def losing(
+    seed: int, shards: int, acks: Acks, dues: float, fulls: float = 0
+) -> tuple[KeptWorld, list[Loser]]:
+    """Return a world whose servers have lost their power now and then, and its clients.
+
+    ``fulls``: how likely a step is that a disk is full, so that a journal has ended.
+    """
     world = KeptWorld(seed, shards, acks=acks)
     clients = [Loser(8.0**n, 6) for n in range(3)]
     world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(clients)]
-    world.losses, world.kills, world.dues = 0.004, 0.001, dues
+    world.losses, world.kills, world.dues, world.fulls = 0.004, 0.001, dues, fulls
     world.run()
-    world.losses = world.kills = world.dues = 0
+    world.losses = world.kills = world.dues = world.fulls = 0
     for actor, client in zip(world.actors, clients, strict=True):
         actor.done, actor.request, client.params = False, None, None  # to be told
     world.run()
@@ -71,6 +76,19 @@ def test_what_is_lost_is_told(shards: int, acks: Acks, dues: float, seed: int) -
     assert {float(v) for a in params.values() for v in a.reshape(-1)} == {-total}
     assert params.version == 18 - sum(told)
     assert acks is not Acks.DURABLE or not sum(told)
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("dues", [0, 0.02])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_what_full_disks_lose_is_told(shards: int, dues: float, seed: int) -> None:
+    """The journals of servers that are killed then have ended at different moments."""
+    world, clients = losing(seed, shards, Acks.WRITTEN, dues, 0.01)
+    told = [actor.session.restarts.rolled_back for actor in world.actors]
+    total = sum(c.sent - c.number * n for c, n in zip(clients, told, strict=True))
+    params = final(world, MODEL)
+    assert {float(v) for a in params.values() for v in a.reshape(-1)} == {-total}
+    assert params.version == 18 - sum(told)
 
 
 def test_worlds_lose_pushes() -> None:
