@@ -216,6 +216,21 @@ class TrainingLoop:
             except _SERVER_RESTARTED:
                 yield from self._resume()
 
+    def offer(self) -> Program[Op, None]:
+        """Offer the model to a server that has come back without one.
+
+        A request of rows has told that. `params` stay as they are: gradients may be being computed
+        at them.
+        """
+        try:
+            yield from self._settle(wait=True)  # else what is on its way would count once more
+        except _SERVER_RESTARTED:
+            yield from self._resume()
+            return
+        _log.warning("%s has no model any more: it is offered this worker's", self._info.url)
+        if (yield Offer(self.strategy.offer())):
+            self.strategy.offered()
+
     # ------------------------------------------------------------ inside
 
     def _recover(self, error: BaseException, again: bool) -> Program[Op, Receipt | None]:

@@ -256,6 +256,56 @@ class TestVersions:
             np.testing.assert_array_equal(ps.fetch_rows("embedding", [1]), begun([1]))
             assert ps.push_rows("embedding", [1], grads).version == 1
 
+    def test_a_server_that_has_lost_its_model_is_offered_it_again(self) -> None:
+        grads = np.ones((1, 4), np.float32)
+        with ServerThread(policy="asgd", set={"lr": 1.0}) as first:
+            port = int(first.url.rpartition(":")[2])
+            ps = aiops.Worker(first.url, DENSE, tables=TABLES, timeout=PATIENCE)
+            ps.push_rows("bias", [1], np.ones((1, 1)))
+        with ps, ServerThread(policy="asgd", set={"lr": 1.0}, port=port):
+            with pytest.raises(Restarted):
+                ps.push_rows("embedding", [3], grads)
+            np.testing.assert_array_equal(ps.fetch_rows("embedding", [3]), begun([3]))
+            assert ps.push_rows("embedding", [3], grads).version == 1
+            assert ps.stats()["version"] == 0
+            receipt = ps.step({"w": np.ones(3, np.float32)})
+            assert (receipt.used, receipt.version) == (False, 0)
+            assert ps.step({"w": np.ones(3, np.float32)}).version == 1
+
+    def test_tasks_of_an_asyncio_worker_offer_it_once(self) -> None:
+        """Two that fetch rows, and one in whose step gradients are being computed of rows."""
+
+        async def lose(ps: aiops.AsyncWorker) -> None:
+            async def gradients(params: aiops.Params) -> dict[str, Any]:
+                await ps.fetch_rows("embedding", [2])
+                return {"w": np.ones(3, np.float32)}
+
+            fetches = [ps.fetch_rows("embedding", [id]) for id in (1, 2)]
+            *rows, receipt = await asyncio.gather(*fetches, ps.step(gradients))
+            for id, found in zip((1, 2), rows, strict=True):
+                np.testing.assert_array_equal(found, begun([id]))
+            assert receipt.version == 1
+            assert (await ps.stats())["version"] == 1
+
+        async def run() -> None:
+            with ServerThread(policy="asgd", set={"lr": 1.0}) as first:
+                port = int(first.url.rpartition(":")[2])
+                ps = aiops.AsyncWorker(first.url, DENSE, tables=TABLES, timeout=PATIENCE)
+                await ps.connect()
+                offers, offer = [], ps._client.offer
+
+                async def counted(*model: Any) -> bool:
+                    offers.append(model)
+                    return await offer(*model)
+
+                ps._client.offer = counted  # type: ignore[method-assign]
+            async with ps:
+                with ServerThread(policy="asgd", set={"lr": 1.0}, port=port):
+                    await lose(ps)
+                    assert len(offers) == 1
+
+        asyncio.run(run())
+
     def test_concurrent_calls_are_answered_one_by_one(self, shared: ServerThread) -> None:
         async def many() -> None:
             async with aiops.AsyncClient(shared.url, role="worker", timeout=PATIENCE) as ps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self, TypeAlias
 
 from aiops.client.asyncio.client import AsyncClient
@@ -25,7 +25,7 @@ from aiops.client.training_loop import (
 )
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
-from aiops.errors import ConnectionLost, UsageError
+from aiops.errors import ConnectionLost, NotReady, UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 
@@ -111,12 +111,14 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         self._session = self._client._session
         self._initial, self._tables, self._views = initial(params, tables), tables, views
         self._background: _TaskTransfer | None = None  # the last one
-        self._busy = False
+        self._busy = self._transferring = False  # in a step; in the part of it that uses the server
+        self._transferred = asyncio.Event()
+        self._offering: asyncio.Task[None] | None = None
         forks.note(self)
 
     async def connect(self) -> Self:
         """Connect, and offer the model (``async with`` does it); raises as `Worker` does."""
-        with self._turn("connect"):
+        async with self._turn("connect"):
             if self._begun is None:
                 params = await self._client.define(self._initial, self._tables, views=self._views)
                 self._begun = self._client.begin(params, asyncio.get_running_loop().time)
@@ -154,10 +156,18 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 given = gradients(self.params) if callable(gradients) else gradients
                 if inspect.isawaitable(given):
                     given = await given
-                if steps.direct:
-                    receipt = await self._exchange(steps, given, again)
-                else:
-                    receipt = await self._play(steps.step(given, again=again))
+                if self._offering is not None:
+                    await asyncio.wait([self._offering])
+                self._transferring = True
+                try:
+                    if steps.direct:
+                        receipt = await self._exchange(steps, given, again)
+                    else:
+                        receipt = await self._play(steps.step(given, again=again))
+                finally:
+                    self._transferring = False
+                    if self._offering is not None:
+                        self._transferred.set()
             if not receipt.pushed:
                 await asyncio.sleep(0)  # so that begun transfers go out, and other tasks run
             return receipt
@@ -177,12 +187,23 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
 
     async def refresh(self) -> int:
         """Bring `params` up to date without pushing, as `Worker.refresh`; return their version."""
-        with self._turn("refresh"):
+        async with self._turn("refresh"):
             return await self._play(self._steps.refresh())
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
-        """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s."""
-        return await self._client.fetch_rows(name, ids, out)
+        """Return rows of a table; all as `Worker.fetch_rows`."""
+        connection = None  # the newest before the last offer, which may have outlasted it
+        while True:
+            try:
+                return await self._client.fetch_rows(name, ids, out)
+            except NotReady:
+                if self._begun is None or self._session.info.connection == connection:
+                    raise
+            connection = self._session.info.connection
+            if self._offering is None:  # else another task has begun it
+                self._offering = asyncio.create_task(self._offer(self._begun))
+                self._offering.add_done_callback(_retrieved)
+            await asyncio.shield(self._offering)
 
     async def push_rows(
         self, name: str, ids: Any, grads: Any, version: int | None = None
@@ -204,6 +225,16 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         return await self._client.exchange_rows(
             name, ids, grads, next_ids, out=out, version=version
         )
+
+    async def _offer(self, steps: TrainingLoop) -> None:
+        """Offer the model when no step uses the server; none does before that is over."""
+        try:
+            while self._transferring:
+                self._transferred.clear()
+                await self._transferred.wait()
+            await self._play(steps.offer())
+        finally:
+            self._offering = None
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""
@@ -229,7 +260,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         self._closed = True
         try:
             if flush and self._begun is not None:
-                with self._turn("close"):
+                async with self._turn("close"):
                     await self._play(self._begun.flush())
         finally:
             if self._background is not None:
@@ -251,14 +282,18 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             )
         self._busy = True
 
-    @contextlib.contextmanager
-    def _turn(self, what: str) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _turn(self, what: str) -> AsyncIterator[None]:
         """Refuse a step meanwhile."""
         self._claim(what)
         try:
+            if self._offering is not None:
+                await asyncio.wait([self._offering])
+            self._transferring = True
             yield
         finally:
-            self._busy = False
+            self._busy = self._transferring = False
+            self._transferred.set()
 
     async def _play(self, script: Program[Op, T]) -> T:
         return await drive_awaiting(script, self._carry_out)
@@ -275,3 +310,9 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             case JoinBackground(_TaskTransfer() as background):
                 await asyncio.wait([background.task])  # which has a deadline of its own
                 return None
+
+
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """Take note of a task's error, which those who wait for it are told: it is not logged."""
+    if not task.cancelled():
+        task.exception()

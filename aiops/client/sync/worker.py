@@ -25,7 +25,7 @@ from aiops.client.training_loop import (
 )
 from aiops.common import forks
 from aiops.common.closing import Closing
-from aiops.errors import AiopsError, DeadlineExceeded
+from aiops.errors import AiopsError, DeadlineExceeded, NotReady
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 
@@ -205,9 +205,20 @@ class Worker(WorkerFacade, Closing):
         return self._play(self._steps.refresh())
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
-        """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s."""
-        with self._lock:
-            return self._client.fetch_rows(name, ids, out)
+        """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s.
+
+        A server that has come back without its model is offered it again, and the table is empty.
+        """
+        connection = None  # the newest before the last offer, which may have outlasted it
+        while True:
+            try:
+                with self._lock:
+                    return self._client.fetch_rows(name, ids, out)
+            except NotReady:
+                if self._session.info.connection == connection:  # it took the offer, and has none
+                    raise
+            connection = self._session.info.connection
+            self._play(self._steps.offer())
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
         """Push gradients of rows of a table; all else as `Client.push_rows`."""
