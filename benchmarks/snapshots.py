@@ -1,9 +1,10 @@
 """The snapshots benchmark: training beside the snapshots of a large state, and a restart from one.
 
-    python -m benchmarks.snapshots [--size 256MiB] [--model 64MiB] [--every 10] [--seconds 60]
+    python -m benchmarks.snapshots [--parts dense,table,restart] [--size 256MiB] [--rows 1000000]
+                                   [--width 64] [--model 64MiB] [--every 10] [--seconds 60]
                                    [--rounds 5] [--folder FOLDER] [--json out.json] [--plot out.png]
 
-**Beside training.** A server of ``fasgd`` (whose state is three times the model's ``size``, so that
+**dense.** A server of ``fasgd`` (whose state is three times the model's ``size``, so that
 a snapshot of 256 MiB is of 1 GiB) takes a snapshot every ``every`` seconds while a worker pushes
 without a pause, over shared memory. It keeps no journal (``--acks applied``), so what is measured
 is the snapshots' own. Each of the worker's steps is counted as *beside* a snapshot if it overlaps
@@ -12,7 +13,10 @@ over whole periods of ``every`` and of 30 s, the longest step, the time for whic
 a capture, and what the server's memory is more than that of one without a state, beside what it
 says that a capture takes.
 
-**Restart.** A server with a state and a journal (``--acks written``) is killed while two workers
+**table.** The same for a table of ``rows`` × ``width`` float32 with the state of ``asgd`` with
+adagrad, while a worker pushes 512 rows at a time, of uniformly random ids. All rows are stored.
+
+**restart.** A server with a state and a journal (``--acks written``) is killed while two workers
 push to a model of another size, and started again. Taken down is the time from the start of its
 process to the answer to the first push. Its modules are compiled to bytecode first, as those of an
 installed package are: to do it at each start would take a fifth of a second.
@@ -29,17 +33,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Table as Grid
 
 import aiops
 from aiops.client import Client, Worker
 from aiops.errors import AiopsError, UsageError
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.run_record import machine, record
+from aiops.model.tables import Table
 from benchmarks import report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
@@ -48,6 +54,9 @@ from benchmarks.sizes import MIB, format_size, parse_size
 TEMPORARY = "temporary"
 _ON_DISK = Path("/var/tmp")  # is to outlive a restart, so it is not in memory
 _TENSOR, _POLICY = "w", "fasgd"
+_TABLE_POLICY, _TABLE_FLAGS = "asgd", ("--set=optimizer=adagrad",)
+_TABLE_ARRAYS, _BATCH = 2, 512  # parameters and adagrad's sums; rows of a push
+PARTS = ("dense", "table", "restart")
 _USUAL = 30.0  # seconds between snapshots, unless --snapshot-every says otherwise
 _OFTEN, _SHORT = 0.002, 5.0  # seconds
 _GOALS = {"ratio": 0.9, "restart": 2.0}
@@ -57,9 +66,12 @@ _GOALS = {"ratio": 0.9, "restart": 2.0}
 class Options:
     """The options of the benchmark; sizes are bytes."""
 
+    parts: Annotated[tuple[str, ...], "that are measured"] = PARTS
     size: Annotated[int, "of the model beside whose training snapshots are taken", parse_size] = (
         256 * MIB
     )
+    rows: Annotated[int, "of the table beside whose training snapshots are taken"] = 1_000_000
+    width: Annotated[int, "of its rows"] = 64
     model: Annotated[int, "of the model of the server that is restarted", parse_size] = 64 * MIB
     every: Annotated[float, "seconds from one snapshot to the next"] = 10.0
     seconds: Annotated[float, "of training beside snapshots"] = 60.0
@@ -69,8 +81,22 @@ class Options:
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense."""
-        if min(self.size, self.model, self.every, self.seconds, self.load, self.rounds) <= 0:
-            raise UsageError("sizes, seconds and rounds are positive")
+        if set(self.parts) - set(PARTS) or not self.parts:
+            raise UsageError(f"the parts to measure are {', '.join(PARTS)}")
+        if (
+            min(
+                self.rows,
+                self.width,
+                self.size,
+                self.model,
+                self.every,
+                self.seconds,
+                self.load,
+                self.rounds,
+            )
+            <= 0
+        ):
+            raise UsageError("sizes, rows, seconds and rounds are positive")
         if self.seconds < 2 * self.every:
             raise UsageError(
                 "--seconds must be two of --every at least, to have both kinds of step"
@@ -119,7 +145,7 @@ def memory_of(pid: int) -> int:
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Measure, and return the report: ``beside`` training, and ``restart``.
+    """Measure, and return the report: ``dense``, ``table`` and ``restart``, as far as asked for.
 
     Raises
     ------
@@ -127,51 +153,104 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about = machine()
+    about, found = machine(), dict[str, Any]()
     compileall.compile_dir(Path(aiops.__file__).parent, quiet=2)  # as an installation is
     with tempfile.TemporaryDirectory(prefix="aiops-snapshots-", dir=options.place()) as name:
-        log(f"training {format_size(options.size)} for {options.seconds:g} s")
-        beside = _beside(options, Path(name, "beside"))
-        restarts = []
-        for number in range(options.rounds):
-            log(f"restart {number + 1} of {options.rounds}")
-            restarts.append(_restart(options, Path(name, f"restart-{number}")))
-    spreads = {key: report.spread([one[key] for one in restarts]) for key in restarts[0]}
-    found = {"beside": beside, "restart": {"rounds": restarts, **spreads}}
+        for part in ("dense", "table"):
+            if part in options.parts:
+                load = Load.of(part, options)
+                log(f"training {format_size(load.nbytes)} ({part}) for {options.seconds:g} s")
+                found[part] = _beside(options, load, Path(name, part))
+        if "restart" in options.parts:
+            restarts = []
+            for number in range(options.rounds):
+                log(f"restart {number + 1} of {options.rounds}")
+                restarts.append(_restart(options, Path(name, f"restart-{number}")))
+            spreads = {key: report.spread([one[key] for one in restarts]) for key in restarts[0]}
+            found["restart"] = {"rounds": restarts, **spreads}
     return record("benchmark", "snapshots", options, found, about)
 
 
-def _beside(options: Options, folder: Path) -> dict[str, Any]:
-    model, gradient = _arrays(options.size)
-    without = _without(options)
+@dataclass(frozen=True)
+class Load:
+    """Training beside which snapshots are taken.
+
+    Attributes
+    ----------
+    flags
+        Of the server.
+    nbytes
+        Of its state.
+    join
+        Makes a worker, given the URL.
+    begin
+        Brings the server to the state of which snapshots are taken, and returns a step.
+    """
+
+    policy: str
+    flags: Sequence[str]
+    nbytes: int
+    join: Callable[[str], Worker]
+    begin: Callable[[Worker], Callable[[], object]]
+
+    @classmethod
+    def of(cls, part: str, options: Options) -> Load:
+        """Return the training of a part of the benchmark."""
+        if part == "dense":
+            model, gradient = _arrays(options.size)
+            join = partial(Worker, params=model)
+            return cls(_POLICY, (), 4 * options.size, join, lambda worker: _step(worker, gradient))
+        table = Table(options.rows, options.width)
+        nbytes = _TABLE_ARRAYS * table.nbytes
+        join = partial(Worker, params={}, tables={_TENSOR: table})
+        return cls(_TABLE_POLICY, _TABLE_FLAGS, nbytes, join, partial(_fill, table=table))
+
+
+def _step(worker: Worker, gradient: dict[str, Any]) -> Callable[[], object]:
+    worker.step(gradient)  # the buffers are made
+    return partial(worker.step, gradient)
+
+
+def _fill(worker: Worker, table: Table) -> Callable[[], object]:
+    """Push to all rows; return a step that pushes to random ones."""
+    rows, random = table.rows, np.random.default_rng(0)
+    grads = np.full((_BATCH << 6, table.width), 1e-3, np.float32)
+    for ids in np.split(np.arange(rows), range(len(grads), rows, len(grads))):
+        worker.push_rows(_TENSOR, ids, grads[: len(ids)])
+    return lambda: worker.push_rows(_TENSOR, random.integers(0, rows, _BATCH), grads[:_BATCH])
+
+
+def _beside(options: Options, load: Load, folder: Path) -> dict[str, Any]:
+    without = _without(options, load)
     flags = [f"--state={folder}", "--acks=applied", f"--snapshot-every={options.every}"]
     done, steps = threading.Event(), list[tuple[float, float]]()
-    with serving(_POLICY, *flags) as (url, pid), Worker(url, model) as worker:
-        worker.step(gradient)  # the buffers are made
-        while not worker.stats()["state"]["snapshot"]:  # the first one comes at once
-            worker.step(gradient)
+    with serving(load.policy, *load.flags, *flags) as (url, pid), load.join(url) as worker:
+        step = load.begin(worker)
+        first = worker.stats()["state"]["snapshot"]
+        while worker.stats()["state"]["snapshot"] == first:  # the next one has all that there is
+            step()
         watch = Watch(folder, pid)
         watching = threading.Thread(target=watch.watch, args=(done,), daemon=True)
         watching.start()
         try:
             until = time.perf_counter() + options.seconds
             while (begun := time.perf_counter()) < until:
-                worker.step(gradient)
+                step()
                 steps.append((begun, time.perf_counter()))
         finally:
             done.set()
             watching.join()
         state = worker.stats()["state"]
-    return summary(options, steps, watch, without, state)
+    return {**summary(options, steps, watch, without, state), "state_bytes": load.nbytes}
 
 
-def _without(options: Options) -> int:
+def _without(options: Options, load: Load) -> int:
     """Return the most memory, in bytes, of the same server without a state."""
-    model, gradient = _arrays(options.size)
-    most, until = 0, time.perf_counter() + min(options.every, _SHORT)
-    with serving(_POLICY) as (url, pid), Worker(url, model) as worker:
+    most = 0
+    with serving(load.policy, *load.flags) as (url, pid), load.join(url) as worker:
+        step, until = load.begin(worker), time.perf_counter() + min(options.every, _SHORT)
         while time.perf_counter() < until:
-            worker.step(gradient)
+            step()
             most = max(most, memory_of(pid))
     return most
 
@@ -222,12 +301,12 @@ def summary(
         "usual": 1 - lost / max(_USUAL, lasting),
         "snapshots": len(spans),
         "seconds": sum(end - begin for begin, end in watch.spans) / len(spans),
-        "longest_step": max(beside + alone),
+        "longest_beside": max(beside),
+        "longest_alone": max(alone),
         "median_step": float(np.median(alone)),
         "pause": pause,
         "memory": watch.most - without,
         "capture_bytes": state["capture_bytes"],
-        "state_bytes": 4 * options.size,
     }
 
 
@@ -271,33 +350,38 @@ def _push(url: str, model: dict[str, Any], gradient: dict[str, Any]) -> None:
             worker.step(gradient)
 
 
-def table(result: Mapping[str, Any]) -> Table:
+def table(result: Mapping[str, Any]) -> Grid:
     """Make the table of a report."""
-    beside, restart = result["beside"], result["restart"]
-    options = result["options"]
-    rows = [
+    options, rows = result["options"], list[list[str]]()
+    for part in ("dense", "table"):
+        if part in result:
+            rows += [*_training_rows(part, result[part], options["every"]), []]
+    if "restart" in result:
+        restart, size = result["restart"], format_size(options["model"])
+        rows += [
+            [f"restart with {size}, to URL", f"{restart['url']['median']:.2f}"],
+            ["to the first push", f"{restart['push']['median']:.2f}"],
+        ]
+        for row, key in zip(rows[-2:], ("url", "push"), strict=True):
+            row.append(_range(restart[key]))
+    return report.table("Snapshots beside training, and restarts", ("", "median", ""), rows)
+
+
+def _training_rows(part: str, beside: Mapping[str, Any], every: float) -> list[list[str]]:
+    """Return the rows of one kind of training."""
+    return [
+        [f"{part}: state", f"{beside['state_bytes'] / MIB:,.0f}", "MiB"],
         ["throughput beside a snapshot", f"{beside['beside']:.2f}", "of that alone"],
         ["throughput, one every 30 s", f"{beside['usual']:.3f}", "of that without"],
-        [
-            f"throughput, one every {options['every']:g} s",
-            f"{beside['ratio']:.3f}",
-            "of that without",
-        ],
+        [f"throughput, one every {every:g} s", f"{beside['ratio']:.3f}", "of that without"],
         ["one snapshot is written in", f"{beside['seconds']:.2f}", "s"],
-        ["updates wait for its capture", f"{beside['pause']:.3f}", "s"],
-        ["longest step", f"{beside['longest_step']:.3f}", "s"],
-        ["median step", f"{beside['median_step']:.3f}", "s"],
+        ["updates wait for its capture", f"{1e3 * beside['pause']:.1f}", "ms"],
+        ["longest step beside one", f"{1e3 * beside['longest_beside']:.1f}", "ms"],
+        ["longest step alone", f"{1e3 * beside['longest_alone']:.1f}", "ms"],
+        ["median step alone", f"{1e3 * beside['median_step']:.2f}", "ms"],
         ["memory for snapshots", f"{beside['memory'] / MIB:,.0f}", "MiB"],
         ["which the server tells as", f"{beside['capture_bytes'] / MIB:,.0f}", "MiB, at most"],
-        [],
-        ["restart to URL", f"{restart['url']['median']:.2f}", _range(restart["url"])],
-        ["restart to the first push", f"{restart['push']['median']:.2f}", _range(restart["push"])],
     ]
-    title = (
-        f"Snapshots of {format_size(beside['state_bytes'])} beside training, and restarts with a"
-        f" model of {format_size(options['model'])}"
-    )
-    return report.table(title, ("", "median", ""), rows)
 
 
 def _range(spread: Mapping[str, float]) -> str:
@@ -306,35 +390,41 @@ def _range(spread: Mapping[str, float]) -> str:
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on the goals, for below the table."""
-    beside, restart = result["beside"], result["restart"]
-    ratio = beside["beside"]
-    yield f"throughput is to be {_GOALS['ratio']} of that without: {ratio:.2f} beside a snapshot"
-    yield (
-        f"the first push is to be answered within {_GOALS['restart']:g} s of a restart:"
-        f" {restart['push']['median']:.2f} s"
-    )
+    for part in ("dense", "table"):
+        if part in result:
+            yield (
+                f"{part}: throughput is to be {_GOALS['ratio']} of that without:"
+                f" {result[part]['beside']:.2f} beside a snapshot"
+            )
+    if "restart" in result:
+        yield (
+            f"the first push is to be answered within {_GOALS['restart']:g} s of a restart:"
+            f" {result['restart']['push']['median']:.2f} s"
+        )
 
 
 def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
     """Yield what can be compared with another run's."""
-    beside, restart = result["beside"], result["restart"]
-    yield Cell.once("beside a snapshot", "throughput", beside["beside"])
-    yield Cell.once("capture", "pause, s", beside["pause"], less=True)
-    yield Cell.of("restart", "first push, s", restart["push"], less=True)
+    for part in ("dense", "table"):
+        if part in result:
+            yield Cell.once(f"{part}, beside a snapshot", "throughput", result[part]["beside"])
+            yield Cell.once(f"{part}, capture", "pause, s", result[part]["pause"], less=True)
+    if "restart" in result:
+        yield Cell.of("restart", "first push, s", result["restart"]["push"], less=True)
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
     """Draw the rates of training, and the times of restarts."""
-    beside, restart = result["beside"], result["restart"]
-    rates = Series("steps/s", [0, 1], [[beside["steps_alone"], beside["steps_beside"]]], "bars")
-    times = [[one["url"], one["push"]] for one in restart["rounds"]]
-    took = Series("seconds", [0, 1], times, "bars", median=True)
-    panels = [
-        Panel(
-            "training", "server", "steps/s", [rates], bottom=0, ticks=["alone", "beside a snapshot"]
-        ),
-        Panel("restart", "first answer", "s", [took], bottom=0, ticks=["URL", "push"]),
-    ]
+    panels, ticks = [], ["alone", "beside a snapshot"]
+    for part in ("dense", "table"):
+        if part in result:
+            both = [[result[part]["steps_alone"], result[part]["steps_beside"]]]
+            rates = Series("steps/s", [0, 1], both, "bars")
+            panels.append(Panel(part, "server", "steps/s", [rates], bottom=0, ticks=ticks))
+    if "restart" in result:
+        times = [[one["url"], one["push"]] for one in result["restart"]["rounds"]]
+        took, ticks = Series("seconds", [0, 1], times, "bars", median=True), ["URL", "push"]
+        panels.append(Panel("restart", "first answer", "s", [took], bottom=0, ticks=ticks))
     return Figure("Snapshots of a server's state", panels, len(panels))
 
 

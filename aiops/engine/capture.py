@@ -17,10 +17,12 @@ an entry per owner, and named arrays:
 ====================  ============================================================================
 
 Arrays that no update overwrites (versions, gradients, payloads) are held by leases and references,
-and can be written beside training. The others are copied by `Capture.copy`, which must be done
-before the next update begins: the `CaptureJob` does it, on any thread. So a capture takes, beside
-what it copies, the memory of one version, which is held while updates go to another arena. The
-memory of the copies is kept for the next capture.
+and can be written beside training. So can the rows of tables: updates copy those that they are
+about to overwrite (`aiops.store.table_image`). The others are copied by `Capture.copy`, which must
+be done before the next update begins: the `CaptureJob` does it, on any thread. So a capture takes,
+beside what it copies, the memory of one version, which is held while updates go to another arena,
+and that of rows which were pushed before they were written. The memory of the copies is kept for
+the next capture.
 
 Some state is not captured, because it does not outlive the process: connections and their buffers,
 caches of pure functions, memory kept for reuse. Nor are the payloads that are queued. The journal
@@ -55,6 +57,7 @@ from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import SparseTable
+from aiops.store.table_image import RowStream, TableImage
 
 _PIECE = 8 << 20
 """Bytes that are copied at a time, on several threads."""
@@ -82,16 +85,22 @@ class Capture:
         Plain values, by owner. They are copies.
     arrays
         Arrays by name, which do not change while the leases are held.
+    rows
+        Further arrays, of tables, which are not in memory as one. They are read once.
     overwritten, copies
         Further arrays, which `copy` copies: those of the host, and calls that return the others.
     copied
         Bytes that `copy` copies.
+    kept
+        Bytes that updates copy, at most: as if all rows were overwritten before they are read.
     leased
         Bytes of the versions that are current, which updates would have overwritten.
     room
         Arrays of earlier captures by name, to be copied to; `release` puts those of this one there.
     leases
         On the versions among the arrays.
+    images
+        Of the tables, by the table.
     """
 
     number: int
@@ -99,18 +108,26 @@ class Capture:
     versions: list[int] = field(default_factory=list)
     owners: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
+    rows: dict[str, RowStream] = field(default_factory=dict)
     overwritten: dict[str, Array] = field(default_factory=dict)
     copies: list[Copied] = field(default_factory=list)
     copied: int = 0
+    kept: int = 0
     leased: int = 0
     room: dict[str, Array] = field(default_factory=dict)
     _copied: list[str] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
+    images: list[tuple[SparseTable, TableImage]] = field(default_factory=list)
+
+    @property
+    def contents(self) -> dict[str, Array | RowStream]:
+        """All arrays by name, once `copy` is done."""
+        return {**self.arrays, **self.rows}
 
     @property
     def nbytes(self) -> int:
         """The bytes of memory that it takes, at most."""
-        return self.copied + self.leased
+        return self.copied + self.kept + self.leased
 
     def copy(self, parallel_map: ParallelMap = serial_map) -> None:
         """Copy the arrays that updates overwrite (on any thread, while no update runs).
@@ -140,12 +157,23 @@ class Capture:
 
     def array(self, name: str, into: Array) -> None:
         """Write an array into one of its dtype and as many elements."""
+        self.read_rows(name)
         into.reshape(-1)[:] = self.arrays[name].reshape(-1)
+
+    def read_rows(self, *names: str) -> None:
+        """Have arrays of tables in memory: those of these names, or all."""
+        for name in [each for each in self.rows if each in names or not names]:
+            stream = self.rows.pop(name)
+            pieces = [np.empty((0, *stream.shape[1:]), stream.dtype), *stream.pieces()]
+            self.arrays[name] = np.concatenate(pieces)
 
     def release(self) -> None:
         """End the leases (on the engine's thread); the arrays may change from here on."""
         while self.leases:
             self.leases.pop().release()
+        while self.images:
+            table, image = self.images.pop()
+            table.end_image(image)
         for name in self._copied:
             self.room[name] = self.arrays[name]
         self._copied = []
@@ -318,8 +346,11 @@ def _add_training(
     for place, gradient in enumerate(gradients.found):
         found.arrays[f"gradient/{place}"] = gradient.data
     add_overwritten(found, store, engine.replica, on_device=engine.machine.device is not None)
-    found.copies += [partial(_rows, table) for table in tables]
-    found.copied += sum(table.nbytes + table.made * _ID_BYTES for table in tables)
+    for table in tables:
+        image, name = table.image(), f"table/{table.named.name}"
+        found.images.append((table, image))
+        found.rows |= {f"{name}/ids": image.ids, f"{name}/rows": image.rows}
+        found.kept += image.nbytes
 
 
 def add_overwritten(
@@ -355,8 +386,6 @@ def _forgotten(
     ]
 
 
-_ID_BYTES = 8
-
 REFERRING = ("push", "rows", "reapply")
 """Kinds of queued items that begin with the number of a row."""
 
@@ -379,13 +408,6 @@ def _item_state(item: QueueItem, gradients: CapturedGradients) -> list[Any]:
 def _on_host(on_host: Callable[[Array], Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return copies of a device's arrays."""
     return {name: on_host(array) for name, array in arrays.items()}
-
-
-def _rows(table: SparseTable) -> Mapping[str, Array]:
-    """Return a table's rows that are stored, as they are while no update runs."""
-    ids = table.stored_ids()
-    name = f"table/{table.named.name}"
-    return {f"{name}/ids": ids, f"{name}/rows": table.records(ids)}
 
 
 def _joined(parts: Mapping[str, Sequence[Array]]) -> dict[str, Bytes]:

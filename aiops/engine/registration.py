@@ -16,6 +16,7 @@ from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.tables import ID_BYTES, Tables
+from aiops.store.resources import Resources
 from aiops.store.sparse_table import SparseTable
 from aiops.wire.messages import Define
 
@@ -124,20 +125,21 @@ def compare(layout: Layout, tables: Tables, message: Define) -> None:
 
 
 def table_stores(
-    tables: Tables, rule: Rule, backend: str, *, later: bool = False
+    tables: Tables, rule: Rule, backend: str, machine: Resources
 ) -> tuple[SparseTable, ...]:
     """Make room for the rows of tables, of which none takes memory yet.
-
-    ``later``: `SparseTable.warm` will be called on some thread; until then NumPy does the work.
 
     Raises
     ------
     BadPush
         When the system has no room for them.
     """
+    later, guard = machine.later, machine.guard
     try:
-        return tuple(SparseTable(named, rule, backend, later=later) for named in tables.each)
-    except (MemoryError, OSError) as error:
+        return tuple(
+            SparseTable(named, rule, backend, later=later, guard=guard) for named in tables.each
+        )
+    except MemoryError as error:
         nbytes = sum(named.table.nbytes for named in tables.each)
         raise BadPush(
             f"tables of {nbytes} bytes, and the rule's state for them, are larger than this"

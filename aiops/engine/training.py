@@ -86,7 +86,7 @@ class Training:
     ) -> None:
         layout, workers = definition.layout, options.workers
         self.tables = definition.tables
-        stores = table_stores(self.tables, algorithm.rule(), options.backend, later=machine.later)
+        stores = table_stores(self.tables, algorithm.rule(), options.backend, machine)
         # Of several shards, this one decides about the whole layout but holds its first part only.
         placement, held, data = None, layout, definition.data
         if options.shards > 1:

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -145,6 +145,26 @@ class ArrayEntry:
     nbytes: int
 
 
+class ArrayStream(Protocol):
+    """An array that is not in memory as one: it is read in order while it is written."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+
+    @property
+    def pieces(self) -> Callable[[], Iterator[Array]]:
+        """Yields its elements in C order: arrays that are contiguous, and do not change."""
+
+
 class SnapshotPlan:
     """The place of everything in a snapshot file, known before anything is written.
 
@@ -154,7 +174,7 @@ class SnapshotPlan:
         Its plain values; they are packed here.
     arrays
         Arrays by name, C-contiguous. They are not copied, and must not change until they are
-        written.
+        written. Streams are read when they are written, in the order of the names.
 
     Attributes
     ----------
@@ -167,14 +187,14 @@ class SnapshotPlan:
         When a value is not plain, or an array cannot be written.
     """
 
-    def __init__(self, header: SnapshotHeader, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, header: SnapshotHeader, arrays: Mapping[str, Array | ArrayStream]) -> None:
         if sys.byteorder != "little":
             raise UsageError("a state is little endian, and this machine is not")
         entries = []
         offset = 0
         for name, array in arrays.items():
             known = array.dtype.name in DTYPES and array.dtype.isnative
-            if not (known and array.flags.c_contiguous):
+            if not (known and (not isinstance(array, np.ndarray) or array.flags.c_contiguous)):
                 raise UsageError(
                     f"the state's array {name!r} cannot be written: it is {array.dtype!r},"
                     " or not contiguous"
@@ -206,13 +226,14 @@ class SnapshotPlan:
     def _buffers(self, sums: _Checksums, nbytes: int) -> Iterator[Buffer]:
         yield self._start
         for array in self._arrays:
-            view, at = bytes_of(array), 0
-            while at < len(view):
-                end = at + nbytes - sums.filled % nbytes  # where a checksum ends, too
-                yield sums.passed(view[at:end])
-                at = end
-            if len(view) % PAGE:
-                yield sums.passed(memoryview(bytes(-len(view) % PAGE)))
+            for piece in [array] if isinstance(array, np.ndarray) else array.pieces():
+                view, at = bytes_of(piece), 0
+                while at < len(view):
+                    end = at + nbytes - sums.filled % nbytes  # where a checksum ends, too
+                    yield sums.passed(view[at:end])
+                    at = end
+            if array.nbytes % PAGE:
+                yield sums.passed(memoryview(bytes(-array.nbytes % PAGE)))
         found = sums.all()
         footer = found.tobytes() + _COUNTS.pack(self.length, len(found))
         yield footer + zlib.crc32(self._block_crc + footer).to_bytes(4, "little") + END

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -12,6 +13,9 @@ from aiops.model.shared_memory import Memory
 
 Measure: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Wraps a function so that its time is counted under a name: ``(name, function) → function``."""
+
+Guard: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Makes a lock, or what stands for one where there is one thread."""
 
 
 def unmeasured(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,6 +40,8 @@ class Resources:
     later
         True if kernels are compiled beside other work (`aiops.engine.events.Warm`) and NumPy runs
         in their place until then; False: a kernel's first call compiles it.
+    guard
+        Makes the locks of what several threads use.
     """
 
     memory: Memory = field(default_factory=Memory)
@@ -43,3 +49,4 @@ class Resources:
     measure: Measure = unmeasured
     device: Device | None = None
     later: bool = False
+    guard: Guard = nullcontext

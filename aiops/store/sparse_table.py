@@ -5,22 +5,21 @@ it is first written. Reading a row that was never written computes its initial v
 fetch changes nothing, and a table takes memory only for the rows that were pushed.
 
 Tables are not leased as the dense parameters are: a reply gathers its rows into a buffer. The
-engine never runs a gather and an update of rows at the same time.
+engine never runs a gather and an update of rows at the same time. A snapshot reads the rows while
+updates go on (`aiops.store.table_image`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import platform
-import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aiops import kernels
 from aiops.errors import UsageError
@@ -29,11 +28,10 @@ from aiops.kernels.rule import Rule
 from aiops.kernels.table_rows import mover
 from aiops.model.layout import Array, Ints
 from aiops.model.tables import NamedTable, outside
+from aiops.store.resources import Guard
+from aiops.store.table_image import TableImage
+from aiops.store.untouched import untouched
 
-_NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
-_USUAL = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _USUAL else 0)  # Python 3.13 has the name
-_SMALL = 1 << 20  # bytes: smaller arrays are allocated by NumPy
 _AT_ONCE = 1 << 16  # rows per step of a pass over all of them
 
 
@@ -84,6 +82,8 @@ class SparseTable:
         ``"auto"``, ``"numba"`` or ``"numpy"``; all give the same bits.
     later
         True if `warm` will be called, on any thread: until then NumPy does the work.
+    guard
+        Makes what keeps threads apart, if images are read on another one (`image`).
 
     Attributes
     ----------
@@ -94,7 +94,13 @@ class SparseTable:
     """
 
     def __init__(
-        self, named: NamedTable, rule: Rule, backend: str = "auto", *, later: bool = False
+        self,
+        named: NamedTable,
+        rule: Rule,
+        backend: str = "auto",
+        *,
+        later: bool = False,
+        guard: Guard = nullcontext,
     ) -> None:
         if rule.reads or rule.scalars:
             raise UsageError(f"rule {rule.name!r} reads more than a row has: it takes no tables")
@@ -105,9 +111,9 @@ class SparseTable:
         states = self._states = tuple(rule.state.values())
         columns = (1 + len(states)) * table.width
         self.record_bytes = columns * self.dtype.itemsize
-        self._store = _untouched(table.rows * columns, self.dtype).reshape(table.rows, columns)
+        self._store = untouched(table.rows * columns, self.dtype).reshape(table.rows, columns)
         self._pages = _Promotion(self._store)
-        self._bits = _untouched(-(-table.rows // 8), np.dtype(np.uint8))
+        self._bits = untouched(-(-table.rows // 8), np.dtype(np.uint8))
         first = RowInitialiser(table.init, table.scale, table.seed)
         self._make_mover = partial(mover, first, table.width, states, self.dtype)
         self._backend = backend
@@ -116,6 +122,8 @@ class SparseTable:
         self._survey = kernels.surveyor(self.dtype, backend)
         self._spans = kernels.Spans.whole(0, 0.0)
         self._arrays = 1 + len(states)
+        self._images: tuple[TableImage, ...] = ()
+        self._guard = guard
         self._room = 0
         self._make_room(256)
 
@@ -157,6 +165,8 @@ class SparseTable:
         spans.hi[0], spans.step[0] = size, step
         arrays = [array[:size] for array in work]
         self._kernel(spans, 1.0, arrays[0], total[:size], arrays[0], arrays[1:])
+        for image in self._images:
+            image.keep(unique[:count])
         fresh = self._mover.scatter(self._store, self._bits, unique[:count], work)
         if 2 * self.made >= self.table.rows:
             self._pages.count_updates(count)
@@ -190,10 +200,19 @@ class SparseTable:
         self.gather(ids, rows)
         return ids, rows
 
-    def records(self, ids: Ints) -> Array:
-        """Return a copy of stored rows with their state, as `restore` takes them."""
-        found: Array = self._store[ids]
+    def image(self) -> TableImage:
+        """Return the rows as they are now, with their state, as `restore` takes them.
+
+        While no update runs. It is read while updates go on, and `end_image` ends it.
+        """
+        found = TableImage(self._store, self._bits, self.made, self._guard())
+        self._images += (found,)
         return found
+
+    def end_image(self, image: TableImage) -> None:
+        """End an image, which is not read any more."""
+        self._images = tuple(each for each in self._images if each is not image)
+        image.release()
 
     def state(self) -> dict[str, int]:
         """Return the counts, for `restore`."""
@@ -201,7 +220,7 @@ class SparseTable:
         return {name: getattr(self, name) for name in counts}
 
     def restore(self, state: Mapping[str, int], ids: Ints, records: Array) -> None:
-        """Continue, in a table without rows, from what `state`, `stored_ids`, `records` returned.
+        """Continue, in a table without rows, from what `state` and `image` returned.
 
         ``records``: ``dtype[len(ids), columns]``.
         """
@@ -289,18 +308,3 @@ class _Promotion:
         self._next += size
         if self._end - self._next < self._HUGE:
             self._pages = None
-
-
-def _untouched(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return zeros that take up memory page by page, as they are written.
-
-    They may be more than the machine has (no reserve). Huge pages, which NumPy requests where it
-    can, are switched off: the first row written in one would take 2 MiB.
-    """
-    nbytes = count * dtype.itemsize
-    if nbytes < _SMALL or _NO_HUGE_PAGES is None:
-        return np.zeros(count, dtype)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    pages = mmap.mmap(-1, nbytes, flags=flags)
-    pages.madvise(_NO_HUGE_PAGES)
-    return np.frombuffer(pages, dtype)

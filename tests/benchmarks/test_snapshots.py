@@ -20,18 +20,22 @@ def test_a_tiny_run_makes_a_whole_report(
 ) -> None:
     folder, file = tmp_path / "states", tmp_path / "out.json"
     folder.mkdir()
-    line = "--size 1MiB --model 4KiB --every 0.3 --seconds 1 --load 0.3 --rounds 1"
+    sizes = "--size 1MiB --rows 3000 --width 16 --model 4KiB"
+    line = f"{sizes} --every 0.3 --seconds 1 --load 0.3 --rounds 1"
     snapshots.main([*line.split(), f"--folder={folder}", f"--json={file}"])
     printed = capsys.readouterr().out
-    for word in ("beside a snapshot", "memory for snapshots", "restart to the first push", "4 MiB"):
+    for word in ("beside a snapshot", "memory for snapshots", "to the first push", "with 4 KiB"):
         assert word in printed
     found = json.loads(file.read_text())
-    assert found["beside"]["snapshots"] > 0
-    assert found["beside"]["capture_bytes"] == 4 << 20  # three arrays of state, and a version
+    assert found["dense"]["snapshots"] > 0
+    assert found["dense"]["capture_bytes"] == 4 << 20  # three arrays of state, and a version
+    assert found["dense"]["state_bytes"] == 4 << 20
+    assert found["table"]["snapshots"] > 0
+    assert found["table"]["capture_bytes"] >= found["table"]["state_bytes"] == 3000 * 16 * 8
     (restart,) = found["restart"]["rounds"]
     assert 0 < restart["url"] < restart["push"]
     assert restart["version"] > 1
-    assert len([*snapshots.cells(found)]) == 3
+    assert len([*snapshots.cells(found)]) == 5
     assert snapshots.figure(found).panels
     assert list(folder.iterdir()) == [], "the states are removed"
 
@@ -52,7 +56,8 @@ def test_a_step_that_overlaps_a_snapshot_is_beside_it() -> None:
     assert found["beside"] == 0.5
     assert found["ratio"] == 1 - 1.0 / 10  # one of ten seconds is lost
     assert found["usual"] == pytest.approx(1 - 1.0 / 30)
-    assert found["longest_step"] == 2.0
+    assert found["longest_beside"] == 2.0
+    assert found["longest_alone"] == 1.0
     assert found["memory"] == 50
 
 

@@ -31,6 +31,7 @@ from aiops.store.resources import Resources
 from tests.contract.cases import CASES as POLICY_CASES
 from tests.devices import DEVICES, device_named, machine_with
 from tests.engine.seeded_run import Case, Driver, Script, Step, event_of
+from tests.seeds import seeds
 
 
 def taken(driver: Driver) -> Capture | None:
@@ -40,6 +41,7 @@ def taken(driver: Driver) -> Capture | None:
         return None
     found = capture(driver.engine, 7)
     found.copy()
+    found.read_rows()
     found.arrays = {name: array.copy() for name, array in found.arrays.items()}
     found.release()
     found.owners = unpack(pack(found.owners), "owners")
@@ -229,7 +231,7 @@ class TestThroughAFile:
         header = SnapshotHeader(
             row, 1, "a run", [driver.engine.version], found.settings, {}, found.owners
         )
-        plan = SnapshotPlan(header, found.arrays)
+        plan = SnapshotPlan(header, found.contents)
         data = b"".join(bytes(each) for _offset, buffers in plan.pieces() for each in buffers)
         found.release()
 
@@ -244,6 +246,54 @@ class TestThroughAFile:
         again = Driver(engine)
         for later, step in enumerate(script.steps[row:], row + 1):
             assert again.take(step, later) == script.effects[later - 1]
+
+
+class TestTablesBesideUpdates:
+    """Rows of tables are read while later events are handled."""
+
+    @pytest.mark.parametrize("policy", ["asgd", "fasgd"])
+    def test_they_are_those_of_the_moment(self, policy: str) -> None:
+        """A capture after each event, whose rows are read a few events later."""
+        case = Case(policy, (("optimizer", "adagrad"),) if policy == "asgd" else (), tables=True)
+        compared = 0
+        for seed in seeds(2):
+            script, driver = Script(case, seed).run(60), Driver(case.engine())
+            pending: list[tuple[int, Capture, Capture]] = []
+            for row, step in enumerate(script.steps, 1):
+                driver.take(step, row)
+                twin = taken(driver)
+                if twin is not None and driver.engine.training is not None:
+                    found = capture(driver.engine, 7)
+                    found.copy()
+                    pending.append((row, found, twin))
+                while pending and (pending[0][0] <= row - 8 or row == len(script.steps)):
+                    _row, found, twin = pending.pop(0)
+                    found.read_rows()
+                    for name in (name for name in twin.arrays if name.startswith("table/")):
+                        assert found.arrays[name].tobytes() == twin.arrays[name].tobytes()
+                        compared += twin.arrays[name].nbytes > 0
+                    found.release()
+        assert compared > 50
+
+    def test_a_capture_copies_no_rows(self) -> None:
+        case = Case("asgd", tables=True)
+        driver = Driver(case.engine())
+        for row, step in enumerate(Script(case, 1).run(80).steps, 1):
+            driver.take(step, row)
+            if (
+                row > 60
+                and sum(each.made for each in driver.engine.tables)
+                and driver.outstanding is None
+            ):
+                break
+        assert driver.outstanding is None or isinstance(driver.outstanding.job, CaptureJob)
+        found, stored = capture(driver.engine), sum(each.nbytes for each in driver.engine.tables)
+        assert found.kept > stored > 0
+        assert found.copied == sum(array.nbytes for array in found.overwritten.values())
+        assert found.nbytes >= found.copied + stored
+        assert [image.held for _table, image in found.images] == [0, 0]
+        found.release()
+        assert not any(table._images for table in driver.engine.tables)
 
 
 class TestLeases:

@@ -115,7 +115,7 @@ class SnapshotWriter:
         name, nbytes = snapshot_name(header.row), 0
         part = self._folder / f"{name}{PART}"
         try:
-            plan = SnapshotPlan(header, capture.arrays)
+            plan = SnapshotPlan(header, capture.contents)
             nbytes = plan.length
             self._disk.remove(part)
             file = self._again(part, nbytes) or self._create(part, nbytes)

@@ -100,7 +100,7 @@ def save(path: Path, run: KeptRun) -> None:
     capture = _capture(run)
     disk, half_done = SystemDisk(), path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        plan = SnapshotPlan(_header(run, capture), capture.arrays)
+        plan = SnapshotPlan(_header(run, capture), capture.contents)
         disk.remove(half_done)
         file = disk.create(half_done, plan.length)
         try:

@@ -709,6 +709,39 @@ def test_a_server_that_is_never_idle_gets_its_snapshots(tmp_path: Path) -> None:
         train(again.url, start, 1, 1)
 
 
+def push_rows(url: str, table: aiops.Table, seed: int, done: threading.Event) -> None:
+    rng = np.random.default_rng(seed)
+    with aiops.Worker(url, {}, tables={"t": table}) as worker:
+        while not done.is_set():
+            ids = rng.integers(0, table.rows, 512)
+            grads = rng.standard_normal((512, table.width)).astype(np.float32)
+            worker.push_rows("t", ids, grads)
+
+
+@pytest.mark.slow
+def test_snapshots_of_a_table_are_written_while_its_rows_are_pushed(tmp_path: Path) -> None:
+    """Each is the state at its row: the newest leads to the same bits as the one before it."""
+    table, settings = aiops.Table(40_000, 16), {"policy": "asgd", "set": {"optimizer": "adagrad"}}
+    threads, done, older = list[threading.Thread](), threading.Event(), tmp_path / "older"
+    with ServerThread(state=tmp_path / "s", snapshot_every=0.05, **settings) as server:
+        for seed in (1, 2):
+            pushing = threading.Thread(target=push_rows, args=(server.url, table, seed, done))
+            threads.append(pushing)
+            pushing.start()
+        seen = set[str]()
+        while len(seen) < 5:
+            seen |= {path.name for path in (tmp_path / "s").glob("snapshot-*[0-9]")}
+            time.sleep(0.005)
+        done.set()
+        for thread in threads:
+            thread.join()
+        expected, _report = copy(server, tmp_path / "s", tmp_path / "newest")
+    shutil.copytree(tmp_path / "newest", older)
+    sorted(older.glob("snapshot-*[0-9]"))[-1].unlink()
+    for folder in (tmp_path / "newest", older):
+        assert digest(recovered(folder, settings)) == expected
+
+
 def test_a_snapshot_takes_the_room_of_spare_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
