@@ -14,6 +14,8 @@ import dataclasses
 import errno
 import logging
 import os
+import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -112,7 +114,9 @@ class Server:
         parallel_map = (
             env.parallel_map if config.threads is None else env.parallel_map_of(config.threads)
         )
-        self._machine = machine = Resources(memory, parallel_map, measure, device, later=True)
+        self._machine = machine = Resources(
+            memory, parallel_map, measure, device, later=True, guard=threading.Lock
+        )
         run = env.token_bytes(8).hex()
         self._state_files: StateFiles | None = None
         self._state: KeptState | FollowerState | None = None  # once it has been recovered
@@ -282,8 +286,9 @@ class Server:
         prepared = False
         listener: asyncio.Server | None = None
         try:
-            listener = await self._bound(loop)  # or no generation is begun: another may serve
+            listener = await self._bound(loop)
             if self._state_files is not None:
+                self._state_files.claim = partial(self._claim, listener)
                 if not next_term:
                     self._state_files.check_not_superseded()
                 if self._state_files.generation:  # then there are updates to be repeated, at once
@@ -351,6 +356,7 @@ class Server:
             recovered = self.recover(LeadReplayer(lead, self._runner.perform, moment))
             row = 0 if recovered is None else recovered.row
             ahead = moment.ahead(row)
+            files.claim()  # or followers would have gone back for a server that serves no client
             await links.roll_back(ahead, row)
             self._state = self._recovered(files, loop, recovered, next_term=next_term)
         links.lead(ahead)
@@ -526,18 +532,33 @@ class Server:
         """Return what has the port, and does not listen yet: clients would wait in vain."""
         host, port = self.config.host, self.config.port
         try:
-            return await loop.create_server(
+            listener = await loop.create_server(
                 self.connections.accept, host, port, backlog=_BACKLOG, start_serving=False
             )
+        except OSError as error:
+            raise self._no_port(error) from None
+        for sock in listener.sockets:
+            unpace(sock, sock.getsockname()[0])
+            if self._pacing is not None:  # a window is announced before a peer is accepted
+                narrow(sock, self._pacing.pacer.narrowed)
+        return listener
+
+    def _claim(self, listener: asyncio.Server) -> None:
+        """Take the port for good: as long as no socket listens, another process may bind to it too.
+
+        The system holds connections until `_listen` accepts them. So this is called when that is
+        near: just before the generation begins, by which a server fences those before it.
+        """
+        try:
+            for sock in listener.sockets:
+                if sock.fileno() >= 0:  # a simulated one has none
+                    with socket.socket(fileno=os.dup(sock.fileno())) as same:
+                        same.listen(_BACKLOG)
         except OSError as error:
             raise self._no_port(error) from None
 
     async def _listen(self, listener: asyncio.Server) -> None:
         try:
-            for sock in listener.sockets:
-                unpace(sock, sock.getsockname()[0])
-                if self._pacing is not None:  # a window is announced before a peer is accepted
-                    narrow(sock, self._pacing.pacer.narrowed)
             before = [sock.fileno() for sock in listener.sockets]
             await listener.start_serving()
             if [sock and sock.fileno() for sock in listener.sockets] != before:

@@ -25,6 +25,7 @@ from aiops.model.layout import Array
 from aiops.serving import persistence
 from aiops.serving.safetensors_io import read_model, write_model
 from aiops.serving.server import Server
+from aiops.serving.state.state_files import StateFiles
 from aiops.store.parameters import UpdateJob
 from aiops.store.updater import Updater
 from tests.peers import eventually
@@ -45,9 +46,12 @@ def server() -> Iterator[ServerThread]:
 class TestListening:
     @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
     def test_a_port_that_is_lost_before_it_listens(
-        self, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+        self,
+        loop: Callable[[], asyncio.AbstractEventLoop],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Another server was bound to it too, and was the first to listen."""
+        """Another server was bound to it too, and was the first to listen: no generation begins."""
         bound, others = Server._bound, list[socket.socket]()
 
         async def late(self: Server, running: asyncio.AbstractEventLoop) -> asyncio.Server:
@@ -56,7 +60,7 @@ class TestListening:
             return listener
 
         async def main() -> None:
-            async with aiops.serve(policy="asgd", port=0):
+            async with aiops.serve(policy="asgd", port=0, state=tmp_path / "s"):
                 pass
 
         monkeypatch.setattr(Server, "_bound", late)
@@ -66,6 +70,40 @@ class TestListening:
         ):
             runner.run(main())
         others[0].close()
+        assert "generation" not in [path.name for path in (tmp_path / "s").iterdir()]
+
+    @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_the_port_is_held_when_a_generation_begins(
+        self,
+        loop: Callable[[], asyncio.AbstractEventLoop],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Another server cannot bind to it any more, and a client's connection is not refused."""
+        begin, clients = StateFiles.begin_rows, list[socket.socket]()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+
+        def begun(self: StateFiles, *given: Any, **flags: Any) -> Any:
+            found = begin(self, *given, **flags)
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server(("127.0.0.1", port))
+            clients.append(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            return found
+
+        async def main() -> None:
+            async with aiops.serve(policy="asgd", port=port, state=tmp_path / "s") as server:
+                clients[0].setblocking(False)
+                running = asyncio.get_running_loop()
+                async with asyncio.timeout(PATIENCE):  # it is accepted, and closed for what it says
+                    await running.sock_sendall(clients[0], bytes(64))
+                    await running.sock_recv(clients[0], 1)
+                assert server.url.endswith(str(port))
+
+        monkeypatch.setattr(StateFiles, "begin_rows", begun)
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main())
+        clients[0].close()
 
     def test_a_port_in_use(self, server: ServerThread, tmp_path: Path) -> None:
         port = int(server.url.rpartition(":")[2])

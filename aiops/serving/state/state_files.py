@@ -68,6 +68,8 @@ class StateFiles:
         That of the last start; 0 for a new state.
     predecessors
         The URLs of those whose standby this server was, when it is promoted; else empty.
+    claim
+        Called before a generation begins; raises if the server could not serve in it.
 
     Raises
     ------
@@ -144,6 +146,7 @@ class StateFiles:
             if self._shard is not None:
                 self.identify(new_run, *self._shard)
         self.predecessors: tuple[str, ...] = ()
+        self.claim: Callable[[], None] = lambda: None
         self.generations = GenerationFile(0)
         if directory.GENERATION_FILE in names:
             self.generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE))
@@ -321,6 +324,7 @@ class StateFiles:
                     f"--keep-journal: the first rows of {self.folder} are gone, so no replay could"
                     " begin with them: name a new --state, or drop --keep-journal"
                 )
+            self.claim()
             drawn = self._salt() % directory.DRAWN if promoted else None
             if not self.generations.secret:
                 self.generations = replace(self.generations, secret=self._new_secret())
