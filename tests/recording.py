@@ -9,13 +9,12 @@ from aiops.cli.state_folder import StateFolder
 from aiops.cli.state_replay import replay_all
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import begin_row
-from aiops.durable.rows import LEASED, JournalRow
+from aiops.durable.rows import LEASED, check_of
 from aiops.durable.run_record import Replayed, RunRecord, replay
 from aiops.engine.engine import Engine
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.state.frames import JournalFrame
-from aiops.state.row_kinds import RowKind
 
 
 class Recording(RunRecord):
@@ -42,8 +41,8 @@ class Recording(RunRecord):
         ticket: int,
         sums: Ints,
     ) -> None:
-        row = self.exchange_row(peer, numbers, ticket, sums)
-        steady = JournalRow(RowKind.STEADY, time, LEASED * leased, row, gradient.data)
+        fields = peer, *numbers, check_of(ticket, sums)
+        steady = self.exchange_row(time, LEASED * leased, fields, gradient)
         self.append(AppendRow(self.next - 1, steady))
 
     def end(self, time: float) -> None:

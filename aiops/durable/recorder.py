@@ -33,7 +33,6 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST
 from aiops.state.directory import GenerationFile
-from aiops.state.row_kinds import RowKind
 from aiops.store.capture_job import CaptureJob
 from aiops.wire.messages import Hello, Welcome
 
@@ -311,11 +310,16 @@ class Recorder(RowCounter):
         while self._pinned and self._pinned[0][0] <= row:
             self._pinned.popleft()[1].unpin()
 
-    def exchanged_later(self, time: float, flags: int, row: bytes, gradient: Arena) -> AppendRow:
-        """Return the effect that appends that row when there are `pending` ones."""
-        self._later = number = self.next - 1
-        payload = gradient.data.copy()  # the next push overwrites it
-        return AppendRow(number, JournalRow(RowKind.STEADY, time, flags, row, payload), later=True)
+    def exchanged(
+        self, time: float, flags: int, fields: tuple[int, ...], gradient: Arena
+    ) -> AppendRow:
+        """Return the effect that appends a steady exchange's row, as of `exchange_row`."""
+        row, number = self.exchange_row(time, flags, fields, gradient), self.next - 1
+        if not self.pending:
+            return AppendRow(number, row)
+        self._later = number
+        row = replace(row, payload=gradient.data.copy())  # the next push overwrites it
+        return AppendRow(number, row, later=True)
 
     def hold(self, peer: int, answer: bytes) -> bool:
         """Keep the answer to the last steady exchange, if it has to wait; return whether it has."""

@@ -27,7 +27,7 @@ from aiops.engine.events import (
 )
 from aiops.engine.receive import PushSink
 from aiops.errors import DamagedState, refusal
-from aiops.model.arena import aligned
+from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import Part
 from aiops.state.file_bytes import OwnMemory
@@ -88,18 +88,22 @@ class RowCounter:
     def __init__(self, first: int) -> None:
         self.next = first
 
-    def exchange_row(self, peer: int, numbers: tuple[int, ...], ticket: int, sums: Ints) -> bytes:
+    def exchange_row(
+        self, time: float, flags: int, fields: tuple[int, ...], gradient: Arena
+    ) -> JournalRow:
         """Return the row of a steady exchange, which takes the next number.
 
         Parameters
         ----------
-        peer, numbers
-            As of `aiops.engine.steady.Shortcut.update`.
-        ticket, sums
-            Of the update.
+        time, flags
+            Of the row.
+        fields
+            Of `STEADY_ROW`.
+        gradient
+            Its payload.
         """
         self.next += 1
-        return STEADY_ROW.pack(peer, *numbers, check_of(ticket, sums))
+        return JournalRow(RowKind.STEADY, time, flags, STEADY_ROW.pack(*fields), gradient.data)
 
 
 def passes(event: Event) -> bool:

@@ -66,6 +66,23 @@ class DiskFile(Protocol):
         are rarely synced. The file must not get shorter.
         """
 
+    def lend(self, at: int, nbytes: int) -> tuple[memoryview, int] | None:
+        """Return the file's memory, to be stored into instead of `write`, which then costs less.
+
+        Parameters
+        ----------
+        at, nbytes
+            The bytes that are needed.
+
+        Returns
+        -------
+        tuple or None
+            The memory of the whole file, and the offset up to which it may be stored into, from
+            ``at`` on and for `aiops.net.mapped_file.LENT` seconds: to store elsewhere, or later,
+            may end the process. None: there is `write` alone (`map` was not called, or the disk
+            has no room).
+        """
+
     def close(self) -> None:
         """Close it; may be called twice."""
 
@@ -215,6 +232,9 @@ class _SystemFile:
         if self._mapped is None:
             with contextlib.suppress(OSError, ValueError):
                 self._mapped = MappedFile(self._descriptor)
+
+    def lend(self, at: int, nbytes: int) -> tuple[memoryview, int] | None:
+        return None if self._mapped is None else self._mapped.lend(at, nbytes)
 
     def _unmap(self) -> None:
         if self._mapped is not None:

@@ -381,6 +381,9 @@ class FaultyFile:
     def map(self) -> None:
         """Do nothing: each write is one that may fail."""
 
+    def lend(self, at: int, nbytes: int) -> None:
+        """Return None: what is stored into memory cannot fail."""
+
     def close(self) -> None:
         """Close it; may be called twice."""
         self._file.close()

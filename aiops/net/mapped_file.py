@@ -16,7 +16,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; Python has no name fo
 _SHORT = 64 << 10
 """Bytes: of more, a call of the system copies as fast, and need not map every page."""
 
-_WINDOW, _FRESH = 256 << 10, 0.05
+_WINDOW, LENT = 256 << 10, 0.05
 """Bytes that are made writable at a time, and seconds for which they are taken to be so."""
 
 _SAFE = ("ext4", "tmpfs")
@@ -86,6 +86,10 @@ class MappedFile:
             at = stop
         return True
 
+    def lend(self, at: int, nbytes: int) -> tuple[memoryview, int] | None:
+        """Return the file's memory, as `aiops.net.disk.DiskFile.lend`."""
+        return (self._view, self._end) if self._made_writable(at, at + nbytes) else None
+
     def _made_writable(self, at: int, end: int) -> bool:
         """Make the pages from an offset on writable; return whether they are, up to ``end``."""
         if end - at > _SHORT or end > len(self._view):
@@ -96,7 +100,7 @@ class MappedFile:
             self._map.madvise(_POPULATE_WRITE, begin, stop - begin)
         except OSError:  # there is no room, or the disk fails
             return False
-        self._begin, self._end, self._until = begin, stop, monotonic() + _FRESH
+        self._begin, self._end, self._until = begin, stop, monotonic() + LENT
         return True
 
     def close(self) -> None:

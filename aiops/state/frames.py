@@ -34,7 +34,7 @@ import numpy as np
 
 from aiops.common.frozen import value
 from aiops.errors import DamagedState, UsageError
-from aiops.kernels.checksum import crc32
+from aiops.kernels.checksum import LARGE, crc32
 from aiops.state.blocks import FORMAT, Buffer, check_format
 from aiops.state.file_bytes import FileBytes
 
@@ -57,6 +57,7 @@ MAX_RUN = 16
 _HEAD = Struct("<8sIIQQ16sIIII")
 _FRAME = Struct("<IQQdIIIBBH")  # without its checksum
 _U32 = Struct("<I")
+_crc32 = zlib.crc32
 _ZEROS = tuple(bytes(count) for count in range(8))
 _CHUNK = 1 << 17
 """Positions at which frames are looked for at a time, behind a bad one."""
@@ -222,6 +223,67 @@ def frame(
     )
     check = _U32.pack(zlib.crc32(fields, _salted(salt)))
     return check + fields + row + _ZEROS[-length % 8], _ZEROS[-payload % 8]
+
+
+class FixedFrames:
+    """Makes the frames of one kind of row, all of one length, where they are to lie.
+
+    Parameters
+    ----------
+    kind
+        A `RowKind`.
+    row
+        Of the fields of a row.
+    payload
+        Length of a payload in bytes.
+
+    Attributes
+    ----------
+    payload
+        As given.
+    nbytes
+        Bytes that a frame takes; `END` follows it.
+    """
+
+    __slots__ = ("_before", "_end", "_kind", "_length", "_pack", "_zeros", "nbytes", "payload")
+
+    def __init__(self, kind: int, row: Struct, payload: int) -> None:
+        self._kind, self._pack, self._length = kind, row.pack, row.size
+        self.payload, self.nbytes = payload, frame_bytes(row.size, payload)
+        self._zeros = _ZEROS[-row.size % 8]
+        self._before = frame_bytes(row.size, 0)
+        self._end = _ZEROS[-payload % 8] + END
+
+    def store(
+        self,
+        into: memoryview,
+        at: int,
+        number: int,
+        time: float,
+        flags: int,
+        fields: tuple[int, ...],
+        payload: memoryview,
+        salt: int,
+        unsynced: int,
+    ) -> None:
+        """Store a frame into memory, from an offset on, and `END` behind it.
+
+        ``fields`` are the row's; all else is as of `frame`.
+        """
+        row, nbytes = self._pack(*fields), self.payload
+        crc = _crc32(payload) if nbytes < LARGE else crc32(payload)
+        head = _FRAME.pack(
+            *(self._length, nbytes, number, time, _crc32(row), crc),
+            unsynced if unsynced < UNKNOWN else UNKNOWN,
+            self._kind,
+            flags,
+            0,
+        )
+        begin = at + self._before
+        into[at:begin] = _U32.pack(_crc32(head, _salted(salt))) + head + row + self._zeros
+        end = begin + nbytes
+        into[begin:end] = payload
+        into[end : end + len(self._end)] = self._end
 
 
 @lru_cache(8)

@@ -28,7 +28,7 @@ GENERAL = 58
 STEADY = 18
 """The same by the short way (`aiops.engine.steady`)."""
 
-STEADY_JOURNALLED = 28
+STEADY_JOURNALLED = 25
 """The same with ``--state``, and the row written to the file."""
 
 SIZE = 1024  # float32

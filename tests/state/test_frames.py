@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from struct import Struct
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from aiops.state.frames import (
     FRAME,
     HEAD,
     UNKNOWN,
+    FixedFrames,
     JournalFrame,
     SegmentHead,
     SegmentScan,
@@ -394,3 +396,28 @@ def test_a_payload_of_more_than_4_gib() -> None:
     before, _after = frame(2, 3, 1.0, 0, b"row", length, 7, salt=5, unsynced=2)
     assert int.from_bytes(before[8:16], "little") == length
     assert frame_bytes(3, length) == 48 + 8 + length
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.binary(max_size=40),
+    st.sampled_from([0, 3, 8, 4096, 8192, 20_000]),
+    st.integers(1, 2**64 - 1),
+    st.integers(0, 2**40),
+    st.integers(0, 2**32 - 1),
+)
+def test_frames_that_are_made_in_place_are_the_same(
+    peer: int, id: int, first: bytes, length: int, number: int, unsynced: int, salt: int
+) -> None:
+    fields, row = Struct("<IQ"), Struct("<IQ").pack(peer, id)
+    payload = memoryview((first + bytes(length))[:length])
+    made = FixedFrames(9, fields, length)
+    before, after = frame(
+        *(number, 9, 2.5, 1, row, length, zlib.crc32(payload)), salt=salt, unsynced=unsynced
+    )
+    memory = bytearray(b"\xff" * (made.nbytes + 24))
+    made.store(memoryview(memory), 8, number, 2.5, 1, (peer, id), payload, salt, unsynced)
+    assert made.nbytes == frame_bytes(len(row), length)
+    frames_end = bytes(before) + bytes(payload) + after + END
+    assert memory == b"\xff" * 8 + frames_end + b"\xff" * 8

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import queue
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
-from aiops.durable.rows import JournalRow
 from aiops.engine.events import Committed, Event, JournalEnded
-from aiops.kernels.checksum import LARGE, crc32
+from aiops.kernels.checksum import crc32
 from aiops.net.disk import Disk, DiskFile, DiskThread
+from aiops.net.mapped_file import LENT
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.state import directory
-from aiops.state.frames import END, FRAME, HEAD, SegmentHead, frame, frame_bytes
-from aiops.state.row_kinds import RowKind
+from aiops.state.frames import END, HEAD, FixedFrames, SegmentHead, frame, frame_bytes
+from aiops.state.row_kinds import STEADY_ROW, RowKind
 
 _SETTLED = 30.0
 """Seconds after which the system itself has written most of a file, so that a sync costs little."""
@@ -127,6 +124,9 @@ class JournalWriter:
         self._old = deque(_Old(disk.open(path), path, last, -inf) for path, last in paths)
         self._begun = 0.0
         self._file = self._segment(first, 0, 0.0, synced=True)
+        self._frames = FixedFrames(_STEADY, STEADY_ROW, 0)
+        self._memory = memoryview(b"")  # of the segment, in place of writes
+        self._lent_to, self._lent_until = 0, 0.0  # the offset and the time up to which it is
         self._rows = disk.queue()  # that are to be written later; None: the end
         self._writer: DiskThread | None = None
         self._over = False  # that thread is to write nothing more
@@ -173,36 +173,59 @@ class JournalWriter:
         self._waiting.append(effect)
         return None if effect.more else self._flush()
 
-    def write(
-        self, number: int, time: float, flags: int, row: bytes, payload: memoryview
-    ) -> JournalEnded | None:
-        """Append the row of a steady exchange at once, as `append`: with fewer calls."""
-        if self._waiting or self._durable or self.why or self._closed:
-            return self.append(
-                AppendRow(number, JournalRow(_STEADY, time, flags, row, np.asarray(payload)))
-            )
-        length, at = len(payload), self._at
-        end = at + FRAME + len(row) + -len(row) % 8 + length + -length % 8
-        try:
-            if end + len(END) > self._size:
-                self._roll(number, end - at, time)
-                at, end = self._at, self._at + end - at
-            crc = zlib.crc32(payload) if length < LARGE else crc32(payload)
-            before, after = frame(
-                *(number, _STEADY, time, flags, row, length, crc),
-                salt=self._salt,
-                unsynced=number - self._synced,
-            )
-            self._file.write((before, payload, after, END), at)
-        except OSError as error:
-            self._told = True
-            return self._ended(time, error)
-        self.nbytes += end - at
+    def exchange(
+        self, number: int, time: float, flags: int, fields: tuple[int, ...], payload: memoryview
+    ) -> bool:
+        """Store the row of a steady exchange in the segment's memory, at once.
+
+        Parameters
+        ----------
+        number, time, flags
+            Of the row.
+        fields
+            Of `STEADY_ROW`.
+        payload
+            The gradient's bytes.
+
+        Returns
+        -------
+        bool
+            False: nothing was stored, and the row has to be appended.
+        """
+        frames, at = self._frames, self._at
+        end = at + frames.nbytes
+        if (
+            end + len(END) > self._lent_to
+            or time >= self._lent_until
+            or len(payload) != frames.payload
+            or self._waiting
+            or self.why
+        ) and not self._borrow(time, len(payload)):
+            return False
+        # The journal's thread writes `_synced` at any time, but only ever a greater one.
+        salt, unsynced = self._salt, number - self._synced
+        frames.store(self._memory, at, number, time, flags, fields, payload, salt, unsynced)
+        self.nbytes += frames.nbytes
         self._at, self._written = end, number
         if end > self._half:
             self._half = self._size
             self._do_chores(time)
-        return None
+        return True
+
+    def _borrow(self, time: float, payload: int) -> bool:
+        """Have memory for a steady row of that payload; return whether there is."""
+        self._lent_to = 0
+        if self._waiting or self._durable or self.why or self._closed:
+            return False
+        if payload != self._frames.payload:
+            self._frames = FixedFrames(_STEADY, STEADY_ROW, payload)
+            return False  # `exchange` has the earlier ones
+        lent = self._file.lend(self._at, self._frames.nbytes + len(END))
+        if lent is None:
+            return False
+        self._memory, self._lent_to = lent
+        self._lent_until = time + LENT
+        return True
 
     def _flush(self) -> JournalEnded | None:
         """Write the rows that wait for another."""
@@ -264,7 +287,7 @@ class JournalWriter:
         """
         if self._waiting and not self.why:
             self._flush()
-        self._closed = True
+        self._closed, self._lent_to = True, 0
         for thread, work in ((self._writer, self._rows), (self._keeper, self._chores)):
             if thread is not None:
                 work.put(None)
@@ -298,6 +321,7 @@ class JournalWriter:
         """Begin a segment with room for a row of ``nbytes``."""
         self._salt = self._new_salt()
         head = SegmentHead(first, self._generation, self._run, self._salt, *self._shard)
+        self._lent_to = 0
         file, self._size = self._files.begin(first, head.pack(), nbytes, synced=synced)
         if not self._durable:  # else it is synced after every few rows
             file.map()

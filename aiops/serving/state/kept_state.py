@@ -26,7 +26,7 @@ from aiops.durable.recorder import (
     WriteSnapshot,
 )
 from aiops.durable.recovery import Recovered
-from aiops.durable.rows import LEASED
+from aiops.durable.rows import LEASED, check_of
 from aiops.durable.snapshot_rule import SnapshotRule, Unsaved
 from aiops.engine.capture import Capture, capture, policy_state
 from aiops.engine.engine import Engine
@@ -284,13 +284,14 @@ class KeptState:
         recorder, journal = self.recorder, self._journal
         if journal is None or not recorder.recording:
             return
-        row, flags = recorder.exchange_row(peer, numbers, ticket, sums), LEASED if leased else 0
-        if recorder.pending:
-            ended = journal.append(recorder.exchanged_later(time, flags, row, gradient))
-        else:
-            ended = journal.write(recorder.next - 1, time, flags, row, gradient.data.data)
-        if self.appended is not None:
-            self.appended()
+        flags, payload = LEASED if leased else 0, gradient.data.data
+        fields = peer, *numbers, check_of(ticket, sums)
+        if not recorder.pending and journal.exchange(recorder.next, time, flags, fields, payload):
+            recorder.next += 1
+            if self.appended is not None:
+                self.appended()
+            return
+        ended = self._append(recorder.exchanged(time, flags, fields, gradient))
         if ended is not None:
             self._post(ended)
 

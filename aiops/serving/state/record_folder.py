@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
-from aiops.durable.rows import LEASED
+from aiops.durable.rows import LEASED, check_of
 from aiops.durable.run_record import RunRecord
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, JournalEnded
@@ -110,9 +110,14 @@ class RecordFolder:
         if self.error:
             self._say(time)
             return
-        record = self._record
-        row, flags = record.exchange_row(peer, numbers, ticket, sums), LEASED if leased else 0
-        ended = self._writer.write(record.next - 1, time, flags, row, gradient.data.data)
+        record, writer = self._record, self._writer
+        flags, payload = LEASED if leased else 0, gradient.data.data
+        fields = peer, *numbers, check_of(ticket, sums)
+        if writer.exchange(record.next, time, flags, fields, payload):
+            record.next += 1
+            return
+        row = record.exchange_row(time, flags, fields, gradient)
+        ended = writer.append(AppendRow(record.next - 1, row))
         if ended is not None:
             self._unrecorded = 1
             self._ended(ended)

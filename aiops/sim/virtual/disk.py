@@ -390,6 +390,9 @@ class VirtualFile:
     def map(self) -> None:
         """Do nothing: there is no system whose calls cost anything."""
 
+    def lend(self, at: int, nbytes: int) -> None:
+        """Return None: each write is to be seen."""
+
     def close(self) -> None:
         """Do nothing."""
 

@@ -24,7 +24,7 @@ from aiops.serving.state.segment_files import SegmentFiles
 from aiops.state.directory import PART, StateListing, journal_name
 from aiops.state.frames import HEAD
 from aiops.state.journal_scan import JournalScan
-from aiops.state.row_kinds import RowKind
+from aiops.state.row_kinds import STEADY_ROW, RowKind
 
 SMALL = 1 << 16
 
@@ -367,3 +367,67 @@ def test_a_segment_has_room_for_the_longest_row_that_is_expected(tmp_path: Path)
     file, size = files.begin(2, bytes(HEAD), 0, synced=False)
     assert 0 < size <= SMALL
     file.close()
+
+
+class TestExchanges:
+    """Rows of steady exchanges, stored into a segment's memory."""
+
+    def exchange(self, written: Journal, payload: bytes, time: float = 0.0) -> bool:
+        """Store a row, or else append the same; return whether it was stored."""
+        fields = 1, written.next, written.next, -1, 0, 7
+        stored = written.writer.exchange(written.next, time, 0, fields, memoryview(payload))
+        if not stored:
+            row, data = STEADY_ROW.pack(*fields), np.frombuffer(payload, np.uint8)
+            steady = JournalRow(RowKind.STEADY, time, 0, row, data)
+            assert written.writer.append(AppendRow(written.next, steady)) is None
+        written.next += 1
+        return stored
+
+    @pytest.fixture
+    def mapped(self, journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch) -> Journal:
+        monkeypatch.setattr(FaultyDisk, "create", SystemDisk.create)
+        written = journal()
+        if written.writer._file.lend(0, 1) is None:
+            pytest.skip("this folder's file system lends no memory")
+        return written
+
+    def test_they_are_read_with_those_that_are_appended(self, mapped: Journal) -> None:
+        payloads, stored = [], 0
+        for number in range(300):
+            payload = bytes([number % 251]) * (1000 if number % 97 else 504)
+            if number % 50 == 49:
+                payloads.append(payload)
+                mapped.write(1, payload)
+            else:
+                payloads.append(payload)
+                stored += self.exchange(mapped, payload, time=number / 100)
+        assert stored > 200, "few rows went the short way"
+        mapped.writer.end()
+        found = [*mapped.read()]
+        assert [each.number for each in found] == [*range(1, 301)]
+        assert [bytes(each.payload) for each in found] == payloads
+        assert len(mapped.listing().segments) > 1
+
+    def test_what_waits_is_written_before(self, mapped: Journal) -> None:
+        assert not self.exchange(mapped, bytes(8))  # the first row of this length
+        assert self.exchange(mapped, bytes(8))
+        row = JournalRow(RowKind.RECEIVED, 0.0, 0, b"waits", np.zeros(8, np.uint8))
+        mapped.writer.append(AppendRow(mapped.next, row, more=True))
+        mapped.next += 1
+        assert not self.exchange(mapped, bytes(8))
+        assert self.exchange(mapped, bytes(8))
+        mapped.writer.end()
+        assert mapped.rows() == [1, 2, 3, 4, 5]
+
+    def test_a_disk_that_lends_no_memory(self, journal: Callable[..., Journal]) -> None:
+        written = journal()
+        assert not any(self.exchange(written, bytes(8)) for _ in range(5))
+        written.writer.end()
+        assert written.rows() == [1, 2, 3, 4, 5]
+
+    def test_none_is_stored_after_the_end(self, mapped: Journal) -> None:
+        self.exchange(mapped, bytes(8))
+        assert self.exchange(mapped, bytes(8))
+        mapped.writer.end()
+        assert not mapped.writer.exchange(3, 0.0, 0, (1, 3, 3, -1, 0, 7), memoryview(bytes(8)))
+        assert mapped.rows() == [1, 2]
