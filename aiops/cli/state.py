@@ -284,7 +284,10 @@ def export(
         state = StateFolder(folder)
         newest = state.newest() if snapshot is None else snapshot
         if newest is None:
-            raise UsageError(f"{folder} has no whole snapshot to export")
+            raise UsageError(
+                f"{folder} has no whole snapshot to export: with --at ROW its journal is replayed"
+                " up to a row (`aiops state show` tells the newest)"
+            )
         opened = state.snapshot(newest)
     with opened as file:
         arrays, row = _parameters(file), file.header.row

@@ -23,6 +23,11 @@ class Remote(Closing):
         """The model version of the parameters."""
         return self.worker.version
 
+    @property
+    def rolled_back(self) -> int:
+        """Acknowledged pushes that the server lost before it was started again, as `Worker`'s."""
+        return self.worker.rolled_back
+
     def close(self) -> None:
         """Push what has not been pushed yet, and leave the server; may be called twice.
 

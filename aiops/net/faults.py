@@ -7,6 +7,7 @@ makes by `crash_at`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aiops.errors import UsageError, nearest
@@ -15,6 +16,15 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faulty_disk import FaultyDisk
 
 VARIABLE = "AIOPS_FAULTS"
+
+_NUMBERS: Mapping[str, type[int] | type[float]] = {
+    "full": int,
+    "sync_fails": int,
+    "seed": int,
+    "slow": float,
+    "flip": float,
+}
+"""The faults that have a number, and of which kind."""
 """The environment variable that gives a server's process a disk with faults."""
 
 
@@ -79,6 +89,9 @@ def from_text(text: str, disk: Disk | None = None) -> FaultyDisk:
         name, _equals, value = item.partition("=")
         if name not in names:
             raise UsageError(f"{VARIABLE}: no fault is called {name!r}; {nearest(name, names)}")
+        if name in _NUMBERS and not _is_number(value, _NUMBERS[name]):
+            kind = "a whole number" if _NUMBERS[name] is int else "a number"
+            raise UsageError(f"{VARIABLE}: {name}= is followed by {kind}, not {value!r}")
         given[name] = value
     try:
         made = FaultyDisk(
@@ -112,3 +125,11 @@ def use_environment_variable() -> None:
     if text:
         env = CURRENT_ENVIRONMENT.get()
         CURRENT_ENVIRONMENT.set(replace(env, disk=from_text(text, env.disk)))
+
+
+def _is_number(text: str, kind: type[int] | type[float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True

@@ -123,6 +123,8 @@ def test_the_receipt_says_what_became_of_the_push(asgd: ServerThread) -> None:
         assert (receipt.version, receipt.staleness) == (1, 0)
         assert "1 parameters" in repr(opt)
         assert "asgd, version 1" in repr(opt)
+        opt.worker._client._session.restarts.rolled_back = 3
+        assert opt.rolled_back == 3
 
 
 def test_two_workers_at_a_barrier_equal_one_with_both_mini_batches() -> None:

@@ -31,7 +31,8 @@ def test_what_the_docstrings_show() -> None:
         ("crash=journal.writen", "no point is called 'journal.writen'; did you mean"),
         ("crash=journal.written:0", "the first time"),
         ("crash=journal.written:soon", "AIOPS_FAULTS='crash=journal.written:soon': invalid"),
-        ("full=much", "AIOPS_FAULTS='full=much'"),
+        ("full=much", "AIOPS_FAULTS: full= is followed by a whole number, not 'much'"),
+        ("slow=", "AIOPS_FAULTS: slow= is followed by a number, not ''"),
     ],
 )
 def test_a_text_that_makes_no_sense(text: str, says: str) -> None:
