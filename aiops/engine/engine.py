@@ -326,7 +326,8 @@ class Engine:
         backend, (pushed, fetched) = self.options.backend, self.codecs
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
         rule = self.algorithm.rule() if self.machine.device is None else None
-        return Warm(Warmup(rule, backend, codecs).steps())
+        warmup = Warmup(rule, backend, codecs)
+        return Warm(warmup.steps(), warmup.over)
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections to drop: none, since the shell applies its deadlines itself."""

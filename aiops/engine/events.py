@@ -235,19 +235,28 @@ class Apply:
         return self.job.run
 
 
+def _nothing() -> None:
+    pass
+
+
 @value
 class Warm:
     """Compile the kernels (`steps`, in order, on any thread); `Apply` does not wait for it.
 
-    When the server ends, steps that have not begun may be omitted: one may take seconds.
+    When the server ends, or one fails, steps that have not begun may be omitted: one may take
+    seconds. Then, as after the last one, `over` is called; it may be called again.
     """
 
     steps: Sequence[Callable[[], object]]
+    over: Callable[[], object] = _nothing
 
     def run(self) -> None:
         """Take all steps."""
-        for step in self.steps:
-            step()
+        try:
+            for step in self.steps:
+                step()
+        finally:
+            self.over()
 
 
 @value

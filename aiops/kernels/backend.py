@@ -53,15 +53,16 @@ class PendingNumba:
     """A promise that another thread is importing Numba and compiling with it.
 
     Importing Numba takes a quarter of a second, compiling seconds. Until every promise of the
-    process is kept (`arrived`) or garbage collected, `current_backend` is NumPy, which gives the
-    same bits, so that replies do not wait for the compiler.
+    process is over (`arrived`) or garbage collected, `current_backend` is NumPy, which gives the
+    same bits, so that replies do not wait for the compiler. What makes one calls `arrived` in the
+    end, whatever happens: the collector may take its time.
     """
 
     def __init__(self) -> None:
         _PENDING.add(self)
 
     def arrived(self) -> None:
-        """Keep the promise: Numba can be used."""
+        """Keep the promise, or give it up: Numba can be used. It may be called again."""
         _PENDING.discard(self)
 
 

@@ -109,7 +109,7 @@ class EffectRunner:
         self._warmer: KernelRunner | None = None  # compiles kernels, while there are any to compile
         self._closing, self.gentle = False, True
         self._gentle_until = 0.0  # the time until which warming yields to the loop
-        self._warmings = 0  # warmings under way; updates run on its thread meanwhile
+        self._warmings = list[Warm]()  # under way; updates run on its thread meanwhile
         self.at_once = self._runner.at_once
         self._tick: asyncio.TimerHandle | None = None
 
@@ -135,6 +135,8 @@ class EffectRunner:
         self._closing = True
         if self._warmer is not None:
             self._warmer.close()
+        for effect in self._warmings:  # or the process would have to go on without Numba
+            effect.over()
 
     # ------------------------------------------------------------ answers
 
@@ -214,11 +216,11 @@ class EffectRunner:
             self._warmer = self._make_runner()
         if not self._warmings:
             self._gentle_until = self._now() + _SOON
-        self._warmings += 1
+        self._warmings.append(effect)
         self.at_once = -1.0
         for step in effect.steps:
             self._warmer.submit(partial(self._warm_step, step), 0, _nothing)
-        self._warmer.submit(_nothing, 0, self._warmed)
+        self._warmer.submit(_nothing, 0, partial(self._warmed, effect))
 
     def _warm_step(self, step: Callable[[], object]) -> None:
         if self._closing:
@@ -227,8 +229,9 @@ class EffectRunner:
         with yielding() if gentle else nullcontext():
             step()
 
-    def _warmed(self, _done: None) -> None:
-        self._warmings -= 1
+    def _warmed(self, effect: Warm, _done: None) -> None:
+        effect.over()
+        self._warmings.remove(effect)
         if not self._warmings:
             self.at_once = self._runner.at_once
             if self._warmer is not None:

@@ -313,6 +313,7 @@ class Server:
             if self._links is not None:  # standbys that became followers can be led later
                 self._links.end(leave=not (next_term or isinstance(error, RolledBack)))
             self._runner.close()
+            preparation.over()
             if self._persistence is not None:
                 self._persistence.discard()
             self._end_state()

@@ -169,7 +169,8 @@ class Follower:
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
         rule = self.algorithm.rule() if self.machine.device is None else None
-        return Warm(Warmup(rule, self.options.backend).steps())
+        warmup = Warmup(rule, self.options.backend)
+        return Warm(warmup.steps(), warmup.over)
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections to drop: none, since the shell applies its deadlines itself."""

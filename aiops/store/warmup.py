@@ -54,6 +54,11 @@ class Warmup:
             *(partial(self._warm_kernel, rule, name) for rule in rules for name in packed),
         ]
 
+    def over(self) -> None:
+        """Have the rest of the process use Numba: no further step will be taken."""
+        if self._pending is not None:
+            self._pending.arrived()
+
     def _resolve(self) -> str:
         return kernels.resolve(self._backend)
 

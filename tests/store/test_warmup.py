@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from aiops import kernels
 from aiops.algorithms.fasgd import FASGD
 from aiops.client import Client
 from aiops.codecs import find
+from aiops.engine.engine import Engine
 from aiops.engine.events import Warm
 from aiops.errors import UsageError
 from aiops.kernels import backend
@@ -130,6 +132,40 @@ def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
     performer.perform(Warm([lambda: done.append(1)]))
     performer.close()
     assert done == []
+
+
+def test_a_server_that_ends_leaves_no_process_without_numba() -> None:
+    """Nor does a step that fails; and not when the collector finds the promise, but at once."""
+    warmup = Warmup(FASGD().rule(), "auto")
+    here = SimpleNamespace(now=lambda: 0.0, kernel_runner=lambda loop, failed: Later())
+    performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), *[None] * 4])  # type: ignore
+    performer.perform(Warm(warmup.steps(), warmup.over))
+    assert kernels.numba_pending()
+    performer.close()
+    assert not kernels.numba_pending()
+
+    failing = Warmup(FASGD().rule(), "auto")
+    with pytest.raises(ZeroDivisionError):
+        Warm([lambda: 1 // 0, *failing.steps()], failing.over).run()
+    assert not kernels.numba_pending()
+
+
+def test_a_server_that_cannot_listen_leaves_no_process_without_numba() -> None:
+    engines = list[Any]()
+    prepare = Engine.preparation
+
+    def preparation(engine: Engine) -> Warm:
+        engines.append(prepare(engine))
+        return engines[-1]
+
+    with ServerThread(policy="fasgd") as server, pytest.MonkeyPatch.context() as patch:
+        eventually(lambda: not kernels.numba_pending(), "Numba")
+        patch.setattr(Engine, "preparation", preparation)
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(UsageError), ServerThread(policy="fasgd", port=port):
+            pass
+        assert engines
+        assert not kernels.numba_pending()
 
 
 def test_what_is_made_ready_lets_the_loop_have_the_interpreter() -> None:
