@@ -451,17 +451,20 @@ class Engine:
         return effects + self._workers_changed(event.time)
 
     def _left(self, event: Left | Received) -> list[Effect]:
-        peer, training = event.peer, self.training
-        effects = self.rendezvous.left(peer, event.time)
+        effects = self.rendezvous.left(event.peer, event.time)
+        return effects + self._workers_changed(event.time) if self._unbind(event.peer) else effects
+
+    def _unbind(self, peer: int) -> bool:
+        """Have the client of a connection, if there is one, be on none; return whether it was."""
         if self.budget is not None:
             self.budget.left(peer)
         member = self.membership.leave(peer)
         if member is None:
-            return effects
+            return False
         member.forget_sent()
-        if training is not None:
-            training.replies.left(peer)
-        return effects + self._workers_changed(event.time)
+        if self.training is not None:
+            self.training.replies.left(peer)
+        return True
 
     def _workers_changed(self, now: float) -> list[Effect]:
         return self.training.updates.workers_changed(now) if self.training is not None else []
@@ -483,10 +486,15 @@ class Engine:
         self._stopping, self.rendezvous.stopping = None, False
         if self.training is not None:
             self.training.updates.draining = self.training.updates.held.stopping = False
-        effects: list[Effect] = []
-        for peer in self.membership.peers():
-            effects += self._left(Left(event.time, peer))
-        return effects
+        gone, effects = self.membership.peers(), list[Effect]()
+        for peer in gone:  # all, before anything is decided: else that would be answered to one
+            effects += self.rendezvous.left(peer, event.time)
+            self._unbind(peer)
+        effects += self._workers_changed(event.time)
+        # Connections are numbered from 1 at each start: a new one may have the number of one of
+        # these, and would take the answer for its own. Only rounds of averaging are answered here,
+        # without leases.
+        return [each for each in effects if not isinstance(each, Reply | Drop)]
 
     def _snapshot_due(self, event: SnapshotDue) -> list[Effect]:
         """Have a capture take the place of the next update; without a model there are none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.engine.events import Stopping
+from aiops.engine.events import Resumed, Stopping
 from aiops.errors import ConflictError
 from aiops.model.layout import Array
 from aiops.model.parts import Part
@@ -13,6 +13,7 @@ from aiops.wire import messages
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Model, Report, Welcome
+from aiops.wire.ring_messages import JoinRound
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}
@@ -373,6 +374,35 @@ class TestBarrier:
         answer = inline.push(2, G)
         assert isinstance(answer, Error)
         assert answer.code == "unavailable"
+
+
+class TestResumed:
+    """A server that is started again numbers its connections from 1, as the one before."""
+
+    @pytest.mark.parametrize("policy", ["ssp", "hardsync"])
+    def test_nothing_is_answered_to_earlier_connections(self, policy: str) -> None:
+        settings = {"s": 0} if policy == "ssp" else {}
+        inline = running(policy, **settings)
+        inline.push(2, G, fetch=True)
+        assert len(inline.said[2]) == 1, "its answer is held: worker 1 has not pushed"
+        before = {peer: len(said) for peer, said in inline.said.items()}
+        inline.post(Resumed(inline.now, 2))
+        assert {peer: len(said) for peer, said in inline.said.items()} == before
+        assert inline.engine.membership.peers() == []
+        inline.join(2, client="client-2", epoch=2)
+        answer = inline.push(2, G, seq=1, fetch=True)
+        assert isinstance(answer, Ack), "its answer is remembered"
+        assert inline.engine.membership.at(2).pushes == 1  # type: ignore[union-attr]
+
+    def test_nor_are_rounds_of_averaging(self) -> None:
+        """Two workers are ready, and the third, for whom they wait, is gone first."""
+        inline = running("average", workers=3)
+        for peer in (2, 3):
+            digest = inline.engine.defined_store.layout.digest
+            inline.receive(peer, JoinRound(7, "127.0.0.1", 4000 + peer, 0, digest, b"n" * 16))
+        before = {peer: len(said) for peer, said in inline.said.items()}
+        inline.post(Resumed(inline.now, 2))
+        assert {peer: len(said) for peer, said in inline.said.items()} == before
 
 
 class TestDraining:
