@@ -88,6 +88,7 @@ class Recorded(Script):
                 fixed = effect.number, int(made.kind), made.time, made.flags, made.row
                 self.kept.rows.append(JournalFrame(*fixed, payload, 0, 0, 0))
             elif isinstance(effect, WriteSnapshot):
+                effect.capture.read_rows()  # of tables: they can be read until it is released
                 found = replace(effect.capture)
                 found.arrays = {name: array.copy() for name, array in found.arrays.items()}
                 found.owners = unpack(pack(found.owners), "owners")
