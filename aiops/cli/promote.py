@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from aiops.cli.flags import Timeout, Token, Url
+from aiops.common.generations import generation_text
 from aiops.errors import RemoteProtocolError
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.standby.link import ask
@@ -17,4 +18,6 @@ def promote(url: Url, token: Token = None, timeout: Timeout = 30.0) -> None:
     found = asyncio.run(ask(env, url, token, lambda local: Promote(1), timeout))
     if not isinstance(found, Promoted):
         raise RemoteProtocolError(f"{url}: {found.kind!r} is no answer to a promotion")
-    print(f"{url} serves: generation {found.generation}, version {found.version:,}")
+    print(
+        f"{url} serves: generation {generation_text(found.generation)}, version {found.version:,}"
+    )

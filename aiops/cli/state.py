@@ -16,6 +16,7 @@ from rich.table import Table
 from aiops.cli import tables
 from aiops.cli.flags import Json
 from aiops.common import formatting
+from aiops.common.generations import generation_text
 from aiops.errors import UsageError
 
 app = typer.Typer(help="Look into the directory of a server's --state.", no_args_is_help=True)
@@ -118,7 +119,7 @@ def _report_file(report: Mapping[str, Any], as_json: bool, thorough: bool) -> bo
 
 def _shown(report: Mapping[str, Any], *, thorough: bool) -> Iterator[RenderableType]:
     shard = f", shard {report['shard']} of {report['shards']}" if report["shards"] > 1 else ""
-    yield f"run {report['run']}{shard}, generation {report['generation']}"
+    yield f"run {report['run']}{shard}, generation {generation_text(report['generation'])}"
     yield ""
     columns = "rows", "size", "generation", "versions", "whole" if thorough else "readable"
     made = tables.table("file", *columns)
@@ -127,7 +128,7 @@ def _shown(report: Mapping[str, Any], *, thorough: bool) -> Iterator[RenderableT
             each["name"],
             _rows(each),
             formatting.nbytes(each["nbytes"]),
-            "–" if each["generation"] is None else f"{each['generation']:,}",
+            "–" if each["generation"] is None else generation_text(each["generation"]),
             ", ".join(f"{version:,}" for version in each["versions"] or ()) or "–",
             "no" if each["why"] else f"torn: {each['torn']:,} B" if each["torn"] else "yes",
             style="red" if each["why"] else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from aiops.common.generations import generation_text
 from aiops.errors import RemoteProtocolError, Superseded
 from aiops.wire.messages import Welcome
 
@@ -64,8 +65,9 @@ class KnownRun:
             raise RemoteProtocolError(text)
         if welcome.run == self.name and welcome.generation < self.generation:
             raise Superseded(
-                f"{server} is at generation {welcome.generation:,} of its run, and another server"
-                f" has generation {self.generation:,}: connect to that one",
+                f"{server} is at generation {generation_text(welcome.generation)} of its run, and"
+                f" another server has generation {generation_text(self.generation)}: connect to"
+                " that one",
                 generation=self.generation,
             )
         if self.name and welcome.run != self.name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from aiops.common.generations import generation_text
 from aiops.model.parts import LARGEST
 from aiops.state.directory import MAX_HISTORY, GenerationFile
 from aiops.wire.handshake import generation_proof, proves_generation
@@ -56,10 +57,11 @@ class Generations:
         """
         if not self._later(claim) or self._proven(claim):
             return ""
+        own, claimed = map(generation_text, (self._file.generation, claim.generation))
         return (
-            f"this is generation {self._file.generation:,} of run {self._run}, and generation"
-            f" {claim.generation:,} was claimed without a proof of it that is right: this server"
-            " goes on; connect to the server of that generation, or begin with a new client"
+            f"this is generation {own} of run {self._run}, and generation {claimed} was claimed"
+            " without a proof of it that is right: this server goes on; connect to the server of"
+            " that generation, or begin with a new client"
         )
 
     def _later(self, claim: Claim) -> bool:

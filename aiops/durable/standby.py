@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiops.common.frozen import value
+from aiops.common.generations import generation_text
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
 from aiops.engine.events import Drop, Effect, Event, Joined, Received, Reply, Warm
@@ -59,8 +60,8 @@ def goes_on(held: StandbyPosition, welcome: StandbyWelcome, primary: str) -> boo
         )
     if welcome.generation < held.generation:
         raise RemoteProtocolError(
-            f"{primary} is of generation {welcome.generation:,}, and this state of"
-            f" {held.generation:,}: that server was superseded"
+            f"{primary} is of generation {generation_text(welcome.generation)}, and this state of"
+            f" {generation_text(held.generation)}: that server was superseded"
         )
     return bool(held.row) and welcome.row == held.row and not welcome.snapshot
 

@@ -24,6 +24,7 @@ from typing import Any
 from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import forks, urls
+from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks, EncodedReply
 from aiops.durable.follower_recorder import FollowerReplayer, check_follower
 from aiops.durable.lead_recorder import LeadReplayer
@@ -65,6 +66,7 @@ _log = logging.getLogger("aiops.server")
 
 _BACKLOG = 1024
 
+_OLD_COPY = ", or began with an older copy of its state"
 _LONGEST_REASON = 200  # characters of an error that are sent to peers
 _LEAD_ENDS = 60.0  # seconds that a follower that is asked to end waits for its lead to do so
 _UNMOVED = 0.5
@@ -473,8 +475,8 @@ class Server:
                 _log.error("a later start here will not know it: %s", why.strerror or why)
         error = Superseded(
             f"this server was superseded by {primary or 'another one'} of its run (generation"
-            f" {generation:,}): to be of use it may start with --standby"
-            f" {primary or 'and the URL of that'}",
+            f" {generation_text(generation)}){'' if primary else _OLD_COPY}: to be of use it may"
+            f" start with --standby {primary or 'and the URL of that'}",
             generation=generation,
             primary=primary,
         )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
+from aiops.common.generations import generation_text
 from aiops.engine.admission import Admission
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import (
@@ -276,7 +277,7 @@ class Follower:
             return
         if not proves_generation(hello.lead_proof, *facts, lead=True):
             raise ValueError(
-                f"a lead of run {hello.run} (generation {hello.generation:,}) has said that it is"
+                f"a lead of run {hello.run} (generation {generation_text(hello.generation)}) has said that it is"
                 " one, without a proof of it that is right, so this follower is not led by it:"
                 " start the lead with the state that it wrote"
             )
@@ -293,8 +294,9 @@ class Follower:
         same = before is not None and before.run == hello.run
         if before is not None and same and hello.generation < before.generation:
             raise ValueError(
-                f"a later start of this lead (generation {before.generation}) has taken this"
-                f" follower over; this one is generation {hello.generation}"
+                f"a later start of this lead (generation {generation_text(before.generation)}) has"
+                " taken this follower over; this one is generation"
+                f" {generation_text(hello.generation)}"
             )
         name, settings = self.algorithm.name, self.algorithm.settings()
         if (name, settings) != (hello.policy, dict(hello.settings)):

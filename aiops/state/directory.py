@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from aiops.common.frozen import value
+from aiops.common.generations import next_start, next_term
 from aiops.errors import DamagedState
 from aiops.state.blocks import GENERATION, IDENTITY, Buffer, pack_block, whole_block
 from aiops.state.plain import field
@@ -202,9 +203,6 @@ class GenerationStart:
     versions: tuple[int, ...]
 
 
-DRAWN = 1 << 15
-"""A promotion's generation is its term times 2**16 and a number below this, drawn at random."""
-
 SECRET = 32
 """Bytes of a run's secret."""
 
@@ -213,13 +211,12 @@ SECRET = 32
 class GenerationFile:
     """The file `generation`: the server's generation, where the latest began, and its successor.
 
-    A generation is the term in the upper bits, and in the lower 16 the starts in this term: a start
-    adds 1, and a promotion begins the next term. ``superseded_by``: the generation and the URL, if
-    that is known, of another server that has the run now; None: this one has it. ``secret``: 32
-    random bytes that all servers of the run share, the key of the proofs of its generations; empty
-    before the first. ``predecessors``: the URLs of which one had the run before this server, which
-    was its standby; they are told. ``back_to``: of a follower, the row of its lead's journal to
-    which its next start goes back; None: it goes on.
+    `aiops.common.generations` has how they are numbered. ``superseded_by``: the generation and the
+    URL, if that is known, of another server that has the run now; None: this one has it.
+    ``secret``: 32 random bytes that all servers of the run share, the key of the proofs of its
+    generations; empty before the first. ``predecessors``: the URLs of which one had the run before
+    this server, which was its standby; they are told. ``back_to``: of a follower, the row of its
+    lead's journal to which its next start goes back; None: it goes on.
     """
 
     generation: int
@@ -233,22 +230,22 @@ class GenerationFile:
         self,
         row: int,
         versions: Sequence[int],
+        drawn: int = 0,
         *,
-        promoted: int | None = None,
+        promoted: bool = False,
         predecessors: Sequence[str] = (),
     ) -> GenerationFile:
         """Return the file of the next generation, which begins after a row at these versions.
 
-        ``promoted``: None, or for a promotion a number drawn from 0 to `DRAWN` - 1. It begins the
-        next term: two standbys that are promoted at the same time are of different generations.
-        ``predecessors``: of a promotion; a later start has the same.
+        ``drawn``: a random number below `DRAWN`: servers of copies of this state are of different
+        generations. ``promoted``: whether the next term begins. ``predecessors``: of a promotion; a
+        later start has the same.
         """
-        generation = self.generation + 1
-        if promoted is None:
-            predecessors = self.predecessors
-        if promoted is not None:
+        if promoted:
             newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
-            generation = ((newest >> 16) + 1 << 16) + promoted
+            generation = next_term(newest, drawn)
+        else:
+            generation, predecessors = next_start(self.generation, drawn), self.predecessors
         start = GenerationStart(generation, row, tuple(versions))
         starts = (*self.starts, start)[-MAX_HISTORY:]
         told = tuple(predecessors)

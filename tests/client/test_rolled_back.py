@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
+from aiops.common.generations import DRAWN
 from aiops.durable.generations import Generations
 from aiops.engine.events import Event, Joined, Reply
 from aiops.errors import BadPush, Restarted, Superseded
@@ -85,7 +86,7 @@ def test_nothing_was_lost(sent: bool) -> None:
     assert server.pushes == [6]
     assert values(params) == stepped(6)
     assert pair.session.restarts.rolled_back == 0
-    assert [(h.run, h.generation, h.acked) for h in server.hellos] == [(RUN, 1, 5)]
+    assert [(h.run, h.generation, h.acked) for h in server.hellos] == [(RUN, DRAWN, 5)]
 
 
 @pytest.mark.parametrize("sent", [False, True])

@@ -15,7 +15,7 @@ from aiops.durable.recorder import AppendRow, Recorder, RecorderEffect, Supersed
 from aiops.engine.engine import Engine
 from aiops.engine.events import Joined, Options, Reply
 from aiops.model.parts import LARGEST
-from aiops.state.directory import MAX_HISTORY, GenerationFile
+from aiops.state.directory import MAX_HISTORY, GenerationFile, GenerationStart
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Hello, Welcome
 from aiops.wire.standby_messages import Fence, StandbyHello
@@ -26,10 +26,11 @@ RUN, SECRET = "8c2f", bytes(range(32))
 
 def started(*versions: Sequence[int]) -> GenerationFile:
     """Return the file after starts at these versions, from generation 1 on."""
-    file = GenerationFile(0, secret=SECRET)
-    for row, found in enumerate(versions):
-        file = file.started(row, found)
-    return file
+    starts = [
+        GenerationStart(number, number - 1, tuple(found))
+        for number, found in enumerate(versions, 1)
+    ]
+    return GenerationFile(len(versions), starts[-MAX_HISTORY:], secret=SECRET)
 
 
 class TestIntact:
@@ -54,9 +55,9 @@ class TestIntact:
         assert self.intact(file, file.starts[0].generation) == (50,)
 
     def test_a_promotion_is_a_start(self) -> None:
-        file = started([], [5]).started(9, [4], promoted=0)
+        file = started([], [5]).started(9, [4], promoted=True)
         assert self.intact(file, 2) == (4,)
-        assert self.intact(file, 1 << 16) == (LARGEST,)
+        assert self.intact(file, file.generation) == (LARGEST,)
 
     @DETERMINISTIC
     @given(st.lists(st.integers(0, 99), min_size=1, max_size=80), st.integers(0, 90))
@@ -180,7 +181,7 @@ class TestProofs:
         ):
             assert not claims.supersedes(claim)
             assert claims.refusal(claim).startswith(
-                "this is generation 3 of run 8c2f, and generation 1,099,511,627,776 was claimed"
+                "this is generation 3 of run 8c2f, and generation 16.0 was claimed"
             )
         assert Supersede(HIGHER) not in server.join(hello("me", HIGHER, 9, proof=given))
 
@@ -204,8 +205,8 @@ class TestProofs:
     def test_the_one_that_a_client_is_welcomed_with_ends_earlier_servers(self) -> None:
         proof = Server().welcome(hello("me", 1, 0)).generation_proof
         assert Generations(RUN, started([], [5])).supersedes(hello("me", 3, 0, proof=proof))
-        promoted = started([], [5]).started(9, [6], promoted=77)
-        claim = hello("me", (1 << 16) + 77, 0, proof=Generations(RUN, promoted).proof)
+        promoted = started([], [5]).started(9, [6], 77, promoted=True)
+        claim = hello("me", (1 << 36) + 77, 0, proof=Generations(RUN, promoted).proof)
         assert Generations(RUN, started([], [5], [4])).supersedes(claim)
 
     def test_no_row_has_it(self) -> None:

@@ -267,6 +267,36 @@ def test_a_version_that_survived_is_as_good_as_ever(face: str, server: KeptServe
 
 
 @pytest.mark.slow
+def test_a_copy_that_was_started_as_often_is_another_generation(
+    server: KeptServer, tmp_path: Path
+) -> None:
+    """It either goes on as the later one, and tells what is lost, or ends as the earlier one."""
+
+    async def main() -> None:
+        async with hand("blocking", "small", server) as worker:
+            await worker.step()
+            server.kill()
+            shutil.copytree(server.folder, tmp_path / "copy")
+            server.start()
+            for _ in range(5):
+                await worker.step()
+            server.kill()
+            server.back_to(tmp_path / "copy")
+            server.start()
+            worker.client.timeout = 2.0
+            try:
+                assert not (await worker.step()).used
+            except Superseded:
+                assert server.process is not None
+                assert server.process.end()[0] == 3
+            else:
+                assert worker.worker.rolled_back == 5
+                assert await applied(server) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 def test_a_server_that_was_superseded_ends(face: str, server: KeptServer, tmp_path: Path) -> None:
     """Its folder is a copy of an earlier generation: another server may go on with the run."""

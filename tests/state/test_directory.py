@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiops.common.generations import DRAWN
 from aiops.errors import DamagedState
 from aiops.state import directory
 from aiops.state.blocks import GENERATION, IDENTITY, pack_block
@@ -105,18 +106,18 @@ class TestGenerations:
         assert GenerationFile.unpack(GenerationFile(0).pack()) == GenerationFile(0)
 
     def test_a_successor_is_noted(self) -> None:
-        made = GenerationFile(5, (), ((3 << 16) + 8, "aiops://b"))
+        made = GenerationFile(5, (), ((3 << 36) + 8, "aiops://b"))
         assert GenerationFile.unpack(made.pack()) == made
-        promoted = made.started(9, [4], promoted=2)
-        assert promoted.generation == (4 << 16) + 2
+        promoted = made.started(9, [4], 2, promoted=True)
+        assert promoted.generation == (4 << 36) + 2
         assert promoted.superseded_by is None
 
     def test_predecessors_are_those_of_the_last_promotion(self) -> None:
-        file = GenerationFile(1).started(9, [4], promoted=2, predecessors=["aiops://a"])
+        file = GenerationFile(1).started(9, [4], 2, promoted=True, predecessors=["aiops://a"])
         later = file.started(18, [9], predecessors=["aiops://c"])
         assert later.predecessors == file.predecessors == ("aiops://a",)
         assert GenerationFile.unpack(later.pack()) == later
-        assert later.started(20, [9], promoted=3).predecessors == ()
+        assert later.started(20, [9], promoted=True).predecessors == ()
         for wrong in ("aiops://a", [1]):
             data = pack_block(GENERATION, {"generation": 1, "starts": [], "predecessors": wrong})
             with pytest.raises(DamagedState, match="predecessor"):
@@ -124,23 +125,26 @@ class TestGenerations:
 
     def test_starts_and_promotions(self) -> None:
         file = GenerationFile(0).started(0, []).started(18, [9, 2])
-        assert file.generation == 2
-        assert file.starts == (GenerationStart(1, 0, ()), GenerationStart(2, 18, (9, 2)))
-        promoted = file.started(30, [15, 2], promoted=0)
-        assert promoted.generation == 1 << 16
-        assert promoted.starts[-1] == GenerationStart(1 << 16, 30, (15, 2))
-        assert promoted.started(31, [15, 2]).generation == (1 << 16) + 1
-        assert file.started(40, []).generation < promoted.generation, "the old one never wins"
-        beside = file.started(29, [14, 2], promoted=7)
-        assert beside.generation == (1 << 16) + 7, "promoted at the same time, and known apart"
-        assert promoted.started(31, []).started(32, [], promoted=3).generation == (2 << 16) + 3
+        assert file.generation == 2 * DRAWN
+        starts = GenerationStart(DRAWN, 0, ()), GenerationStart(2 * DRAWN, 18, (9, 2))
+        assert file.starts == starts
+        promoted = file.started(30, [15, 2], promoted=True)
+        assert promoted.generation == 1 << 36
+        assert promoted.starts[-1] == GenerationStart(1 << 36, 30, (15, 2))
+        assert promoted.started(31, [15, 2]).generation == (1 << 36) + DRAWN
+        later = file.started(40, [], DRAWN - 1)
+        assert later.generation < promoted.generation, "the old one never wins"
+        beside = file.started(29, [14, 2], 7, promoted=True)
+        assert beside.generation == (1 << 36) + 7, "promoted at the same time, and known apart"
+        again = promoted.started(31, []).started(32, [], 3, promoted=True)
+        assert again.generation == (2 << 36) + 3
 
     def test_history_is_bounded(self) -> None:
         file = GenerationFile(0)
         for row in range(100):
             file = file.started(row, [row])
         assert len(file.starts) == directory.MAX_HISTORY
-        assert file.starts[-1] == GenerationStart(100, 99, (99,))
+        assert file.starts[-1] == GenerationStart(100 * DRAWN, 99, (99,))
 
     @pytest.mark.parametrize(
         "value",

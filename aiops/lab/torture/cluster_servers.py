@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from aiops.common import generations
 from aiops.errors import Superseded, UsageError
 from aiops.lab.torture.cluster_plan import ClusterPlan
 from aiops.sim.virtual.disk import VirtualDisk
@@ -190,8 +191,8 @@ class ClusterServers:
         lost.
         """
         standby = getattr(self.machines[number], "standby", None)
-        term = self.main.server.generation >> 16
-        return standby is not None and standby.generation >> 16 == term
+        term = generations.term(self.main.server.generation)
+        return standby is not None and generations.term(standby.generation) == term
 
     async def _promote(self, number: int) -> None:
         """Have a standby promoted, again and again if it crashes meanwhile."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import urls
+from aiops.common.generations import generation_text
 from aiops.durable.shard_standbys import FollowerStandbyDesk, ShardCopy, check_place
 from aiops.durable.standby import (
     BytesSink,
@@ -448,7 +449,7 @@ class StandbyServer:
             raise UsageError(text) from None
         self.server = server  # a follower may be started again from here on
         generation, version = server.generation, server.version
-        _log.warning("promoted: generation %d, version %d", generation, version)
+        _log.warning("promoted: generation %s, version %d", generation_text(generation), version)
         for peer, id in asked:
             self._reply(peer, Promoted(id, generation, version))
         for other in list(self.connections.peers.values()):

@@ -16,6 +16,7 @@ import numpy as np
 
 from aiops._version import __version__
 from aiops.common.frozen import value
+from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.recorder import (
     WAITS,
@@ -184,9 +185,9 @@ class KeptState:
             _log.info("%s: a new state, run %s", files.folder, files.run)
             return
         _log.info(
-            "%s: generation %d of run %s: snapshot at row %d, %d rows since, version %d, %d clients"
+            "%s: generation %s of run %s: snapshot at row %d, %d rows since, version %d, %d clients"
             " known, in %.2f s",
-            *(files.folder, files.generation, files.run, recovered.snapshot),
+            *(files.folder, generation_text(files.generation), files.run, recovered.snapshot),
             *(row - recovered.snapshot, engine.version, len([*engine.membership])),
             time.perf_counter() - began,
         )

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.follower_recorder import BeginShard, FollowerRecorder, GoBack
 from aiops.durable.lead_recorder import LeadRecorder
@@ -231,9 +232,9 @@ class FollowerState:
             begun = partial(files.begin_rows, promoted=promoted is not None)
             self._writer = begun(row, [self._version], acks, post_threadsafe)
             _log.info(
-                "%s: generation %d of run %s: snapshot at row %d, %d rows since, version %d, in"
+                "%s: generation %s of run %s: snapshot at row %d, %d rows since, version %d, in"
                 " %.2f s",
-                *(files.folder, files.generation, files.run, recovered.snapshot),
+                *(files.folder, generation_text(files.generation), files.run, recovered.snapshot),
                 *(row - recovered.snapshot, self._version, time.perf_counter() - began),
             )
         recording = acks > Acks.APPLIED

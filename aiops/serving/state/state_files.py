@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from aiops._version import __version__
+from aiops.common.generations import DRAWN, generation_text
 from aiops.durable.commit_gate import Acks
 from aiops.durable.follower_recorder import FollowerReplayer
 from aiops.durable.generations import Generations
@@ -325,11 +326,11 @@ class StateFiles:
                     " begin with them: name a new --state, or drop --keep-journal"
                 )
             self.claim()
-            drawn = self._salt() % directory.DRAWN if promoted else None
+            drawn = self._salt() % DRAWN
             if not self.generations.secret:
                 self.generations = replace(self.generations, secret=self._new_secret())
             self.generations = self.generations.started(
-                row, versions, promoted=drawn, predecessors=self.predecessors
+                row, versions, drawn, promoted=promoted, predecessors=self.predecessors
             )
             self._replace(directory.GENERATION_FILE, self.generations.pack())
             self.generation = self.generations.generation
@@ -425,7 +426,7 @@ class StateFiles:
         generation, primary = self.generations.superseded_by
         raise Superseded(
             f"{self.folder} is of a server that was superseded by {primary or 'another one'} of its"
-            f" run (generation {generation:,}): start it with --standby"
+            f" run (generation {generation_text(generation)}): start it with --standby"
             f" {primary or 'and the URL of that'}; if that one is lost for good, `aiops promote`"
             " then makes this one the server again, without what that one has acknowledged",
             generation=generation,

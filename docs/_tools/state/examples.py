@@ -8,13 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from aiops.state.directory import GenerationFile, StateIdentity, journal_name, snapshot_name
+from aiops.state.directory import (
+    GenerationFile,
+    GenerationStart,
+    StateIdentity,
+    journal_name,
+    snapshot_name,
+)
 from aiops.state.frames import END, SegmentHead, frame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import STEADY_ROW, RowKind
 from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
 
 RUN, SECRET = "8c2f", bytes(range(32))
+
+STARTS = (GenerationStart(1, 0, ()), GenerationStart(2, 3, (0,)))
 
 BEGIN: list[Any] = ["asgd", {"lr": 0.5}, {"max_model": 1 << 20}, RUN, "0.3.0", ""]
 INITIALISED: list[Any] = [[["w", "float32", [3], 0]], []]
@@ -74,7 +82,7 @@ def files() -> dict[str, bytes]:
     plan = SnapshotPlan(HEADER, ARRAYS)
     return {
         "identity": StateIdentity(RUN, 0, 1, 1.7e9).pack(),
-        "generation": GenerationFile(0, secret=SECRET).started(0, []).started(3, [0]).pack(),
+        "generation": GenerationFile(2, STARTS, secret=SECRET).pack(),
         snapshot_name(3): b"".join(part for _at, buffers in plan.pieces() for part in buffers),
         journal_name(1): segment(1, 4, 1, 0x1A1A1A1A, synced=0),
         journal_name(4): last + older[len(last) :] + bytes(64),
