@@ -273,19 +273,19 @@ def _behind(
 class _FileLock:
     """A lock of the operating system; it ends with the process."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, *descriptors: int) -> None:
+        self._descriptors = descriptors
         forks.note(self)
 
     def release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = ()
 
     def forked(self) -> None:
         """Let go of it in a fork, which would hold the lock of a server that has died."""
-        if self._descriptor >= 0:
-            forks.blank(self._descriptor)
+        for descriptor in self._descriptors:
+            forks.blank(descriptor)
 
 
 class SystemDisk:
@@ -338,16 +338,28 @@ class SystemDisk:
             os.unlink(path)
 
     def lock(self, path: Path, text: str) -> DiskLock | str:
-        """Lock a file, and write a text into it; return the holder's text if it is locked."""
+        """Lock a file, and write a text into it; return the holder's text if it is locked.
+
+        Its folder is locked too, where the system can do that: the file may be removed by a person
+        who takes it for one that was left behind.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # not in every file system
         except OSError:
+            os.close(folder)
             with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
                 return file.read(1000).strip() or "another process"
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
-        return _FileLock(descriptor)
+        return _FileLock(descriptor, folder)
 
     def free(self, folder: Path) -> int:
         """Return the bytes that this user may still write there."""

@@ -20,6 +20,7 @@ from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.kernels.cupy_device import number_of
+from aiops.state.directory import SHARD
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
@@ -333,7 +334,7 @@ class Config:
 
 def shard_folder(shard: int) -> str:
     """Return the name of a shard's folder in ``--state``."""
-    return f"shard-{shard}"
+    return f"{SHARD}{shard}"
 
 
 def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:

@@ -84,13 +84,13 @@ class Persistence:
 
     # ------------------------------------------------------------ life
 
-    def open(self) -> Initialised | None:
-        """Open the files to be written; return the model to begin with, if there is one.
+    def open(self) -> None:
+        """Open the files to be written.
 
         Raises
         ------
         UsageError
-            When a file cannot be written, or the model not be read; `discard` is then due.
+            When a file cannot be written; `discard` is then due.
         """
         config = self._config
         if config.save is not None:
@@ -101,7 +101,6 @@ class Persistence:
             self.note, self.exchanges = self._record.note, self._record
         if config.ledger is not None:
             self._ledger = LedgerFile(config.ledger)
-        return None if config.init is None else self._initialised(config.init)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to write the files that are written at intervals."""
@@ -252,7 +251,14 @@ class Persistence:
             self._unsaved_logged = now
         self._unsaved = text
 
-    def _initialised(self, path: Path) -> Initialised:
+    def initial_model(self, path: Path) -> Initialised:
+        """Return the model to begin with that a file holds.
+
+        Raises
+        ------
+        UsageError
+            When it cannot be read, or has values that are not finite.
+        """
         arrays, tables = read_model(path), read_tables(path)
         _check_numbers(path, arrays, tables)
         layout = Layout.of(arrays, empty=bool(tables))

@@ -31,7 +31,7 @@ from aiops.durable.lead_recorder import LeadReplayer
 from aiops.durable.recorder import Supersede
 from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, End, Event, JournalEnded, Stopping
+from aiops.engine.events import Committed, End, Event, Initialised, JournalEnded, Stopping
 from aiops.engine.steady import ExchangeRecord, Steady
 from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
@@ -163,6 +163,7 @@ class Server:
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
+        self._lacks = ""  # what the state that it has left does
         self._persistence: Persistence | None = None
         if not config.follower:
             collect = partial(self._collect, lead) if lead is not None else None
@@ -297,13 +298,19 @@ class Server:
                     self._runner.gentle = False
                     self._runner.perform(preparation)
                     prepared = True
+            resumes = self._state_files is not None and self._state_files.generation > 0
+            # A mistake in --init begins no state.
+            model = None if resumes else self._initial_model()
             if self._links is not None:
                 await self._begin_to_lead(self._links, loop, next_term=next_term)
             elif self._state_files is not None:
                 self._state = self._recovered(
                     *(self._state_files, loop, promoted), next_term=next_term
                 )
-            model = self._persistence.open() if self._persistence is not None else None
+            if self._persistence is not None:
+                self._persistence.open()
+            if resumes:
+                model = self._initial_model()
             if model is not None:
                 self.post(model)
             self._listener, self._runner.gentle = listener, True
@@ -342,6 +349,19 @@ class Server:
             given = self._env, self.config.token, predecessors, self.url, self.run
             self._fencing = loop.create_task(fence(*given, self.generation, self.generation_proof))
         return self.url
+
+    def _initial_model(self) -> Initialised | None:
+        """Return the model of `--init`, or None: there is none, or the state has one already."""
+        path = self.config.init
+        if self._persistence is None or path is None:
+            return None
+        if self._engine.training is not None:
+            _log.warning(
+                "%s has a model already, at version %s, and goes on with it: --init %s is not read",
+                *(self.config.state, f"{self._engine.version:,}", path),
+            )
+            return None
+        return self._persistence.initial_model(path)
 
     async def _begin_to_lead(
         self, links: ShardLinks, loop: asyncio.AbstractEventLoop, *, next_term: bool
@@ -389,7 +409,7 @@ class Server:
         next_term: bool,
     ) -> KeptState | FollowerState:
         config, coordinator, perform = self.config, self._coordinator, self._runner.perform
-        given = config.policy, config.acknowledgement, config.init, self._clock, self.post
+        given = config.policy, config.acknowledgement, self._clock, self.post
 
         def post_threadsafe(event: Event) -> object:
             return loop.call_soon_threadsafe(self._journalled, event)
@@ -527,7 +547,7 @@ class Server:
     def _end_state(self) -> None:
         """Close the journal, and let another server have the folder."""
         if self._state is not None:
-            self._state.end(trusted=not self._broken)
+            self._lacks = self._state.end(trusted=not self._broken)
         elif self._state_files is not None:
             self._state_files.close()
 
@@ -682,6 +702,8 @@ class Server:
                 self._links.end(leave=not isinstance(self._error, RolledBack))
             if self._profile is not None:
                 self._profile.write()
+        if self._lacks and self._error is None:
+            raise UsageError(self._lacks)
 
     async def _drain(self) -> None:
         """Wait until everything is answered and sent, or peers have stopped reading."""

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 from aiops.common import urls
@@ -22,6 +23,7 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import share
 from aiops.net.thread_pool import MOST
 from aiops.serving.config import Config, shard_folder
+from aiops.state.directory import IDENTITY_FILE, StateIdentity
 
 _log = logging.getLogger("aiops.server")
 
@@ -90,6 +92,8 @@ class ShardProcesses(AsyncClosing):
         config = self.config
         if config.shards == 1 or config.followers:
             return self
+        if config.state is not None:
+            _check_place(config.state, config.shards)
         shards = range(1, config.shards)
         started = await asyncio.gather(*(self._start(shard) for shard in shards))
         ports = [f":{port}" for port in started]
@@ -200,3 +204,25 @@ def _environment(config: Config) -> dict[str, str]:
     if config.token is not None:
         found["AIOPS_TOKEN"] = config.token
     return found
+
+
+def _check_place(folder: Path, shards: int) -> None:
+    """Check that a state, if there is one, is of that number of shards, before any is begun.
+
+    Raises
+    ------
+    UsageError
+        When it is of another number.
+    """
+    if (folder / IDENTITY_FILE).exists():
+        raise UsageError(
+            f"{folder} holds a whole model, and this server is to have shards of one: start it"
+            " without --shards, or name another --state"
+        )
+    lead = folder / shard_folder(0) / IDENTITY_FILE
+    held = StateIdentity.unpack(lead.read_bytes(), str(lead)).shards if lead.exists() else shards
+    if held != shards:
+        raise UsageError(
+            f"{folder} holds the states of {held} shards, and --shards is {shards}: give --shards"
+            f" {held}, or name another --state"
+        )

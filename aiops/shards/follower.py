@@ -277,9 +277,9 @@ class Follower:
             return
         if not proves_generation(hello.lead_proof, *facts, lead=True):
             raise ValueError(
-                f"a lead of run {hello.run} (generation {generation_text(hello.generation)}) has said that it is"
-                " one, without a proof of it that is right, so this follower is not led by it:"
-                " start the lead with the state that it wrote"
+                f"a lead of run {hello.run} (generation {generation_text(hello.generation)}) has"
+                " said that it is one, without a proof of it that is right, so this follower is not"
+                " led by it: start the lead with the state that it wrote"
             )
 
     def _take_lead(self, event: Joined, hello: LeadHello) -> list[Effect]:

@@ -27,6 +27,9 @@ from aiops.state.blocks import GENERATION, IDENTITY, Buffer, pack_block, whole_b
 from aiops.state.plain import field
 
 LOCK, IDENTITY_FILE, GENERATION_FILE = "LOCK", "identity", "generation"
+SHARD = "shard-"
+"""The beginning of the name of a shard's folder, in the folder of all."""
+
 PART = ".part"
 """The end of the name of a file that is not complete."""
 

@@ -114,7 +114,10 @@ class ServerHandshake:
             return _fatal(hello.id, "protocol", text)
         if isinstance(hello, StandbyHello):
             if not self._journal:
-                text = "this server has no journal to feed a standby from: start it with --state"
+                text = (
+                    "this server has no journal to feed a standby from: name the primary, if this"
+                    " one is a standby itself; else start it with --state, and not --acks applied"
+                )
                 return _fatal(hello.id, "protocol", text)
         elif not self._follower and not isinstance(hello, Hello):
             text = "this server is no follower: to have it hold a shard, start it with --follower"

@@ -28,7 +28,14 @@ from aiops.durable.standby import (
 )
 from aiops.engine.engine import Engine
 from aiops.engine.events import Drop, Effect, Event, Reply
-from aiops.errors import AiopsError, ConnectionLost, Refused, RemoteProtocolError, UsageError
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    Refused,
+    RemoteProtocolError,
+    Unauthorised,
+    UsageError,
+)
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import rollback
 from aiops.serving.acceptor import Acceptor
@@ -107,6 +114,7 @@ class StandbyServer:
         self._open: OutgoingLink | None = None  # to a primary
         self._link: OutgoingLink | None = None  # the same, once it has welcomed this standby
         self._why = "it has not been reached yet"  # the reason for which there is no feed
+        self._was_fed = False  # in this start, so the token was right
         self._ending = False
         self._promotion: list[tuple[int, int]] | None = None  # the requests for it
         self._epoch = 0
@@ -220,6 +228,8 @@ class StandbyServer:
                     except UsageError:
                         raise
                     except (AiopsError, OSError) as error:
+                        if isinstance(error, Unauthorised) and not self._was_fed:
+                            raise UsageError(f"--standby {url}: {error}") from None
                         self._why = str(error)
                         fed, self._link = self._link is not None, None
                         if fed:
@@ -319,7 +329,7 @@ class StandbyServer:
             check_place(welcome, config.shard or 0, shards, url)
             again = not goes_on(held, welcome, url)
             copy.begin(welcome, again=again)
-            self._link, self._primary, self._why = link, url, ""
+            self._link, self._primary, self._why, self._was_fed = link, url, "", True
             self._reach_followers()
             what = "a snapshot" if welcome.snapshot else f"row {welcome.row + 1:,}"
             _log.info("fed by %s, from %s on", url, what)

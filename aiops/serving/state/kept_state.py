@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,6 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.receive import CopiedIncoming
-from aiops.errors import UsageError
 from aiops.kernels.checksum import warm_crc32
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
@@ -86,8 +84,6 @@ class KeptState:
         A fresh engine, and the policy's name; the engine is brought to the state that is kept.
     acks
         What an acknowledgement is to mean.
-    init
-        The file of a model to begin with, which a state must not have before.
     clock
         The server's clock; it goes on from the state's time.
     post, post_threadsafe
@@ -125,7 +121,6 @@ class KeptState:
         engine: Engine,
         policy: str,
         acks: Acks,
-        init: Path | None,
         clock: Clock,
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
@@ -148,11 +143,6 @@ class KeptState:
                 *(engine, policy, perform),
                 kernels=kernels,
                 loading=lambda: not warmed.is_set(),
-            )
-        if recovered is not None and init is not None:
-            raise UsageError(
-                f"--init {init} is for a new state, and {files.folder} is at version"
-                f" {engine.version:,} already: leave it out, or name another --state"
             )
         self._outstanding: tuple[Effect, ...] = ()
         self.resumes, row, self._mark = recovered is not None, 1, _Mark(0, 0, 0)
@@ -440,21 +430,32 @@ class KeptState:
         if self.recorder.resuming:  # the journal would follow nothing
             self._post(JournalEnded(now, why))
 
-    def _write_last(self) -> None:
-        """Write a last snapshot, so that the next start need not replay the journal."""
+    def _write_last(self) -> bool:
+        """Write a last snapshot, so that the next start need not replay the journal.
+
+        Returns
+        -------
+        Whether the state was written, or was there already.
+        """
         recorder, engine = self.recorder, self.recorder.engine
         if engine.training is None or not engine.idle:
-            return
+            return False
         if recorder.recording and recorder.next - 1 == self._mark.row:
-            return
+            return True
         recorder.next += not recorder.recording
         row, found = recorder.next - 1, capture(engine)
         found.room = recorder.room
         try:
             found.copy(engine.machine.parallel_map)
-            self._snapshots.write(found, header_of(self._files, found, row))
+            self._snapshots.write(found, header_of(self._files, found, row), last=True)
         finally:
             found.release()
+        return not self._snapshots.why
+
+    @property
+    def _last_fault(self) -> str:
+        """The reason for which there is no last snapshot, if writing it did not fail."""
+        return "an update was not finished"
 
     # ------------------------------------------------------------ its end
 
@@ -481,13 +482,17 @@ class KeptState:
             "snapshot_seconds": self._seconds[1],
         }
 
-    def end(self, *, trusted: bool = True) -> None:
+    def end(self, *, trusted: bool = True) -> str:
         """Write a last snapshot, close the journal, and unlock the folder.
 
         ``trusted``: False after an internal error, when only the journal is sure to be right.
+
+        Returns
+        -------
+        A sentence on what the state lacks; empty if it is whole.
         """
         self.stop()
-        self._ended = True
+        whole, self._ended = self.recorder.recording, True
         if self._waiting is not None:
             self._waiting.capture.release()
             self._waiting = None
@@ -496,7 +501,7 @@ class KeptState:
             self._resuming.join()
         try:
             if trusted:
-                self._write_last()
+                whole = self._write_last() or whole
         except MemoryError:
             _log.error("%s: there is no memory for a last snapshot", self._files.folder)
         finally:
@@ -505,6 +510,13 @@ class KeptState:
                 if journal is not None:
                     journal.end()
             self._files.close()
+        if whole or not trusted or self.recorder.engine.training is None:
+            return ""
+        why = self.recorder.ended or self._snapshots.why or self._last_fault
+        return (
+            f"{self._files.folder} lacks what was trained at last, as {why}: a start goes on from"
+            " what it has, and tells the workers how many of their pushes are lost"
+        )
 
     def stop(self) -> None:
         """Begin no further snapshot."""

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from aiops.common.generations import generation_text
@@ -55,7 +54,7 @@ class LeadState(KeptState):
     ----------
     lead
         A lead, brought to the state that is kept (`LeadReplayer`).
-    files, policy, acks, init, clock, post, post_threadsafe, perform, recovered, promoted
+    files, policy, acks, clock, post, post_threadsafe, perform, recovered, promoted
         As of `KeptState`.
     """
 
@@ -67,7 +66,6 @@ class LeadState(KeptState):
         files: StateFiles,
         policy: str,
         acks: Acks,
-        init: Path | None,
         clock: Clock,
         post: Callable[[Event], None],
         post_threadsafe: Callable[[Event], object],
@@ -78,7 +76,7 @@ class LeadState(KeptState):
     ) -> None:
         self._lead = lead
         self._last_due: int | None = None  # the newest row when the last set was ordered
-        given = files, lead.engine, policy, acks, init, clock, post, post_threadsafe
+        given = files, lead.engine, policy, acks, clock, post, post_threadsafe
         super().__init__(*given, perform, recovered, promoted=promoted)
         lead.sets.holds(0, files.snapshots)
         lead.secret = files.generations.secret
@@ -152,20 +150,25 @@ class LeadState(KeptState):
 
     def report_last(self) -> None:
         """Say that there is no last set, if there is none, when it is waited for no more."""
-        due, row = self._last_due, self._mark.row
-        taken = due is not None and row > due and row in self._lead.sets.whole
-        if taken or (due is None and not self._outdated):
+        if self._write_last():
             return
-        why = self._lead.lost or "a server has not written its own, or not in time"
         then = "replays the journals from there" if self.recorder.recording else "has lost the rest"
         _log.warning(
             "%s: no last set of snapshots (%s): the next start goes on from the newest that all"
             " servers have, and %s",
-            *(self._files.folder, why, then),
+            *(self._files.folder, self._last_fault, then),
         )
 
-    def _write_last(self) -> None:
-        """Write no snapshot: it would be in no set, and `take_last` has had one taken."""
+    @property
+    def _last_fault(self) -> str:
+        return self._lead.lost or "a server has not written its own snapshot, or not in time"
+
+    def _write_last(self) -> bool:
+        """Write no snapshot, which would be in no set; return whether `take_last` had one taken."""
+        due, row = self._last_due, self._mark.row
+        if due is None:
+            return not self._outdated
+        return row > due and row in self._lead.sets.whole
 
 
 class FollowerState:
@@ -377,13 +380,14 @@ class FollowerState:
             "snapshot_error": self._snapshots.why,
         }
 
-    def end(self, *, trusted: bool = True) -> None:
-        """Close the journal, and unlock the folder."""
+    def end(self, *, trusted: bool = True) -> str:
+        """Close the journal, and unlock the folder; of what it lacks the lead tells."""
         self._snapshots.wait()
         self._snapshots.end()
         if self._writer is not None:
             self._writer.end()
         self._files.close()
+        return ""
 
     def stop(self) -> None:
         """Do nothing: its lead orders snapshots."""

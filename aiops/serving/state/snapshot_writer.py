@@ -107,10 +107,10 @@ class SnapshotWriter:
             with contextlib.suppress(OSError):
                 self._disk.remove(self._folder / _SPARE)
 
-    def write(self, capture: Capture, header: SnapshotHeader) -> int:
+    def write(self, capture: Capture, header: SnapshotHeader, *, last: bool = False) -> int:
         """Write a snapshot, and remove what it covers; return its bytes.
 
-        Errors are logged, and are in `why`.
+        Errors are logged, and are in `why`. ``last``: the server ends.
         """
         name, nbytes = snapshot_name(header.row), 0
         part = self._folder / f"{name}{PART}"
@@ -138,7 +138,8 @@ class SnapshotWriter:
         except (OSError, MemoryError, UsageError) as error:
             why = getattr(error, "strerror", None) or str(error) or "there is no memory for it"
             self.why = f"{self._folder / name} was not written: {why}"
-            _log.error("%s; training goes on, and the next one is tried as usual", self.why)
+            goes_on = "" if last else "; training goes on, and the next one is tried as usual"
+            _log.error("%s%s", self.why, goes_on)
             with contextlib.suppress(OSError):
                 self._disk.remove(part)
         return nbytes

@@ -26,7 +26,7 @@ from aiops.serving.state.recovery_files import FoundFiles, RecoveryFiles, read_a
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
-from aiops.state.directory import GenerationFile, StateIdentity, StateListing
+from aiops.state.directory import SHARD, GenerationFile, StateIdentity, StateListing
 from aiops.state.snapshot_file import SnapshotFile
 
 _log = logging.getLogger("aiops.server")
@@ -94,6 +94,7 @@ class StateFiles:
         self.disk, self._salt, self._flag = disk, salt, flag
         self.segments = SegmentFiles(disk, folder, keep=keep)
         self._found = FoundFiles()  # by the last recovery
+        self._refuse_foreign()
         try:
             self.disk.make_folder(folder)
             lock = disk.lock(folder / directory.LOCK, holder)
@@ -113,13 +114,27 @@ class StateFiles:
             self.close()
             raise
 
+    def _refuse_foreign(self) -> None:
+        """Check that what is there already, if anything is, is a state of this kind of server."""
+        try:
+            names = self.disk.names(self.folder)
+        except OSError:
+            return
+        shards = [name for name in names if name.startswith(SHARD)]
+        if shards:
+            raise UsageError(
+                f"{self.folder} holds the states of a model on shards ({', '.join(shards)}), and"
+                " this server is to be alone: start it with --shards, or name another --state"
+            )
+        foreign = StateListing(names).foreign
+        if foreign:
+            raise UsageError(
+                f"{self.folder} holds {foreign[0]!r}, which no state has: name a folder of its own"
+                " with --state"
+            )
+
     def _open(self, new_run: str) -> None:
         listing = StateListing(self.disk.names(self.folder))
-        if listing.foreign:
-            raise UsageError(
-                f"{self.folder} holds {listing.foreign[0]!r}, which no state has: name a folder of"
-                " its own with --state"
-            )
         for part in listing.parts:
             self.disk.remove(self.folder / part)
         names = self.disk.names(self.folder)
@@ -313,9 +328,16 @@ class StateFiles:
 
         Raises
         ------
+        DamagedState
+            When it has rows and no generation.
         UsageError
             When the directory cannot be written.
         """
+        if row and not self.generations.generation:  # clients have seen the first ones
+            raise DamagedState(
+                f"{self.folder} is damaged: it has a journal or a snapshot, and no file of its"
+                " generations: put back a copy, or begin with what `aiops state export` writes"
+            )
         if promoted:  # what was read at the start has been synced, or covered by snapshots since
             self._found = FoundFiles(row)
         try:

@@ -23,7 +23,7 @@ from aiops.engine import statistics
 from aiops.engine.capture import needed_rows, settings_of
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
-from aiops.errors import ConnectionLost, Superseded
+from aiops.errors import ConnectionLost, Superseded, UsageError
 from aiops.model.parts import LARGEST, Part
 from aiops.net.disk import SystemDisk
 from aiops.serving.config import Config
@@ -229,6 +229,41 @@ def test_any_greeting_of_a_standby_is_answered(
     welcome = asyncio.run(greet())
     assert isinstance(welcome, StandbyWelcome)
     assert welcome.row == (4 if (generation, row) == (None, 4) else 0)
+
+
+def test_a_standby_whose_token_is_wrong_ends(tmp_path: Path) -> None:
+    """No later attempt could be better, and each would be a line in the primary's log."""
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "a", token="open sesame") as server,
+        StandbyThread(
+            policy="asgd", state=tmp_path / "b", standby=server.url, token="barley"
+        ) as standby,
+    ):
+        assert isinstance(standby.error, UsageError)
+        assert str(standby.error).startswith(f"--standby {server.url}: ")
+        assert "token" in str(standby.error)
+    assert not (tmp_path / "b" / "identity").exists()
+
+
+def test_a_standby_that_was_fed_waits_while_its_token_is_wrong(tmp_path: Path) -> None:
+    """A stranger at the primary's address for a while ends no standby that is to take its place."""
+    given: dict[str, Any] = {"policy": "asgd", "token": "open sesame"}
+    with contextlib.ExitStack() as stack:
+        with ServerThread(state=tmp_path / "a", **given) as server:
+            with aiops.Worker(server.url, PLAIN, token="open sesame") as worker:
+                worker.step({"w": np.ones(64, np.float32)})
+            made = StandbyThread(state=tmp_path / "b", standby=server.url, **given)
+            standby = stack.enter_context(made)
+            standby.wait(server.call(lambda running: running._state.newest))
+            port = urls.parse(server.url)[1]
+        other = ServerThread(policy="asgd", token="barley", state=tmp_path / "c", port=port)
+        stack.enter_context(other)
+        for _ in range(int(PATIENCE / 0.02)):
+            if "token" in standby.call(lambda running: running._why):
+                break
+            threading.Event().wait(0.02)
+        assert "token" in standby.call(lambda running: running._why)
+        assert standby.call(lambda running: running.whole)
 
 
 def test_random_bytes_behind_a_greeting(primary: ServerThread) -> None:

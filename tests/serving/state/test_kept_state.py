@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import shutil
 import signal
 import threading
@@ -19,19 +20,21 @@ import pytest
 import aiops
 from aiops.algorithms import find
 from aiops.algorithms.asgd import ASGD
+from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks
 from aiops.engine import statistics
 from aiops.engine.capture import needed_rows
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Reply
-from aiops.errors import AiopsError, ConflictError, UsageError
+from aiops.errors import AiopsError, ConflictError, DamagedState, UsageError
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
 from aiops.net.thread_pool import pool_of
 from aiops.serving.config import Config
+from aiops.serving.shard_processes import ShardProcesses
 from aiops.serving.state import kept_state
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.snapshot_writer import SnapshotWriter
@@ -42,7 +45,7 @@ from aiops.state.snapshot_file import SnapshotHeader
 from aiops.store.resources import Resources
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
-from tests.support import Process, ServerThread
+from tests.support import Process, ServerThread, server_process
 
 START: Mapping[str, Array] = {
     "wide": np.linspace(-1, 1, 96).reshape(8, 12).astype(np.float32),
@@ -255,7 +258,7 @@ def test_it_ends_in_good_order_and_goes_on(tmp_path: Path) -> None:
             train(url, START, generation, 3)
             with aiops.Client(url) as client:
                 found = client.stats()
-                assert found["state"]["generation"] == generation
+                assert generation_text(found["state"]["generation"]) == str(generation)
                 assert found["version"] == 3 * generation
             server.signal(signal.SIGTERM)
             status, _out, err = server.end()
@@ -263,6 +266,49 @@ def test_it_ends_in_good_order_and_goes_on(tmp_path: Path) -> None:
             assert "Traceback" not in err
         finally:
             server.kill()
+
+
+def test_a_folder_whose_lock_was_removed_is_still_locked(tmp_path: Path) -> None:
+    with ServerThread(policy="asgd", state=tmp_path / "s"):
+        (tmp_path / "s" / "LOCK").unlink()
+        with (
+            pytest.raises(UsageError, match="is in use by"),
+            ServerThread(policy="asgd", state=tmp_path / "s"),
+        ):
+            pass
+
+
+def test_the_states_of_shards_are_left_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "s" / "shard-0").mkdir(parents=True)
+    with (
+        pytest.raises(UsageError, match="start it with --shards"),
+        ServerThread(policy="asgd", state=tmp_path / "s"),
+    ):
+        pass
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["shard-0"]
+
+
+def test_a_state_that_lacks_its_generations_is_damaged(tmp_path: Path) -> None:
+    """It would begin with generation 1 again, which clients have seen."""
+    with ServerThread(policy="asgd", state=tmp_path / "s") as server:
+        train(server.url, PLAIN, 1, 2)
+    (tmp_path / "s" / "generation").unlink()
+    with (
+        pytest.raises(DamagedState, match="no file of its generations"),
+        ServerThread(policy="asgd", state=tmp_path / "s"),
+    ):
+        pass
+
+
+def test_shards_are_not_begun_beside_another_state(tmp_path: Path) -> None:
+    """A mistake in --shards leaves the folder as it was."""
+    with ServerThread(policy="asgd", state=tmp_path / "s"):
+        pass
+    names = sorted(path.name for path in (tmp_path / "s").iterdir())
+    config = Config(policy="asgd", shards=2, state=tmp_path / "s")
+    with pytest.raises(UsageError, match="start it without --shards"):
+        asyncio.run(ShardProcesses(config).connect())
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == names
 
 
 def test_settings_that_cannot_work_leave_the_folder(tmp_path: Path) -> None:
@@ -318,17 +364,35 @@ def test_other_settings_are_refused(changed: dict[str, Any], said: str, tmp_path
         train(server.url, PLAIN, 2, 2)
 
 
-def test_a_model_to_begin_with_is_for_a_new_state(tmp_path: Path) -> None:
+def test_a_model_to_begin_with_is_for_a_new_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same command goes on with the state that it began, whatever became of the file."""
     with ServerThread(policy="asgd", save=tmp_path / "m.safetensors") as server:
         train(server.url, PLAIN, 1, 2)
     settings = {"policy": "asgd", "state": tmp_path / "s", "init": tmp_path / "m.safetensors"}
     with ServerThread(**settings) as server:
         train(server.url, PLAIN, 1, 2)
-    with pytest.raises(UsageError, match="is for a new state"), ServerThread(**settings):
-        pass
-    settings.pop("init")
+    (tmp_path / "m.safetensors").unlink()
     with ServerThread(**settings) as server, aiops.Client(server.url) as client:
         assert client.fetch().version == 2
+    assert "has a model already, at version 2, and goes on with it: --init" in caplog.text
+
+
+def test_a_mistake_in_the_model_to_begin_with_begins_no_state(tmp_path: Path) -> None:
+    with ServerThread(policy="asgd", save=tmp_path / "m.safetensors") as server:
+        train(server.url, PLAIN, 1, 2)
+    settings = {"policy": "asgd", "state": tmp_path / "s"}
+    with (
+        pytest.raises(UsageError, match="No such file"),
+        ServerThread(**settings, init=tmp_path / "n.safetensors"),
+    ):
+        pass
+    with ServerThread(**settings):  # a state without a model, which can still be given one
+        pass
+    init = tmp_path / "m.safetensors"
+    with ServerThread(**settings, init=init) as server, aiops.Client(server.url) as client:
+        assert sum(abs(values).sum() for values in client.fetch().values())
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
@@ -374,6 +438,43 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(
         assert "No space left on device" in found["state"]["ended"]
         monkeypatch.undo()
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version >= 4
+
+
+@pytest.mark.parametrize("acks", ["applied", "written"])
+def test_an_end_that_keeps_less_than_was_trained_says_so(
+    acks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no journal, or no longer, and the disk has no room for a last snapshot."""
+    server = ServerThread(policy="asgd", state=tmp_path / "s", acks=acks)
+    with (  # noqa: PT012
+        pytest.raises(UsageError, match=r"lacks what was trained at last, as .*No space left"),
+        server,
+    ):
+        train(server.url, PLAIN, 1, 3)
+
+        def full(*_given: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(disk._SystemFile, "write", full)
+        monkeypatch.setattr(SystemDisk, "free", lambda *_given: 0)
+        if acks == "written":
+            train(server.url, PLAIN, 2, 3)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_with_status_2_when_the_last_snapshot_has_no_room(tmp_path: Path) -> None:
+    flags = "--policy=asgd", "--acks=applied", f"--state={tmp_path / 's'}"
+    with server_process(*flags) as server:
+        train(server.url, PLAIN, 1, 3)
+        _soft, hard = resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE, (16, hard))
+        server.signal(signal.SIGTERM)
+        status, _out, err = server.end()
+    assert status == 2, err
+    assert "lacks what was trained at last, as" in err
+    assert "tells the workers how many of their pushes are lost" in err
+    assert "training goes on" not in err
+    assert "Traceback" not in err
 
 
 class Opaque(ASGD):
