@@ -161,7 +161,7 @@ class LeadState(KeptState):
 
     @property
     def _last_fault(self) -> str:
-        return self._lead.lost or "a server has not written its own snapshot, or not in time"
+        return self._lead.lost or "a server has not written its own, or not in time"
 
     def _write_last(self) -> bool:
         """Write no snapshot, which would be in no set; return whether `take_last` had one taken."""
