@@ -331,7 +331,7 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
     ("second", "text"),
     [
         ({"shards": 2}, "holds shard 0 of 3, and this server is to be shard 0 of 2"),
-        ({"shards": 1}, "which no state has"),
+        ({"shards": 1}, "holds the states of a model on shards"),
         ({"shards": 3, "shard_bytes": 64}, "shard_bytes=1"),
         ({"shards": 3, "lr": 0.02}, "give the same settings"),
     ],
