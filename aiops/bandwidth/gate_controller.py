@@ -154,6 +154,10 @@ class GateController:
         """Forget a connection."""
         self._seen.pop(peer, None)
 
+    def resumed(self) -> None:
+        """Forget all connections: the server was started again."""
+        self._seen.clear()
+
     def paced(self, crossing: BudgetSample, workers: int) -> None:
         """Update the depth y from one sample, with the number of workers connected."""
         last = self._time if self._time is not None else crossing.time - _BEAT

@@ -430,6 +430,8 @@ class Engine:
             return effects
         member.answered = event.time
         training, budgeted = self.training, len(self.membership.present())
+        if training is not None and replaced is not None:
+            training.left(replaced)
         tables = training.tables.described if training else ()
         welcome = Welcome(
             id=hello.id,
@@ -451,20 +453,17 @@ class Engine:
         return effects + self._workers_changed(event.time)
 
     def _left(self, event: Left | Received) -> list[Effect]:
-        effects = self.rendezvous.left(event.peer, event.time)
-        return effects + self._workers_changed(event.time) if self._unbind(event.peer) else effects
-
-    def _unbind(self, peer: int) -> bool:
-        """Have the client of a connection, if there is one, be on none; return whether it was."""
+        peer = event.peer
+        effects = self.rendezvous.left(peer, event.time)
         if self.budget is not None:
             self.budget.left(peer)
+        if self.training is not None:  # also if it is no member's: it may have asked for parameters
+            self.training.left(peer)
         member = self.membership.leave(peer)
         if member is None:
-            return False
+            return effects
         member.forget_sent()
-        if self.training is not None:
-            self.training.replies.left(peer)
-        return True
+        return effects + self._workers_changed(event.time)
 
     def _workers_changed(self, now: float) -> list[Effect]:
         return self.training.updates.workers_changed(now) if self.training is not None else []
@@ -482,19 +481,22 @@ class Engine:
         return [] if updates is None else updates.stop(event.time, kept=event.kept)
 
     def _resume(self, event: Resumed) -> list[Effect]:
-        """Have every client that was connected leave; a server that was ending ends no more."""
-        self._stopping, self.rendezvous.stopping = None, False
+        """Have every client that was connected leave; a server that was ending ends no more.
+
+        Whatever is owed to their connections is given up before the first leaves: what is decided
+        then would answer the others, whose numbers are those of other clients from here on.
+        """
+        self._stopping = None
+        self.rendezvous.resumed()
+        if self.budget is not None:
+            self.budget.resumed()
         if self.training is not None:
             self.training.updates.draining = self.training.updates.held.stopping = False
-        gone, effects = self.membership.peers(), list[Effect]()
-        for peer in gone:  # all, before anything is decided: else that would be answered to one
-            effects += self.rendezvous.left(peer, event.time)
-            self._unbind(peer)
-        effects += self._workers_changed(event.time)
-        # Connections are numbered from 1 at each start: a new one may have the number of one of
-        # these, and would take the answer for its own. Only rounds of averaging are answered here,
-        # without leases.
-        return [each for each in effects if not isinstance(each, Reply | Drop)]
+            self.training.abandon()
+        effects: list[Effect] = []
+        for peer in self.membership.peers():
+            effects += self._left(Left(event.time, peer))
+        return effects
 
     def _snapshot_due(self, event: SnapshotDue) -> list[Effect]:
         """Have a capture take the place of the next update; without a model there are none."""

@@ -94,6 +94,14 @@ class Rendezvous:
         """Remove the worker of a connection that ended."""
         return [] if self._participants.pop(peer, None) is None else self._form(now)
 
+    def resumed(self) -> None:
+        """Begin without workers, in a server that was started again; none of their rounds goes on.
+
+        All are gone at once, so that no round is formed of some when others leave.
+        """
+        self._participants.clear()
+        self.stopping = False
+
     def tick(self, now: float) -> list[Effect]:
         """Form a round if the workers that are ready have waited long enough."""
         return self._form(now)

@@ -20,7 +20,7 @@ from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
 from aiops.store.sparse_table import SparseTable, TableJob
-from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
+from aiops.wire.messages import Error, FetchRows, Message, PushRows, TableRows
 from aiops.wire.sinks import Discard, Sink
 
 
@@ -29,11 +29,11 @@ class TableWork:
     """A message about rows on its way through the engine.
 
     Its payload is fixed when it comes: if the push is repeated meanwhile, only the connection and
-    the request id of the repetition are used.
+    the request id of the repetition are used. ``peer`` is None once its connection ended.
     """
 
     requests: TableRequests
-    peer: int
+    peer: int | None
     id: int
     table: int
     sink: RowsSink
@@ -56,7 +56,7 @@ class TableWork:
 
     def _applied(self, sums: Ints, now: float) -> list[Effect]:
         """Answer the message: its job is done."""
-        return [self.requests.applied(self, sums, now)]
+        return self.requests.applied(self, sums, now)
 
 
 class TableRequests:
@@ -84,6 +84,7 @@ class TableRequests:
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
         self._rate = algorithm.rates(workers)
         self._pending: dict[tuple[str, int], TableWork] = {}  # by client and seq, unanswered
+        self._unanswered: set[TableWork] = set()  # those, and requests that are no push
 
     # ------------------------------------------------------------ requests
 
@@ -104,7 +105,9 @@ class TableRequests:
         if sink.fault is not None:
             sink.free()
             raise sink.fault
-        return TableWork(self, event.peer, message.id, message.table, sink, row=event.row)
+        return self._noted(
+            TableWork(self, event.peer, message.id, message.table, sink, row=event.row)
+        )
 
     def push(self, event: Received, member: Member) -> TableWork:
         """Return the work of a push that is new and has passed every check."""
@@ -115,7 +118,7 @@ class TableRequests:
             *(self, event.peer, message.id, message.table, sink, member, message.seq), row=event.row
         )
         self._pending[member.client, message.seq] = work
-        return work
+        return self._noted(work)
 
     def fault(self, sink: Sink | None, message: PushRows) -> Refused | None:
         """Return why a push of rows cannot be applied, or None."""
@@ -150,7 +153,7 @@ class TableRequests:
             if len(sink.wanted):  # the rows that it requests, as they are now
                 work = TableWork(self, peer, message.id, message.table, sink, row=event.row)
                 work.staleness = answer.staleness
-                return work
+                return self._noted(work)
             found = Reply(peer, TableRows(message.id, answer.version, answer.staleness))
         else:
             found = Reply(peer, error_of(message.id, too_old(message.seq, member)))
@@ -177,7 +180,24 @@ class TableRequests:
         work = TableWork(self, peer, id, table, sink, member, seq, staleness, row)
         if member is not None:
             self._pending[member.client, seq] = work
+        return self._noted(work)
+
+    def _noted(self, work: TableWork) -> TableWork:
+        self._unanswered.add(work)
         return work
+
+    # ------------------------------------------------------------ connections
+
+    def left(self, peer: int) -> None:
+        """Send a connection that ended no answer; those to its pushes are kept."""
+        for work in self._unanswered:
+            if work.peer == peer:
+                work.peer = None
+
+    def abandon(self) -> None:
+        """Do so for all connections that there have been."""
+        for work in self._unanswered:
+            work.peer = None
 
     # ------------------------------------------------------------ updates
 
@@ -194,9 +214,10 @@ class TableRequests:
             job.wanted = sink.wanted, sink.out
         return job
 
-    def applied(self, work: TableWork, sums: Ints, now: float) -> Reply:
+    def applied(self, work: TableWork, sums: Ints, now: float) -> list[Effect]:
         """Count a job that is done, and answer it."""
         sink, member, store = work.sink, work.member, self.stores[work.table]
+        self._unanswered.remove(work)
         if member is not None:
             del self._pending[member.client, work.seq]
             bad, _count, fresh = (int(n) for n in sums)
@@ -212,13 +233,13 @@ class TableRequests:
         wanted = len(sink.wanted)
         parts = rows_parts(store.table, wanted, store.version)
         answer = TableRows(work.id, store.version, work.staleness, parts)
-        if not wanted:
+        if not wanted or work.peer is None:
             sink.free()
-        return Reply(work.peer, answer, rows=sink if wanted else None)
+        return _answer(work.peer, answer, sink if wanted else None)
 
     def _refuse(
         self, work: TableWork, member: Member, store: SparseTable, place: int, now: float
-    ) -> Reply:
+    ) -> list[Effect]:
         row = int(work.sink.pushed[place])
         fault = BadPush(
             f"table {store.named.name!r}: the gradients of row {row} (first at {place} of the push)"
@@ -230,4 +251,9 @@ class TableRequests:
         member.answered = now
         member.remember(work.seq, error)
         work.sink.free()
-        return Reply(work.peer, error)
+        return _answer(work.peer, error)
+
+
+def _answer(peer: int | None, message: Message, rows: RowsSink | None = None) -> list[Effect]:
+    """Return the effects that send an answer: none if its connection ended."""
+    return [] if peer is None else [Reply(peer, message, rows=rows)]

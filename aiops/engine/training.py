@@ -172,10 +172,15 @@ class Training:
             sink.free()
         return self.replies.refuse_new(event, member, fault)
 
-    def left(self, peer: int, now: float) -> list[Effect]:
-        """Drop the fetches of a connection that ended, and wait for its worker no more."""
+    def left(self, peer: int) -> None:
+        """Send a connection that ended nothing more: its number may be another's some day."""
         self.replies.left(peer)
-        return self.updates.workers_changed(now)
+        self.table_requests.left(peer)
+
+    def abandon(self) -> None:
+        """Send nothing more to any connection that there has been."""
+        self.replies.abandon()
+        self.table_requests.abandon()
 
     # ------------------------------------------------------------ versions
 

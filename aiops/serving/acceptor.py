@@ -35,6 +35,10 @@ from aiops.wire.standby_messages import Fence, Promote, StandbyHello
 
 _CONTROL = (Promote, Fence)
 
+_NUMBERS = (1 << 32) - 1
+"""Numbers of connections: the row of a steady exchange has 32 bits for them. Then they begin again,
+with those that no open connection has; the engine knows nothing more of those that ended."""
+
 _log = logging.getLogger("aiops.server")
 
 
@@ -126,7 +130,7 @@ class Acceptor:
         self._post, self._gone, self._sinks_of, self._now = post, gone, sinks_of, env.now
         self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
-        self._numbers = 0
+        self._number = 0  # of the newest connection
         self.standbys: StandbyFeeds | None = None
         self.refusal: Callable[[Greeting], str] = lambda hello: ""
         self.control: Callable[[int, Message], None] | None = None
@@ -142,8 +146,10 @@ class Acceptor:
         return self._counted(self._link())
 
     def _link(self) -> MessageTransport:
-        self._numbers += 1
-        given = Connection("server"), self, self._numbers, self._sinks_of(self._numbers)
+        self._number = self._number % _NUMBERS + 1
+        while self._number in self.peers:
+            self._number = self._number % _NUMBERS + 1
+        given = Connection("server"), self, self._number, self._sinks_of(self._number)
         if self._pacing is None:
             return MessageTransport(*given)
         return PacedTransport(*given, self._pacing.pacer)

@@ -22,10 +22,14 @@ from aiops.engine.events import (
     Apply,
     Committed,
     Effect,
+    Event,
     JournalEnded,
     Received,
+    Reply,
     Resumed,
     SnapshotDue,
+    Stopping,
+    Tick,
 )
 from aiops.engine.receive import RawIncoming
 from aiops.engine.statistics import decided
@@ -37,7 +41,7 @@ from aiops.state.plain import pack, unpack
 from aiops.store.capture_job import CaptureJob
 from aiops.store.parameters import UpdateJob
 from aiops.wire.messages import Push
-from tests.engine.seeded_run import Case, Driver, Script, Step, event_of
+from tests.engine.seeded_run import Case, Client, Driver, Script, Step, event_of
 from tests.seeds import seeds
 
 
@@ -142,6 +146,53 @@ def test_a_crash_at_any_row_around_a_capture(name: str) -> None:
             for until in (*range(row, min(row + 6, len(kept.rows))), len(kept.rows)):
                 assert all_of(kept.recovered(case, until, row)) == replayed(until)
     assert queued, "no push was queued at any capture"
+
+
+class Reconnecting(Recorded):
+    """Clients come back before the ends of their connections are noticed, too."""
+
+    def _leave(self, client: Client) -> None:
+        if self.rng.random() < 0.5:
+            self._join(client)
+        else:
+            super()._leave(client)
+
+
+AVERAGING = Case("average")
+PACED = Case("fasgd", gate="bfasgd:c_push=0.1,c_fetch=0.02", budget=True, tables=True)
+
+
+@pytest.mark.parametrize("name", [*CASES, "rounds", "paced"])
+def test_a_recovered_engine_answers_no_connection_of_an_earlier_start(name: str) -> None:
+    """Their numbers are those of other connections now."""
+    case = {**CASES, "rounds": AVERAGING, "paced": PACED}[name]
+    owed = 0
+    for seed in seeds(2):
+        kept = Reconnecting(case, seed + 20).run(90).kept
+        for until in range(8, len(kept.rows), 3):
+            snapshot = max((row for row in kept.snapshots if row <= until), default=0)
+            for base in {0, snapshot}:
+                engine, waiting = kept.recovered(case, until, base)
+                owed += len(engine.membership.peers())
+                now = engine.now + 1.0
+                effects = [*waiting, *engine.handle(Resumed(now, 2))]
+                applies = [effect for effect in effects if isinstance(effect, Apply)]
+                later = [Tick(now + 30.0), Tick(now + 60.0), Stopping(now + 61.0, kept=False)]
+                while applies or later:
+                    event: Event = later[0]
+                    if applies:
+                        apply = applies.pop()
+                        event = Applied(now, apply.ticket, apply.run())
+                    else:
+                        del later[0]
+                    found = engine.handle(event)
+                    applies += [effect for effect in found if isinstance(effect, Apply)]
+                    effects += found
+                assert [effect for effect in effects if isinstance(effect, Reply)] == []
+                assert engine.idle
+                if engine.budget is not None:
+                    assert engine.budget.state()["seen"] == []
+    assert owed, "no client was connected at any crash"
 
 
 def go_on(run: Script, until: Callable[[], bool]) -> None:

@@ -265,6 +265,18 @@ class TestExactlyOnce:
         assert inline.dropped == [1]
         assert len(inline.engine.membership.present()) == 2
 
+    def test_a_connection_that_was_replaced_is_answered_no_more(self) -> None:
+        """Not even before its end is handled: its number may be another's after a restart."""
+        inline = running("asgd", hold=True)
+        inline.push(1, G, seq=1)
+        assert inline.receive(1, Fetch(5, -1)) is None
+        inline.join(11, client="client-1")
+        inline.run_kernel()
+        assert inline.acks(1) == []
+        assert not any(isinstance(said, FetchedParams) for said in inline.said[1])
+        assert isinstance(inline.push(11, G, 0, seq=1), Ack)
+        assert inline.version == 1
+
     def test_an_older_connection_that_comes_late_replaces_nothing(self) -> None:
         inline = running("asgd")
         inline.join(11, client="client-1", epoch=3)
