@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -60,6 +61,30 @@ class Calls:
         return f"{self.count} calls:\n" + "\n".join(self.path)
 
 
+class _Aside(WeakSet[backend.PendingNumba]):
+    """Promises made while those of before are put aside: what ends meanwhile ends there too."""
+
+    def __init__(self, before: WeakSet[backend.PendingNumba]) -> None:
+        super().__init__()
+        self._before = before
+
+    def discard(self, item: backend.PendingNumba) -> None:
+        super().discard(item)
+        self._before.discard(item)
+
+
+@contextmanager
+def none_pending() -> Iterator[None]:
+    """Begin without a promise of Numba: another test's server may still compile, on a thread."""
+    before = backend._PENDING
+    aside = backend._PENDING = _Aside(before)
+    try:
+        yield
+    finally:
+        before |= aside
+        backend._PENDING = before
+
+
 def calls(function: Callable[[], object]) -> Calls:
     """Run a function; return the Python calls that it made, those of the tests left out."""
     found = Calls()
@@ -79,12 +104,11 @@ def calls(function: Callable[[], object]) -> Calls:
         found.names[name] += 1
         found.path.append(name)
 
-    before, pending = sys.getprofile(), backend._PENDING
-    backend._PENDING = WeakSet()  # another test's server may still compile, on a thread
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-        backend._PENDING = pending
+    before = sys.getprofile()
+    with none_pending():
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
     return found

@@ -35,3 +35,12 @@ def pytest_collection() -> Iterator[Any]:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 10, 10)
+
+
+@pytest.fixture
+def none_pending() -> Iterator[None]:
+    """Begin without a promise of Numba: a server of another test may still compile."""
+    from tests import calls  # it imports aiops, which a conftest need not do for all tests
+
+    with calls.none_pending():
+        yield

@@ -77,7 +77,18 @@ class UpdateThread:
             try:
                 sums = run()
             except BaseException as error:
-                self._loop.call_soon_threadsafe(self._failed, error)
+                self._tell(partial(self._failed, error))
                 return
             del run, task  # they refer to a received buffer
-            self._loop.call_soon_threadsafe(partial(done, sums))
+            if not self._tell(partial(done, sums)):
+                return
+
+    def _tell(self, call: Callable[[], None]) -> bool:
+        """Have the loop call; return whether it will: a program may have closed it."""
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            return False
+        return True

@@ -135,6 +135,11 @@ class EffectRunner:
         self._closing = True
         if self._warmer is not None:
             self._warmer.close()
+        self.end_warming()
+
+    def end_warming(self) -> None:
+        """Omit the steps that have not begun, without waiting for the one that has."""
+        self._closing = True
         for effect in self._warmings:  # or the process would have to go on without Numba
             effect.over()
 

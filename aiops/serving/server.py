@@ -164,6 +164,7 @@ class Server:
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
         self._lacks = ""  # what the state that it has left does
+        self._state_over = False  # it has left it
         self._persistence: Persistence | None = None
         if not config.follower:
             collect = partial(self._collect, lead) if lead is not None else None
@@ -545,7 +546,10 @@ class Server:
             peer.link.send([effect.data])
 
     def _end_state(self) -> None:
-        """Close the journal, and let another server have the folder."""
+        """Close the journal, and let another server have the folder, once."""
+        if self._state_over:
+            return
+        self._state_over = True
         if self._state is not None:
             self._lacks = self._state.end(trusted=not self._broken)
         elif self._state_files is not None:
@@ -602,7 +606,11 @@ class Server:
                 raise self._error
         finally:
             if not self._forked:
-                await self._close()
+                try:
+                    await self._close()
+                finally:  # it may be cancelled, and the loop closed
+                    self._runner.end_warming()
+                    self._end_state()
 
     async def until_ending(self) -> None:
         """Return when it begins to end: by `stop`, or by itself."""

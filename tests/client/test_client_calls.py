@@ -14,6 +14,8 @@ from aiops.client import AsyncWorker, Client, Worker
 from tests.client.calls import Calls, counting, median
 from tests.support import Process, server_process
 
+pytestmark = pytest.mark.usefixtures("none_pending")
+
 MODEL = {"w": np.zeros(1000, np.float32), "b": np.zeros(16, np.float16)}
 GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
 

@@ -22,6 +22,8 @@ from tests.calls import Calls, calls
 from tests.peers import define, frame
 from tests.pipes import Piped
 
+pytestmark = pytest.mark.usefixtures("none_pending")
+
 GENERAL = 58
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 

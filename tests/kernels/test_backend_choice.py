@@ -12,7 +12,10 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.kernels import Spans, backend, build, scan, survey, surveyor
+from tests.calls import calls
 from tests.kernels.rules import FASGD, SGD
+
+pytestmark = pytest.mark.usefixtures("none_pending")
 
 
 @pytest.fixture
@@ -95,6 +98,16 @@ class TestPendingNumba:
         promise = backend.PendingNumba()
         del promise
         assert not backend.numba_pending()
+
+    def test_one_that_ends_while_calls_are_counted_has_ended_afterwards(self) -> None:
+        promise = backend.PendingNumba()
+        calls(promise.arrived)
+        assert not backend.numba_pending()
+
+    def test_one_made_while_calls_are_counted_is_there_afterwards(self) -> None:
+        made = list[backend.PendingNumba]()
+        calls(lambda: made.append(backend.PendingNumba()))
+        assert backend.numba_pending()
 
     def test_a_surveyor_turns_to_numba_when_it_has_come(
         self, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiops
 from aiops import kernels
 from aiops.algorithms.fasgd import FASGD
 from aiops.client import Client
@@ -20,10 +22,13 @@ from aiops.engine.events import Warm
 from aiops.errors import UsageError
 from aiops.kernels import backend
 from aiops.serving.effects import EffectRunner
+from aiops.serving.server import Server
 from aiops.store.parameters import Store
 from aiops.store.warmup import Warmup
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
+
+pytestmark = pytest.mark.usefixtures("none_pending")
 
 
 class TestPreparation:
@@ -166,6 +171,44 @@ def test_a_server_that_cannot_listen_leaves_no_process_without_numba() -> None:
             pass
         assert engines
         assert not kernels.numba_pending()
+
+
+async def test_a_server_whose_closing_is_cancelled_leaves_no_process_without_numba(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its loop may be closed before the compiler could tell it that a step is done."""
+    begun, gate, draining = threading.Event(), threading.Event(), asyncio.Event()
+    prepare, warmups = Warmup.steps, list[Warmup]()
+
+    def wait() -> None:
+        begun.set()
+        assert gate.wait(PATIENCE)
+
+    def steps(warmup: Warmup) -> list[Callable[[], object]]:
+        warmups.append(warmup)  # so that the collector ends no promise
+        return [wait, *prepare(warmup)]
+
+    async def drain(_server: Server) -> None:
+        draining.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Warmup, "steps", steps)
+    monkeypatch.setattr(Server, "_drain", drain)
+
+    async def serve() -> None:
+        async with aiops.serve(port=0, policy="fasgd"):
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
+
+    serving = asyncio.ensure_future(serve())
+    try:
+        await asyncio.wait_for(draining.wait(), PATIENCE)
+        assert kernels.numba_pending()
+        while not serving.done():
+            serving.cancel()
+            await asyncio.wait([serving], timeout=0.01)
+        assert not kernels.numba_pending()
+    finally:
+        gate.set()
 
 
 def test_what_is_made_ready_lets_the_loop_have_the_interpreter() -> None:

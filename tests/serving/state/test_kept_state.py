@@ -34,6 +34,7 @@ from aiops.net import disk
 from aiops.net.disk import SystemDisk
 from aiops.net.thread_pool import pool_of
 from aiops.serving.config import Config
+from aiops.serving.server import Server
 from aiops.serving.shard_processes import ShardProcesses
 from aiops.serving.state import kept_state
 from aiops.serving.state.journal_writer import JournalWriter
@@ -45,7 +46,7 @@ from aiops.state.snapshot_file import SnapshotHeader
 from aiops.store.resources import Resources
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
-from tests.support import Process, ServerThread, server_process
+from tests.support import PATIENCE, Process, ServerThread, server_process
 
 START: Mapping[str, Array] = {
     "wide": np.linspace(-1, 1, 96).reshape(8, 12).astype(np.float32),
@@ -1073,3 +1074,35 @@ class TestClock:
         assert clock() == goes_on
         machine[0] += 2.5
         assert clock() == goes_on + 2.5
+
+
+async def test_a_server_whose_closing_is_cancelled_leaves_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that cancels its server goes on, perhaps with another one on the same state."""
+    draining = asyncio.Event()
+
+    async def drain(_server: Server) -> None:
+        draining.set()
+        await asyncio.Event().wait()
+
+    async def serve() -> None:
+        async with (
+            aiops.serve(port=0, policy="asgd", state=tmp_path / "s") as server,
+            aiops.AsyncWorker(server.url, PLAIN) as worker,
+        ):
+            for _ in range(3):
+                await worker.step({"w": np.ones(64, np.float32)})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "_drain", drain)
+        serving = asyncio.ensure_future(serve())
+        await asyncio.wait_for(draining.wait(), PATIENCE)
+        while not serving.done():
+            serving.cancel()
+            await asyncio.wait([serving], timeout=0.01)
+    async with (
+        aiops.serve(port=0, policy="asgd", state=tmp_path / "s") as server,
+        aiops.AsyncClient(server.url) as client,
+    ):
+        assert (await client.fetch()).version == 3

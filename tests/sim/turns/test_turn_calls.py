@@ -19,6 +19,8 @@ from aiops.sim.turns.run import Run
 from tests.calls import Calls, calls
 from tests.sim.turns.cases import simulation
 
+pytestmark = pytest.mark.usefixtures("none_pending")
+
 STEADY = 39
 """Calls of a turn by the short way (`aiops.sim.turns.steady`)."""
 

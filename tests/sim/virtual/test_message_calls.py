@@ -12,6 +12,8 @@ from aiops import testing
 from aiops.testing import Cluster, Deadweight, Host, SimulatedLink, StarTopology
 from tests.calls import calls
 
+pytestmark = pytest.mark.usefixtures("none_pending")
+
 ACROSS_LINKS = 16
 """Calls of a message that crosses links, from `write` to `buffer_updated`."""
 
