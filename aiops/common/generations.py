@@ -14,9 +14,14 @@ DRAWN = 1 << 20
 _STARTS = 1 << 16
 
 
+def ordinal(generation: int) -> int:
+    """Return a generation without its random part: each start and each promotion raises it."""
+    return generation // DRAWN
+
+
 def next_start(generation: int, drawn: int) -> int:
     """Return the number of the start after a generation."""
-    return (generation // DRAWN + 1) * DRAWN + drawn
+    return (ordinal(generation) + 1) * DRAWN + drawn
 
 
 def next_term(generation: int, drawn: int) -> int:
@@ -26,7 +31,7 @@ def next_term(generation: int, drawn: int) -> int:
 
 def term(generation: int) -> int:
     """Return how many promotions there were up to a generation."""
-    return generation // DRAWN // _STARTS
+    return ordinal(generation) // _STARTS
 
 
 def generation_text(generation: int) -> str:
@@ -36,5 +41,5 @@ def generation_text(generation: int) -> str:
     """
     if generation < DRAWN:
         return str(generation)
-    starts = generation // DRAWN % _STARTS
+    starts = ordinal(generation) % _STARTS
     return f"{term(generation)}.{starts}" if term(generation) else str(starts)

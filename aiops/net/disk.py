@@ -288,6 +288,15 @@ class _FileLock:
             forks.blank(descriptor)
 
 
+def _locked(descriptor: int, *, optional: bool = False) -> bool:
+    """Lock an open file; return whether it is locked, or with ``optional`` cannot be."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return optional and not isinstance(error, BlockingIOError)
+    return True
+
+
 class SystemDisk:
     """The `Disk` of the operating system."""
 
@@ -343,17 +352,13 @@ class SystemDisk:
         Its folder is locked too, where the system can do that: the file may be removed by a person
         who takes it for one that was left behind.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass  # not in every file system
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
         except OSError:
+            os.close(folder)
+            raise
+        if not (_locked(descriptor) and _locked(folder, optional=True)):
             os.close(folder)
             with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
                 return file.read(1000).strip() or "another process"

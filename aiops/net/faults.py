@@ -7,8 +7,9 @@ makes by `crash_at`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from aiops.errors import UsageError, nearest
 from aiops.net.disk import Disk
@@ -16,16 +17,14 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faulty_disk import FaultyDisk
 
 VARIABLE = "AIOPS_FAULTS"
-
-_NUMBERS: Mapping[str, type[int] | type[float]] = {
-    "full": int,
-    "sync_fails": int,
-    "seed": int,
-    "slow": float,
-    "flip": float,
-}
-"""The faults that have a number, and of which kind."""
 """The environment variable that gives a server's process a disk with faults."""
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("crash", "power", "tear"), str),
+    **dict.fromkeys(("full", "sync_fails", "seed"), int),
+    **dict.fromkeys(("slow", "flip"), float),
+}
+"""The faults, and what reads what follows each."""
 
 
 def crash_at(point: str, count: int = 1) -> FaultyDisk:
@@ -83,26 +82,26 @@ def from_text(text: str, disk: Disk | None = None) -> FaultyDisk:
     UsageError
         When the text is not so.
     """
-    names = ("crash", "power", "full", "slow", "sync_fails", "tear", "flip", "seed")
-    given = {}
+    given = dict[str, Any]()
     for item in text.split():
         name, _equals, value = item.partition("=")
-        if name not in names:
-            raise UsageError(f"{VARIABLE}: no fault is called {name!r}; {nearest(name, names)}")
-        if name in _NUMBERS and not _is_number(value, _NUMBERS[name]):
-            kind = "a whole number" if _NUMBERS[name] is int else "a number"
-            raise UsageError(f"{VARIABLE}: {name}= is followed by {kind}, not {value!r}")
-        given[name] = value
+        if name not in _READ:
+            raise UsageError(f"{VARIABLE}: no fault is called {name!r}; {nearest(name, _READ)}")
+        try:
+            given[name] = _READ[name](value)
+        except ValueError:
+            kind = "a whole number" if _READ[name] is int else "a number"
+            raise UsageError(f"{VARIABLE}: {name}= is followed by {kind}, not {value!r}") from None
     try:
         made = FaultyDisk(
             disk,
-            seed=int(given.get("seed", 0)),
-            full_at=int(given["full"]) if "full" in given else None,
-            slow=float(given.get("slow", 0.0)),
-            sync_fails_at=int(given["sync_fails"]) if "sync_fails" in given else None,
+            seed=given.get("seed", 0),
+            full_at=given.get("full"),
+            slow=given.get("slow", 0.0),
+            sync_fails_at=given.get("sync_fails"),
             lose_unsynced="power" in given,
             tear="tear" in given,
-            flip=float(given.get("flip", 0.0)),
+            flip=given.get("flip", 0.0),
         )
         for name in ("crash", "power"):
             if name in given:
@@ -125,11 +124,3 @@ def use_environment_variable() -> None:
     if text:
         env = CURRENT_ENVIRONMENT.get()
         CURRENT_ENVIRONMENT.set(replace(env, disk=from_text(text, env.disk)))
-
-
-def _is_number(text: str, kind: type[int] | type[float]) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True

@@ -15,7 +15,6 @@ def handled(
     """Have SIGINT and SIGTERM call a handler, with their number, in the running event loop.
 
     ``promote`` is called for SIGUSR1; None: that has no meaning.
-
     """
     handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
     if promote is not None:

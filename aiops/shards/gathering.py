@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from aiops.common.generations import DRAWN
+from aiops.common.generations import ordinal
 from aiops.engine.admission import Admission
 from aiops.engine.events import Order, Received
 from aiops.engine.receive import PushSink
@@ -252,7 +252,7 @@ class Gathering:
 
     def begin_numbers(self, generation: int) -> None:
         """Give pushes other numbers from here on than any earlier start of the server has."""
-        self._numbers = count((generation // DRAWN % _GENERATIONS << 32) + 1)
+        self._numbers = count((ordinal(generation) % _GENERATIONS << 32) + 1)
 
     def refuse(
         self, client: tuple[str, int], message: Push, fault: Exception | None
