@@ -122,6 +122,8 @@ class Server:
         run = env.token_bytes(8).hex()
         self._state_files: StateFiles | None = None
         self._state: KeptState | FollowerState | None = None  # once it has been recovered
+        self._lacks = ""  # what the state that it has left does
+        self._state_over = False  # it has left it
         self._feeds: StandbyFeeds | None = None  # once there is a journal
         self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
         options = config.options()
@@ -163,8 +165,6 @@ class Server:
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
-        self._lacks = ""  # what the state that it has left does
-        self._state_over = False  # it has left it
         self._persistence: Persistence | None = None
         if not config.follower:
             collect = partial(self._collect, lead) if lead is not None else None
