@@ -26,7 +26,8 @@ from aiops.wire.messages import REMEMBERED, Error, Message
 from aiops.wire.traffic import Traffic
 
 DEPARTED = 4096
-"""Members that are remembered after they left; those that left first are forgotten first."""
+"""Members that are remembered after they left. Those that have never pushed are forgotten first, as
+nothing is lost with them, and of the others those that left first."""
 
 SHOWN = 256
 """The most members that have left for which a report has a line: the last ones."""
@@ -230,7 +231,6 @@ class Membership:
             member = self._members[client] = Member(self._numbers, client, shown, worker)
             member.ledger.layout = self._layout
             self.ever += worker
-            self._forget()
         elif member.peer is not None and epoch < member.epoch:
             return member, peer
         elif member.peer is not None:
@@ -240,6 +240,7 @@ class Membership:
         member.peer, member.epoch, member.traffic = peer, epoch, traffic
         member.excused = False
         self._by_peer[peer] = member
+        self._forget()
         return member, replaced
 
     def leave(self, peer: int) -> Member | None:
@@ -355,12 +356,14 @@ class Membership:
         return [m for m in self.present() if not m.excused and m.number not in pushed]
 
     def _forget(self) -> None:
-        """Drop the members that left first, if there are too many to remember."""
+        """Drop members that have left, if there are too many to remember."""
         excess = len(self._members) - len(self._by_peer) - DEPARTED
         if excess > 0:
-            gone = (m.client for m in self._members.values() if m.peer is None)
-            for client in list(islice(gone, excess)):
-                member = self._members.pop(client)
+            gone = [member for member in self if member.peer is None]
+            silent = (member for member in gone if not member.last_seq)
+            others = (member for member in gone if member.last_seq)
+            for member in list(islice(chain(silent, others), excess)):
+                del self._members[member.client]
                 if member.worker:
                     self._past.add(member.ledger)
                     self._past.traffic.add(member.earlier_traffic)

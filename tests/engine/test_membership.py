@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,14 +45,36 @@ def test_a_few_all_have_a_line() -> None:
     assert ([line["present"] for line in lines], without) == ([True, False, True], 0)
 
 
+def test_clients_that_never_pushed_are_forgotten_before_those_that_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that comes back is told what it has pushed; observers come and go."""
+    monkeypatch.setattr(membership, "DEPARTED", 3)
+    found = Membership(None, 1.0)
+    for number in range(2):
+        found.join(number, f"worker-{number}", 1, "w", True, Traffic())[0].last_seq = 5
+        found.leave(number)
+    for number in range(2, 9):
+        found.join(number, f"observer-{number}", 1, "o", False, Traffic())
+        found.leave(number)
+    assert [m.client for m in found] == ["worker-0", "worker-1", "observer-7", "observer-8"]
+    found.join(9, "worker-9", 1, "w", True, Traffic())[0].last_seq = 1
+    found.leave(9)
+    found.join(10, "worker-10", 1, "w", True, Traffic())[0].last_seq = 1
+    found.leave(10)
+    found.join(11, "observer-11", 1, "o", False, Traffic())
+    known = [m.client for m in found if m.peer is None]
+    assert known == ["worker-1", "worker-9", "worker-10"], "of these the first goes first"
+
+
 def test_who_left_first_is_forgotten_first_whenever_they_came() -> None:
     found = met(2)
     found.leave(1)
     found.leave(0)
-    for number in range(2, membership.DEPARTED):
+    for number in range(2, membership.DEPARTED + 1):
         found.join(number, f"client-{number}", 1, "w", True, Traffic())
         found.leave(number)
-    assert len(list(found)) == membership.DEPARTED
+    assert len(list(found)) == membership.DEPARTED + 1
     found.join(-1, "another", 1, "w", True, Traffic())
     kept = [member.name for member in found]
     assert "w0" in kept
