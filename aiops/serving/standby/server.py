@@ -210,11 +210,13 @@ class StandbyServer:
         DamagedState
             When the primary's rows give other results here.
         UsageError
-            When the primary has other settings, or the state cannot be written.
+            When the primary has other settings, or the state cannot be written; when this start has
+            not been fed yet, and no primary that there is takes its token.
         """
-        pause, said = _PAUSE, ""
+        pause, said = _PAUSE, dict[str, str]()
         try:
             while True:
+                refused = dict[str, str]()
                 for url in self._primaries:
                     if self._ending:
                         return None
@@ -228,15 +230,18 @@ class StandbyServer:
                     except UsageError:
                         raise
                     except (AiopsError, OSError) as error:
-                        if isinstance(error, Unauthorised) and not self._was_fed:
-                            raise UsageError(f"--standby {url}: {error}") from None
+                        if isinstance(error, Unauthorised):
+                            refused[url] = str(error)
                         self._why = str(error)
                         fed, self._link = self._link is not None, None
                         if fed:
                             pause = _PAUSE
-                        if self._why != said and not (self._ending or self._promotion):
-                            said = self._why
-                            _log.warning("no feed: %s", said)
+                        if self._why != said.get(url) and not (self._ending or self._promotion):
+                            said[url] = self._why
+                            _log.warning("no feed: %s", self._why)
+                if len(refused) == len(self._primaries) and not self._was_fed:
+                    each = "; ".join(f"{url}: {why}" for url, why in refused.items())
+                    raise UsageError(f"--standby {each}")
                 await self._pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -243,6 +244,25 @@ def test_a_standby_whose_token_is_wrong_ends(tmp_path: Path) -> None:
         assert str(standby.error).startswith(f"--standby {server.url}: ")
         assert "token" in str(standby.error)
     assert not (tmp_path / "b" / "identity").exists()
+
+
+def test_a_standby_goes_on_to_a_primary_that_takes_its_token(tmp_path: Path) -> None:
+    """A stranger at the first of its primaries' addresses is none of them."""
+    given: dict[str, Any] = {"policy": "asgd", "token": "open sesame"}
+    with (
+        ServerThread(policy="asgd", state=tmp_path / "c", token="barley") as other,
+        ServerThread(state=tmp_path / "a", **given) as server,
+    ):
+        with aiops.Worker(server.url, PLAIN, token="open sesame") as worker:
+            worker.step({"w": np.ones(64, np.float32)})
+        several = f"{other.url},{server.url.removeprefix('aiops://')}"
+        with StandbyThread(state=tmp_path / "b", standby=several, **given) as standby:
+            standby.wait(server.call(lambda running: running._state.newest))
+        given["token"] = "simsim"
+        with StandbyThread(state=tmp_path / "d", standby=several, **given) as standby:
+            assert isinstance(standby.error, UsageError)
+            said = rf"--standby {other.url}: .*token.*; {server.url}: .*token"
+            assert re.match(said, str(standby.error))
 
 
 def test_a_standby_that_was_fed_waits_while_its_token_is_wrong(tmp_path: Path) -> None:
