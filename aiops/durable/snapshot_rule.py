@@ -26,11 +26,16 @@ _RETRY = 10.0
 
 @value
 class Unsaved:
-    """The work of a replay: rows, their bytes, and the bytes that updates touch."""
+    """The work of a replay: rows, their bytes, and the bytes that updates touch.
+
+    ``files``: bytes of the segments of earlier starts, which have room for more rows than they
+    hold.
+    """
 
     rows: int
     nbytes: int
     touched: int
+    files: int = 0
 
     @property
     def seconds(self) -> float:
@@ -48,6 +53,9 @@ class SnapshotRule:
     are bounded, by what the machine does in that time, and snapshots take a bounded part of it.
     Nor does it apply in the first two seconds of a server.
 
+    Each start begins a segment. When those of earlier starts are as long together as a journal may
+    be, one is due at once: a server that is killed again and again would fill the disk.
+
     Parameters
     ----------
     every
@@ -59,11 +67,14 @@ class SnapshotRule:
     def __init__(self, every: float, now: float) -> None:
         self._every = every
         self._next, self._not_before = now + every, now + _FIRST
+        self._retry = now
 
     def due(self, now: float, unsaved: Unsaved) -> bool:
         """Return whether a snapshot is to be taken now, if none is being taken or written."""
         if not unsaved.rows:
             return False
+        if unsaved.files > _JOURNAL and now >= self._retry:
+            return True
         long = unsaved.seconds > _REPLAY or unsaved.nbytes > _JOURNAL
         return now >= self._next or (now >= self._not_before and long)
 
@@ -78,4 +89,4 @@ class SnapshotRule:
 
     def failed(self, now: float) -> None:
         """Note that one is not written."""
-        self._next = self._not_before = now + min(self._every, _RETRY)
+        self._next = self._not_before = self._retry = now + min(self._every, _RETRY)

@@ -165,13 +165,15 @@ class StateListing:
 class StateIdentity:
     """The file `identity`: the run whose state a directory holds, and its shard.
 
-    ``created`` is the time in seconds since 1970, for people.
+    ``created`` is the time in seconds since 1970, for people. ``record``: it is the record of a
+    run, with which no server goes on.
     """
 
     run: str
     shard: int
     shards: int
     created: float
+    record: bool = False
 
     @property
     def origin(self) -> tuple[str, int, int]:
@@ -180,7 +182,10 @@ class StateIdentity:
 
     def pack(self) -> bytes:
         """Return the file's bytes."""
-        return pack_block(IDENTITY, asdict(self))
+        found = asdict(self)
+        if not self.record:
+            del found["record"]
+        return pack_block(IDENTITY, found)
 
     @classmethod
     def unpack(cls, data: Buffer, name: str = IDENTITY_FILE) -> StateIdentity:
@@ -191,10 +196,18 @@ class StateIdentity:
         DamagedState, UsageError
             As `whole_block`.
         """
-        found = _map(whole_block(data, IDENTITY, name), name)
+        try:
+            found = _map(whole_block(data, IDENTITY, name), name)
+        except DamagedState as error:
+            raise DamagedState(
+                f"{error}: put back any copy of it, as it never changes, or begin another state"
+                " with what `aiops state export` writes",
+                **error.details,
+            ) from None
         shard, shards = (field(found, key, int, name) for key in ("shard", "shards"))
         run, created = field(found, "run", str, name), field(found, "created", float, name)
-        return cls(run, shard, shards, created)
+        record = field(found, "record", bool, name) if "record" in found else False
+        return cls(run, shard, shards, created, record)
 
 
 @value
@@ -277,7 +290,14 @@ class GenerationFile:
         DamagedState, UsageError
             As `whole_block`.
         """
-        found = _map(whole_block(data, GENERATION, name), name)
+        try:
+            found = _map(whole_block(data, GENERATION, name), name)
+        except DamagedState as error:
+            raise DamagedState(
+                f"{error}: put back a copy of the whole folder, or begin another state with what"
+                " `aiops state export` writes",
+                **error.details,
+            ) from None
         starts = []
         for row in field(found, "starts", list, name):
             if type(row) is not list or list(map(type, row)) != [int, int, list]:

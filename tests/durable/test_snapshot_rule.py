@@ -46,3 +46,14 @@ def test_one_that_failed_is_tried_again_in_ten_seconds() -> None:
     rule = SnapshotRule(0.5, 0.0)
     rule.failed(50.0)
     assert rule.due(50.5, SOME)
+
+
+def test_at_once_when_many_starts_have_left_their_segments() -> None:
+    """Also in the first two seconds, in which such a server may end again; but after a failure."""
+    many = Unsaved(9, 1000, 1000, files=9 * (16 << 20))
+    rule = SnapshotRule(300.0, 100.0)
+    assert rule.due(100.0, many)
+    assert not rule.due(100.0, Unsaved(9, 1000, 1000, files=8 * (16 << 20)))
+    rule.failed(100.5)
+    assert not rule.due(110.4, many)
+    assert rule.due(110.5, many)

@@ -46,7 +46,7 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.net.disk import DiskThread
 from aiops.serving.state.journal_writer import JournalWriter
-from aiops.serving.state.snapshot_writer import SnapshotWriter
+from aiops.serving.state.snapshot_writer import RepeatedError, SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import GenerationFile
 from aiops.state.snapshot_file import SnapshotHeader
@@ -154,6 +154,7 @@ class KeptState:
             *(engine, policy, recovered, clock(), acks, post_threadsafe),
             promoted=promoted,
         )
+        self._earlier = files.earlier_nbytes  # of segments that no snapshot of this start covers
         recording = self._journal is not None
         self.record = self if recording else None
         if recording:
@@ -162,6 +163,7 @@ class KeptState:
             *(files.disk, files.folder, files.segments, None if recording else row),
             alone=self._alone,
         )
+        self._uncaptured = RepeatedError()
         given = engine, CommitGate(acks), row + 1, files.generations
         self.recorder = self._made_recorder(*given, recording=recording)
         self._writing = self._ended = self._captured = False
@@ -366,7 +368,8 @@ class KeptState:
             return Unsaved(int(now.updates != last.updates or not last.row), 0, 0)
         cost = 0 if engine.store is None else engine.store.cost
         touched = (now.updates - last.updates) * cost
-        return Unsaved(now.row - last.row, now.nbytes - last.nbytes, touched)
+        nbytes = now.nbytes - last.nbytes
+        return Unsaved(now.row - last.row, nbytes, touched, self._earlier)
 
     def _present(self) -> _Mark:
         return _Mark(self.newest, self.nbytes, _updates(self.recorder.engine))
@@ -404,10 +407,11 @@ class KeptState:
         if self._snapshots.why:
             self._not_written(now, self._snapshots.why)
             return
+        self._uncaptured.over()
         self._rule.written(now, effect.pause, now - began)
         first, self._capture_bytes = not self._capture_bytes, effect.capture.nbytes
         self._seconds = effect.pause, now - began
-        self._mark = mark
+        self._mark, self._earlier = mark, 0
         if first:
             _log.info(
                 "%s: the first snapshot, of row %d: %.1f MiB written in %.2f s; to capture it took"
@@ -422,7 +426,8 @@ class KeptState:
         if effect.why == WAITS:
             self._rule.at_once(self._clock())
             return
-        _log.error("no snapshot was taken: %s; it is tried again", effect.why)
+        text = f"no snapshot was taken: {effect.why}; it is tried again"
+        self._uncaptured.log(self._clock(), effect.why, text)
         self._not_written(self._clock(), effect.why)
 
     def _not_written(self, now: float, why: str) -> None:

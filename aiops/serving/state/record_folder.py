@@ -23,7 +23,7 @@ from aiops.model.layout import Ints
 from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import new_files
-from aiops.serving.state.state_files import StateFiles
+from aiops.serving.state.state_files import RECORD, StateFiles
 
 _log = logging.getLogger("aiops.server")
 
@@ -70,7 +70,7 @@ class RecordFolder:
         salt, holder = partial(env.randbelow, 1 << 32), f"process {os.getpid()}"
         given = self.folder, SystemDisk(), holder, engine.options.run, salt
         try:
-            self._files = StateFiles(*given, keep=True, flag="--record")
+            self._files = StateFiles(*given, keep=True, flag=RECORD)
             writer = self._files.begin(engine, policy, None, now, Acks.WRITTEN, self._post)
             assert writer is not None, "there is a journal at this level"
             self._writer = writer

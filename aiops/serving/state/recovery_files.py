@@ -13,7 +13,7 @@ from aiops.durable.follower_recorder import FollowerReplayer, check_follower
 from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.capture import needed_rows
 from aiops.engine.engine import Engine
-from aiops.errors import DamagedState
+from aiops.errors import DamagedState, UsageError
 from aiops.kernels.parallel import ParallelMap, beside
 from aiops.model.parts import LARGEST
 from aiops.net.disk import Disk, DiskFile
@@ -23,6 +23,7 @@ from aiops.state.directory import StateListing
 from aiops.state.file_bytes import FileBytes, Room
 from aiops.state.frames import JournalFrame
 from aiops.state.journal_scan import JournalScan
+from aiops.state.row_kinds import RowKind
 from aiops.state.snapshot_file import SnapshotFile
 
 _log = logging.getLogger("aiops.server")
@@ -44,6 +45,8 @@ class FoundFiles:
         The rows of the snapshots that are to be removed: they are not whole, or of lost moments.
     longest
         Bytes of the longest row that was read.
+    nbytes
+        Bytes of the files of ``earlier``.
     """
 
     base: int = 0
@@ -51,6 +54,7 @@ class FoundFiles:
     earlier: list[tuple[int, int]] = field(default_factory=list)
     useless: list[int] = field(default_factory=list)
     longest: int = 0
+    nbytes: int = 0
 
 
 class RecoveryFiles:
@@ -83,6 +87,7 @@ class RecoveryFiles:
         self._listing = StateListing(disk.names(folder))
         self._later: list[int] = []  # snapshots that are not begun with, perhaps of lost moments
         self._reading: list[DiskFile] = []  # segments
+        self._sizes: dict[str, int] = {}  # of segments
 
     def recover(self, engine: Engine, policy: str, replayer: Replayer) -> Recovered | None:
         """Bring a fresh engine to the state; parameters and errors as of `StateFiles.recover`."""
@@ -225,14 +230,14 @@ class RecoveryFiles:
 
         Of a large model the next row is read while one is replayed.
         """
-        last, rows = base, _Rows(self._rows_of(scan, base))
+        last, kind, rows = base, 0, _Rows(self._rows_of(scan, base))
         rows.read()
         while (found := rows.taken()) is not None:
             if found.number > base and not replayer.goes_on_with(found):
                 scan.end_before(found.number)
                 self._undone(scan.lost)
                 break
-            last = max(last, found.number)
+            last, kind = max(last, found.number), found.kind
             self.found.longest = max(self.found.longest, found.end - found.at)
             if found.number == 1:
                 check(found)
@@ -244,6 +249,8 @@ class RecoveryFiles:
             elif found.number > base:
                 replayer.feed(found)
             rows.read()
+        if kind == RowKind.END:  # of a release whose file `identity` does not say so
+            raise UsageError(record_text(self._folder))
         return last
 
     def _rows_of(self, scan: JournalScan, base: int) -> Iterator[JournalFrame]:
@@ -290,6 +297,7 @@ class RecoveryFiles:
         found.useless += [row for row in self._later if row > last]
         kept = [each for each in self._listing.segments_after(base) if each not in scan.void]
         found.earlier = [(one, other - 1) for one, other in pairwise([*kept, last + 1])]
+        found.nbytes = sum(self._sizes.get(directory.journal_name(first), 0) for first in kept)
         if scan.torn:
             _log.warning("%s: %d bytes at its end are not a whole row", *scan.torn)
         if scan.void:
@@ -304,7 +312,8 @@ class RecoveryFiles:
         """Return the bytes of a segment; the file stays open until all have been read."""
         file = self._disk.open(self._folder / name)
         self._reading.append(file)
-        return FileBytes(partial(read_at, file), file.size(), room, file.written)
+        self._sizes[name] = size = file.size()
+        return FileBytes(partial(read_at, file), size, room, file.written)
 
 
 class _Rows:
@@ -333,3 +342,12 @@ class _Rows:
 def read_at(file: DiskFile, at: int, into: memoryview) -> int:
     """Read from a file, as `aiops.state.blocks.Read`."""
     return file.read(into, at)
+
+
+def record_text(folder: Path) -> str:
+    """Return the reason for which no server goes on with a record, and what to do."""
+    return (
+        f"{folder} is the record of a run (--record), which a server would write into: write its"
+        f" model with `aiops replay {folder} --save FILE`, and begin another --state with --init"
+        " FILE (one with --keep-journal can be replayed as a record can)"
+    )

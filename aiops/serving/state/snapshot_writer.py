@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,37 @@ KEPT = 2
 """Snapshots that stay: if the newest is damaged, the one before it and the journal are as good."""
 
 
+_MINUTE = 60.0
+
+
+class RepeatedError:
+    """An error that comes again and again: it is logged at once, and then once a minute."""
+
+    def __init__(self) -> None:
+        self._reason, self._said, self._unsaid = "", 0.0, 0
+
+    def log(self, now: float, reason: str, text: str) -> None:
+        """Log an error, unless that is to wait; another reason is logged at once.
+
+        Parameters
+        ----------
+        now
+            The time, in seconds.
+        reason, text
+            The error without what changes each time, and the sentence.
+        """
+        if reason == self._reason and now < self._said + _MINUTE:
+            self._unsaid += 1
+            return
+        count = f" ({self._unsaid} more like the last one have not been logged)"
+        _log.error("%s%s", text, count if self._unsaid else "")
+        self._reason, self._said, self._unsaid = reason, now, 0
+
+    def over(self) -> None:
+        """Have the next one be logged at once: what failed has succeeded."""
+        self._reason = ""
+
+
 class SnapshotWriter:
     """Writes one snapshot at a time, on a thread.
 
@@ -43,6 +75,8 @@ class SnapshotWriter:
         The last row of the journal, if it is written no more. None: it goes on.
     alone
         Whether what its own snapshots cover can go. Else `keep` says so.
+    now
+        Returns the time, in seconds.
 
     Attributes
     ----------
@@ -60,7 +94,9 @@ class SnapshotWriter:
         last: int | None = None,
         *,
         alone: bool = True,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now, self._error = now, RepeatedError()
         self._alone, self._writing = alone, False
         self._disk, self._folder, self._segments, self._last = disk, folder, segments, last
         self._thread: DiskThread | None = None
@@ -110,7 +146,7 @@ class SnapshotWriter:
     def write(self, capture: Capture, header: SnapshotHeader, *, last: bool = False) -> int:
         """Write a snapshot, and remove what it covers; return its bytes.
 
-        Errors are logged, and are in `why`. ``last``: the server ends.
+        Errors are logged, as `RepeatedError`, and are in `why`. ``last``: the server ends.
         """
         name, nbytes = snapshot_name(header.row), 0
         part = self._folder / f"{name}{PART}"
@@ -135,11 +171,15 @@ class SnapshotWriter:
             if self._alone:
                 self._clean()
             self.why = ""
+            self._error.over()
         except (OSError, MemoryError, UsageError) as error:
             why = getattr(error, "strerror", None) or str(error) or "there is no memory for it"
             self.why = f"{self._folder / name} was not written: {why}"
-            goes_on = "" if last else "; training goes on, and the next one is tried as usual"
-            _log.error("%s%s", self.why, goes_on)
+            if last:
+                _log.error("%s", self.why)
+            else:
+                goes_on = "; training goes on, and the next one is tried as usual"
+                self._error.log(self._now(), why, self.why + goes_on)
             with contextlib.suppress(OSError):
                 self._disk.remove(part)
         return nbytes

@@ -22,7 +22,7 @@ from aiops.engine.events import Event, Warm
 from aiops.errors import DamagedState, Superseded, UsageError
 from aiops.net.disk import Disk, DiskLock
 from aiops.serving.state.journal_writer import JournalWriter
-from aiops.serving.state.recovery_files import FoundFiles, RecoveryFiles, read_at
+from aiops.serving.state.recovery_files import FoundFiles, RecoveryFiles, read_at, record_text
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
@@ -30,6 +30,8 @@ from aiops.state.directory import SHARD, GenerationFile, StateIdentity, StateLis
 from aiops.state.snapshot_file import SnapshotFile
 
 _log = logging.getLogger("aiops.server")
+
+RECORD = "--record"
 
 
 class StateFiles:
@@ -53,7 +55,8 @@ class StateFiles:
     keep
         Whether the journal keeps all rows, for `aiops replay`.
     flag
-        The flag that errors name.
+        The flag that errors name. With `RECORD` it is the record of a run, with which no server
+        goes on.
 
     Attributes
     ----------
@@ -93,6 +96,7 @@ class StateFiles:
         self.folder, self._shard = folder, shard
         self.disk, self._salt, self._flag = disk, salt, flag
         self.segments = SegmentFiles(disk, folder, keep=keep)
+        self._is_record = flag == RECORD
         self._found = FoundFiles()  # by the last recovery
         self._refuse_foreign()
         try:
@@ -146,7 +150,9 @@ class StateFiles:
                     " it without --shards, or name another --state"
                 )
         if directory.IDENTITY_FILE in names:
-            identity = StateIdentity.unpack(self._read(directory.IDENTITY_FILE))
+            name = str(self.folder / directory.IDENTITY_FILE)
+            identity = StateIdentity.unpack(self._read(directory.IDENTITY_FILE), name)
+            self._refuse_record(identity)
             found, self.run = (identity.shard, identity.shards), identity.run
             if self._shard not in (found, None) or (self._shard is None and not found[0]):
                 raise UsageError(
@@ -156,7 +162,11 @@ class StateFiles:
                 )
             self._shard = found
         elif listing.segments or listing.snapshots:
-            raise DamagedState(f"{self.folder} is damaged: it has a journal and no identity")
+            raise DamagedState(
+                f"{self.folder} is damaged: it has a journal or a snapshot, and no file"
+                f" {directory.IDENTITY_FILE!r}: put back any copy of it, as it never changes, or"
+                " begin another state with what `aiops state export` writes"
+            )
         else:
             self.run = ""
             if self._shard is not None:
@@ -165,8 +175,14 @@ class StateFiles:
         self.claim: Callable[[], None] = lambda: None
         self.generations = GenerationFile(0)
         if directory.GENERATION_FILE in names:
-            self.generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE))
+            name = str(self.folder / directory.GENERATION_FILE)
+            self.generations = GenerationFile.unpack(self._read(directory.GENERATION_FILE), name)
         self.generation = self.generations.generation
+
+    def _refuse_record(self, identity: StateIdentity) -> None:
+        """Check that the folder is no record: a server would write into what is to be kept."""
+        if identity.record and not self._is_record:
+            raise UsageError(record_text(self.folder))
 
     @property
     def place(self) -> tuple[int, int]:
@@ -182,6 +198,11 @@ class StateFiles:
     def snapshots(self) -> tuple[int, ...]:
         """The rows of the snapshots, the newest first."""
         return StateListing(self.disk.names(self.folder)).snapshots
+
+    @property
+    def earlier_nbytes(self) -> int:
+        """Bytes of the segments that the last recovery has read, of earlier starts."""
+        return self._found.nbytes
 
     def cuts(self) -> dict[int, int]:
         """Return the rows of a follower's snapshots, by the row of its lead's that each is of."""
@@ -203,7 +224,7 @@ class StateFiles:
     def identify(self, run: str, shard: int, shards: int) -> None:
         """Write that the directory holds the state of this shard of this run."""
         self.run, self._shard = run, (shard, shards)
-        identity = StateIdentity(run, shard, shards, time.time())
+        identity = StateIdentity(run, shard, shards, time.time(), record=self._is_record)
         self._replace(directory.IDENTITY_FILE, identity.pack())
 
     def recover(

@@ -21,6 +21,7 @@ import aiops
 from aiops.algorithms import find
 from aiops.algorithms.asgd import ASGD
 from aiops.common.generations import generation_text
+from aiops.durable import snapshot_rule
 from aiops.durable.commit_gate import Acks
 from aiops.engine import statistics
 from aiops.engine.capture import needed_rows
@@ -334,6 +335,46 @@ def test_a_server_is_killed_before_its_first_client(tmp_path: Path) -> None:
         finally:
             server.kill()
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
+
+
+def test_a_server_that_is_killed_again_and_again_takes_a_snapshot_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start begins a segment, of which a small model needs little: a disk would fill."""
+    monkeypatch.setattr(snapshot_rule, "_JOURNAL", 6 * SystemDisk.segment)
+    settings = {"policy": "asgd", "snapshot_every": 1000.0}
+    most = 0
+    for start in range(20):
+        folder, copied = tmp_path / f"s{start}", tmp_path / f"s{start + 1}"
+        with ServerThread(**settings, state=folder) as server:
+            if not start:
+                train(server.url, PLAIN, start, 3)
+            until = time.monotonic() + PATIENCE
+            while (
+                server.call(lambda running: running._state._earlier) > 6 * SystemDisk.segment
+                and time.monotonic() < until
+            ):
+                time.sleep(0.005)
+            copy(server, folder, copied)
+        most = max(most, len(list(copied.glob("journal-*"))))
+        shutil.rmtree(folder)
+    assert most <= 2 * 7 + 1
+    assert recovered(copied, {"policy": "asgd"}).version == 3
+
+
+def test_a_file_of_the_state_that_is_damaged_says_what_to_do(tmp_path: Path) -> None:
+    with ServerThread(policy="asgd", state=tmp_path / "s") as server:
+        train(server.url, PLAIN, 1, 2)
+    for name, said in (("identity", "put back any copy of it"), ("generation", "the whole folder")):
+        path = tmp_path / "s" / name
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamagedState, match=f"{path} is damaged: .*{said}.*aiops state export"):
+            StateFiles(tmp_path / "s", SystemDisk(), "a test", "0" * 16, lambda: 1)
+        path.write_bytes(data)
+    (tmp_path / "s" / "identity").unlink()
+    with pytest.raises(DamagedState, match="no file 'identity': put back any copy"):
+        StateFiles(tmp_path / "s", SystemDisk(), "a test", "0" * 16, lambda: 1)
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ from aiops.net.disk import SystemDisk
 from aiops.serving.config import Config
 from aiops.serving.state import kept_state, segment_files
 from aiops.serving.state.record_folder import RecordFolder
-from aiops.state.directory import journal_name
+from aiops.state.directory import StateIdentity, journal_name
 from tests.recording import replayed, version
 from tests.support import ServerThread
 
@@ -163,3 +164,30 @@ class TestRecord:
 
 def recorded(folder: Path, **options: Any) -> RecordFolder:
     return RecordFolder(folder / "run", "asgd", Engine(ASGD(), Options(**options)), 0.0)
+
+
+class TestServing:
+    """A server does not go on with a record, which it would write into."""
+
+    @pytest.mark.parametrize("by", ["identity", "its last row"])
+    def test_a_record_is_refused(self, by: str, tmp_path: Path) -> None:
+        folder = tmp_path / "r"
+        with ServerThread(policy="asgd", record=folder) as server:
+            train(server, 3)
+        if by == "its last row":  # an older release did not write what it is
+            found = StateIdentity.unpack((folder / "identity").read_bytes())
+            assert found.record
+            (folder / "identity").write_bytes(dataclasses.replace(found, record=False).pack())
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
+        with (
+            pytest.raises(UsageError, match=rf"is the record of a run .*aiops replay {folder} --s"),
+            ServerThread(policy="asgd", state=folder),
+        ):
+            pass
+        after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
+        assert after == before
+
+    def test_a_state_that_can_be_replayed_is_gone_on_with(self, tmp_path: Path) -> None:
+        for expected in (3, 6):
+            with ServerThread(policy="asgd", state=tmp_path / "s", keep_journal=True) as server:
+                assert train(server, 3).version == expected

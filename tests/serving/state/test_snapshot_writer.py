@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,3 +99,39 @@ def test_the_rows_of_queued_pushes_stay(tmp_path: Path) -> None:
     assert kept == {journal_name(31)}
     assert rows(disk, tmp_path).keys() == {30, 31}
     assert not (tmp_path / snapshot_name(25)).exists()
+
+
+def test_an_error_that_is_repeated_is_logged_once_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots are tried again every ten seconds, or more often, for as long as a disk is full."""
+    disk, now, number = SystemDisk(), [0.0], [errno.ENOSPC]
+    writer = SnapshotWriter(disk, tmp_path, SegmentFiles(disk, tmp_path), now=lambda: now[0])
+    header = SnapshotHeader(7, 1, "run", [7], {}, {}, {})
+
+    def said(seconds: float) -> list[str]:
+        now[0] = seconds
+        caplog.clear()
+        writer.write(Capture(7, {}), header)
+        return [record.getMessage() for record in caplog.records]
+
+    def refused(*_given: object) -> None:
+        raise OSError(number[0], os.strerror(number[0]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemDisk, "create", refused)
+        [first] = said(100.0)
+        assert first.endswith(
+            "No space left on device; training goes on, and the next one is tried as usual"
+        )
+        assert [said(100.0 + after) for after in (10, 30, 59)] == [[], [], []]
+        assert writer.why
+        [again] = said(160.0)
+        assert again.endswith(" (3 more like the last one have not been logged)")
+        number[0] = errno.EIO
+        [other] = said(161.0)
+        assert "Input/output error" in other
+    assert said(170.0) == []
+    assert not writer.why
+    monkeypatch.setattr(SystemDisk, "create", refused)
+    assert len(said(171.0)) == 1, "it had succeeded"
