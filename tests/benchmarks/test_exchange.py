@@ -99,8 +99,9 @@ def test_a_wrong_command_line_exits_with_2(line, capsys):
     assert "error:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("sgd", [base.load_sgd(), base._blocked_sgd])
-def test_sgd_is_exact_wherever_the_gradient_lies(sgd):
+@pytest.mark.parametrize("load", [base.load_sgd, lambda: base._blocked_sgd])
+def test_sgd_is_exact_wherever_the_gradient_lies(load):
+    sgd = load()
     elements = 3 * base._BLOCK + 5
     theta, g = np.zeros(elements, np.float32), base.gradient(elements)
     misaligned = np.frombuffer(b"x" + g.tobytes(), np.uint8)[1:].view(np.float32)
