@@ -35,7 +35,7 @@ Which = Annotated[
     int | None, typer.Option("--snapshot", help="Export this snapshot; default the newest.")
 ]
 
-_LONGEST = 100  # characters of a row's fields on a line
+_LONGEST = 200  # characters of what a row says
 
 
 @app.command()
@@ -139,6 +139,13 @@ def _shown(report: Mapping[str, Any], *, thorough: bool) -> Iterator[RenderableT
         yield f"{report['spares']} spare segments"
     for name in report["state"].get("void", ()):
         yield f"{name} is void: rows before it are lost"
+    for each in report["files"]:
+        if each["gap"]:
+            first, last = each["gap"]
+            yield (
+                f"the rows from {first:,} to {last:,}, behind {each['name']}, were never journalled"
+                " (there was no room, say): a later snapshot has what they did"
+            )
     for name in (*report["incomplete"], *report["foreign"]):
         yield f"{name} is not a part of the state"
     for each in report["files"]:
@@ -191,25 +198,25 @@ def show(
         found = next((each for each in _journal(state, row) if each["number"] == row), None)
         if found is None:
             raise UsageError(f"{folder} has no row {row:,}: its journal holds others")
-        print(json.dumps(found, indent=None if as_json else 2))
+        print(json.dumps(_row(found), indent=None if as_json else 2))
         return
     last = deque(_journal(state, None), maxlen=max(rows, 0))
     if as_json:
         for each in last:
-            print(json.dumps(each))
+            print(json.dumps(_row(each)))
         return
     made = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("row", "time", "payload", "kind"):
         made.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
-    made.add_column("fields", overflow="fold")
+    made.add_column("what", overflow="fold")
     for each in last:
-        fields = ", ".join(f"{name} {json.dumps(item)}" for name, item in each["fields"].items())
+        what = each["text"]
         made.add_row(
             f"{each['number']:,}",
             f"{each['time']:.3f}",
             formatting.nbytes(each["payload"]) if each["payload"] else "–",
             each["kind"],
-            fields if len(fields) <= _LONGEST else fields[: _LONGEST - 1] + "…",
+            what if len(what) <= _LONGEST else what[: _LONGEST - 1] + "…",
         )
     tables.console().print(made)
 
@@ -221,29 +228,54 @@ def _print_plain(file: Any, as_json: bool) -> None:
     print(json.dumps(_json(header), indent=None if as_json else 2))
 
 
+def _row(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON."""
+    return {**found, "fields": _json(found["fields"])}
+
+
 def _journal(state: Any, row: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the segment that has a row, or of all segments, as JSON."""
+    """Yield the rows of the segment that has a row, or of all segments."""
+    from aiops.cli.row_text import RowText, with_messages
     from aiops.state.row_kinds import RowKind, row_fields
 
+    text = RowText()
     names = {kind.value: kind.name.lower() for kind in RowKind}
     own = None if row is None else state.listing.segment_of(row)
     for first in state.listing.segments if row is None else [own] if own is not None else []:
         with state.segment(first, payloads=False) as scan:
-            for frame in scan:
+            for frame in _frames(state, scan, first):
+                kind, payload = names.get(frame.kind, str(frame.kind)), len(frame.payload)
+                fields = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
+                fields = with_messages(fields)
                 yield {
                     "number": frame.number,
-                    "kind": names.get(frame.kind, str(frame.kind)),
+                    "kind": kind,
                     "time": frame.time,
                     "leased": bool(frame.flags & 1),
-                    "payload": len(frame.payload),
-                    "fields": _json(row_fields(frame.kind, frame.row, f"row {frame.number:,}")),
+                    "payload": payload,
+                    "text": text.of(kind, fields, payload),
+                    "fields": fields,
                 }
+
+
+def _frames(state: Any, scan: Any, first: int) -> Iterator[Any]:
+    """Yield the rows of a segment, up to those that were never journalled, if some were not."""
+    try:
+        yield from scan
+    except UsageError as error:
+        if state.gap_of(first, error) is None:
+            raise
 
 
 def _json(value: Any) -> Any:
     """Return a plain value as JSON types: bytes in hex, an array as its dtype and its items."""
     import numpy as np
 
+    from aiops.cli.row_text import plain
+    from aiops.wire.messages import Message
+
+    if isinstance(value, Message):
+        return _json(plain(value))
     if isinstance(value, dict):
         return {key if isinstance(key, str) else repr(key): _json(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

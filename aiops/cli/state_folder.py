@@ -26,7 +26,7 @@ from aiops.state.directory import (
     journal_name,
     snapshot_name,
 )
-from aiops.state.frames import HEAD, SegmentScan, never_reached
+from aiops.state.frames import END, HEAD, SegmentScan, never_reached
 from aiops.state.journal_scan import called_synced
 from aiops.state.snapshot_file import SnapshotFile
 
@@ -39,6 +39,7 @@ class FileStatus:
 
     ``first`` and ``last`` are rows: of a snapshot only the last. ``why`` is empty for a whole file.
     ``ends``: rows between this segment and the next are missing, so the journal ends in this one.
+    ``gap``: the first and the last of such rows, if a later snapshot has what they did.
     """
 
     name: str
@@ -51,6 +52,7 @@ class FileStatus:
     torn: int = 0
     why: str = ""
     ends: bool = False
+    gap: tuple[int, int] | None = None
 
 
 def is_one_file(path: Path) -> bool:
@@ -259,8 +261,40 @@ class StateFolder:
                     found.last = frame.number
                 found.torn, found.ends = scan.torn, scan.short
         except UsageError as error:
-            found.why = str(error)
+            found.gap = self.gap_of(first, error)
+            found.ends, found.why = found.gap is not None, "" if found.gap else str(error)
         return found
+
+    def gap_of(self, first: int, error: UsageError) -> tuple[int, int] | None:
+        """Return the rows that a segment lacks, if that is no damage: a later snapshot has them.
+
+        A journal ends when its disk is full. When there is room again, another one begins, behind a
+        snapshot: what lies between was never journalled.
+
+        Parameters
+        ----------
+        first
+            The first row of the segment.
+        error
+            The one that the reading of its rows has raised.
+
+        Returns
+        -------
+        tuple or None
+            The first and the last of these rows; None: the segment is damaged.
+        """
+        until, found = self.listing.until(first), error.details
+        if until is None or found.get("later", 0) < until:  # also if its own rows tell
+            return None
+        row, at = found["row"], found["at"]
+        if any(self._mapped(journal_name(first))[at : at + len(END)]) or not self._covered(until):
+            return None
+        return row, until - 1
+
+    def _covered(self, row: int) -> bool:
+        """Return whether a snapshot whose head is whole has all rows before this one."""
+        newest = self.newest()
+        return newest is not None and newest >= row - 1
 
     def outcome(self, files: list[FileStatus]) -> dict[str, Any]:
         """Return the state that a server would resume with, from the status of all files.

@@ -335,8 +335,8 @@ class SegmentScan:
     ------
     DamagedState
         When a frame is not what was written, although it must have been on the disk. Its details
-        have ``file``, ``row`` and ``at``. Constructing the object raises for a bad head; all other
-        damage is raised by the iteration.
+        have ``file``, ``row``, ``at``, and ``later``, the row that tells. Constructing the object
+        raises for a bad head; all other damage is raised by the iteration.
     UsageError
         When a newer release wrote the segment.
     """
@@ -421,19 +421,21 @@ class SegmentScan:
         if later is None and self._until is not None:
             later = self._called_synced(row)
         if later is not None:
-            raise self._damage(f"which had been synced when row {later:,} was written")
+            raise self._damage(later)
         rest = len(self._data) - self.end
         clean = found is None and not any(self._data[self.end : self.end + len(END)])
         self.torn = 0 if clean else min(nbytes, rest)
         self.short = self._until is not None
 
-    def _damage(self, why: str) -> DamagedState:
+    def _damage(self, later: int) -> DamagedState:
         return DamagedState(
-            f"{self._name} is damaged at row {self.row:,} (byte {self.end:,}), {why}: put back a"
-            f" copy, or export the model at row {self.row - 1:,}",
+            f"{self._name} is damaged at row {self.row:,} (byte {self.end:,}), which had been"
+            f" synced when row {later:,} was written: put back a copy, or export the model at row"
+            f" {self.row - 1:,}",
             file=self._name,
             row=self.row,
             at=self.end,
+            later=later,
         )
 
     def calls_synced(self, row: int) -> int | None:

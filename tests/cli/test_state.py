@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 import aiops
 from aiops.cli.replay import replay
 from aiops.cli.state import app
+from aiops.common import formatting
 from aiops.errors import AiopsError, DamagedState, UsageError
 from aiops.serving.safetensors_io import read_model, read_tables
 from aiops.state.directory import GenerationFile, StateIdentity, journal_name, snapshot_name
-from aiops.state.frames import SegmentHead
+from aiops.state.frames import SegmentHead, frame
+from aiops.state.plain import pack
 from aiops.state.row_kinds import FIELDS, RowKind
 from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
 from docs._tools.state import examples
@@ -134,6 +136,40 @@ def test_rows_that_are_lost_before_the_last_segment(folder: Path) -> None:
     assert f"{LAST} is void" in run("verify", folder).stdout
 
 
+def journal_with_a_gap(folder: Path, unjournalled: int) -> None:
+    """Have the journal end with row 3, and another begin later, behind a snapshot."""
+    first = 4 + unjournalled
+    (folder / LAST).unlink()
+    (folder / FIRST).write_bytes((folder / FIRST).read_bytes() + bytes(64))
+    write_snapshot(folder, {"row": first - 1}, {"params": np.zeros(12, np.uint8)})
+    head = SegmentHead(first, 2, "8c2f", 1).pack()
+    row = frame(first, RowKind.TICK, 2.5, 0, pack([]), 0, 0, salt=1, unsynced=1)
+    (folder / journal_name(first)).write_bytes(head + b"".join(row))
+
+
+def test_rows_that_were_never_journalled_are_no_damage(folder: Path) -> None:
+    """There was no room for them: a snapshot was taken later, and the journal begun again."""
+    journal_with_a_gap(folder, 5)
+    found = report("verify", folder)
+    assert found["whole"]
+    assert [each["gap"] for each in found["files"]] == [None, None, [4, 8], None]
+    assert (found["state"]["snapshot"], found["state"]["row"]) == (8, 9)
+    said = run("verify", folder).stdout
+    assert "the rows from 4 to 8" in said
+    assert [
+        json.loads(each)["number"] for each in run("show", folder, "--json").stdout.split("\n")[:-1]
+    ] == [1, 2, 3, 9]
+    flip(folder / FIRST, 64 + 48 + 8)
+    assert not report("verify", folder, status=1)["whole"], "a row before them is damaged"
+
+
+def test_rows_that_no_snapshot_has_are_missing(folder: Path) -> None:
+    journal_with_a_gap(folder, 5)
+    (folder / snapshot_name(8)).unlink()
+    found = report("verify", folder, status=1)
+    assert "damaged at row 4" in found["state"]["why"]
+
+
 def test_a_segment_whose_head_never_reached_the_disk(folder: Path) -> None:
     data = (folder / LAST).read_bytes()
     (folder / LAST).write_bytes(bytes(64) + data[64:])
@@ -231,12 +267,50 @@ class TestShow:
             "time": 1.5,
             "leased": True,
             "payload": 12,
+            "text": "connection 7: push 1 at version 0, 12 B; has version 0",
             "fields": dict(zip(FIELDS[RowKind.STEADY], examples.STEADY, strict=True)),
         }
         text = run("show", folder, "--rows", 2).stdout
         assert "steady" in text
         assert "tick" in text
         assert "resumed" not in text
+
+    def test_what_rows_say(self, tmp_path: Path) -> None:
+        """Messages are in the files as on the wire, which is not for people."""
+        settings = {"policy": "asgd", "state": tmp_path / "s", "push_codec": ["int8"]}
+        with (
+            ServerThread(**settings) as server,
+            aiops.Worker(server.url, {"w": np.zeros(1 << 14, np.float32)}, name="anna") as worker,
+        ):
+            for _ in range(3):
+                worker.step({"w": np.ones(1 << 14, np.float32)})
+        lines = [
+            json.loads(line)
+            for line in run("show", tmp_path / "s", "--json", "--rows", 99).stdout.splitlines()
+        ]
+        [hello] = [line["fields"]["hello"] for line in lines if line["kind"] == "joined"]
+        assert (hello["kind"], hello["name"], hello["role"]) == ("hello", "anna", "worker")
+        [joined] = [line["text"] for line in lines if line["kind"] == "joined"]
+        assert joined.startswith(f"worker 'anna' (client {hello['client']}, connection 1")
+        pushes = [
+            line
+            for line in lines
+            if line["kind"] == "received" and line["fields"]["message"]["kind"] == "push"
+        ]
+        assert [line["fields"]["message"]["seq"] for line in pushes] == [1, 2, 3]
+        for version, line in enumerate(pushes):
+            assert line["text"].startswith("anna (connection 1): push id ")
+            assert f"seq {version + 1}, " in line["text"]
+            nbytes = formatting.nbytes(line["payload"])
+            assert f"{nbytes} in 1 parts (int8), version {version}" in line["text"]
+        [left] = [line["text"] for line in lines if line["kind"] == "left"]
+        assert left == "anna (connection 1)"
+        assert lines[0]["text"].startswith(f"run {lines[0]['fields']['run']}, policy asgd, lr 0.")
+        shown = run("show", tmp_path / "s", "--rows", 99).stdout
+        assert "seq 3" in shown
+        number = pushes[0]["number"]
+        one = json.loads(run("show", tmp_path / "s", "--row", number).stdout)
+        assert one["fields"]["message"]["parts"][0]["codec"] == "int8"
 
     def test_one_row(self, folder: Path) -> None:
         found = json.loads(run("show", folder, "--row", 1).stdout)

@@ -181,7 +181,12 @@ class TestSynced:
                 continue
             with pytest.raises(DamagedState, match=f"row {bad} ") as caught:
                 read(data)
-            assert caught.value.details == {"file": "journal-1", "row": bad, "at": start}
+            assert caught.value.details == {
+                "file": "journal-1",
+                "row": bad,
+                "at": start,
+                "later": 6,
+            }
             assert "synced when row 6 was written" in str(caught.value)
             assert f"export the model at row {bad - 1}" in str(caught.value)
 
