@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import zygote
-from tests.zygote import ForkedPopen
+from tests.zygote import IMPORTED, ForkedPopen
 
 PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
@@ -36,6 +36,13 @@ def test_pipes_arguments_folder_and_environment(popen: Any, tmp_path: Path) -> N
     assert (out, err) == (f"['-c', 'one', 'two'] {tmp_path} its own said\n", "")
     assert process.returncode == 0
     assert "AIOPS_X" not in os.environ
+
+
+def test_modules_that_it_asks_for_are_imported_before_it_begins() -> None:
+    text = command("import sys; print('colorsys' in sys.modules)")
+    for environment, found in ({IMPORTED: "colorsys,no_such_module"}, "True"), ({}, "False"):
+        with ForkedPopen(text, **PIPES, text=True, env={**os.environ, **environment}) as process:
+            assert process.communicate() == (f"{found}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ _IMPORTS = (
 )
 _LENGTH = struct.Struct("!I")
 _PR_SET_CHILD_SUBREAPER = 36
+IMPORTED = "AIOPS_TEST_IMPORTED"
+"""The variable with modules, separated by commas, that a process finds imported."""
 _ABOVE = 512  # descriptors from here on are not a program's
 
 
@@ -60,7 +62,8 @@ class ForkedPopen(subprocess.Popen[Any]):
     """`subprocess.Popen`; it forks a process of ``python -m`` or ``python -c`` where it can.
 
     It cannot if the environment differs from this process's in more than variables of aiops, or
-    numbers of threads.
+    numbers of threads. `IMPORTED` in the environment names modules that are to be imported before
+    it forks, of which PyTorch alone is two seconds in every process.
     """
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
@@ -111,11 +114,11 @@ class ForkingModule(types.ModuleType):
 class _Zygote:
     """The process that forks, seen from the tests' process."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imported: str) -> None:
         self._sock, theirs = socket.socketpair()
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), imported],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=dict(environment),
@@ -145,14 +148,14 @@ class _Zygote:
         self._popen.wait()
 
 
-_zygotes: dict[bool, _Zygote] = {}
+_zygotes: dict[tuple[bool, str], _Zygote] = {}
 _making = threading.Lock()
 _forking = threading.Lock()
 
 
 def _own(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a process reads before it runs a program."""
-    ours = ("AIOPS_", "PYTEST_", "PYTHONPATH", "TMPDIR")
+    ours = ("AIOPS_", "GLOO_", "PYTEST_", "PYTHONPATH", "TMPDIR")
     return {key: value for key, value in environment.items() if not key.startswith(ours)}
 
 
@@ -171,10 +174,11 @@ def _zygote(words: Sequence[str], environment: Mapping[str, str]) -> _Zygote | N
         return None
     if not set(environment.get("PYTHONPATH", "").split(os.pathsep)) <= {"", *sys.path}:
         return None
+    key = single, environment.get(IMPORTED, "")
     with _making:
-        if single not in _zygotes:
-            _zygotes[single] = _Zygote(wanted)
-    return _zygotes[single]
+        if key not in _zygotes:
+            _zygotes[key] = _Zygote(wanted, key[1])
+    return _zygotes[key]
 
 
 # ---------------------------------------------------------------- in the process that forks
@@ -268,7 +272,7 @@ def _run_text(text: str, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the tests
-    for name in _IMPORTS:
+    for name in (*_IMPORTS, *filter(None, sys.argv[2].split(","))):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.collect()

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from aiops.lab import processes
 from aiops.lab.processes import ProcessFailed
-from aiops.net.process_tree import having
+from aiops.net.process_tree import having, session
 from benchmarks.peers import base, memcpy, mpi, ours
 from benchmarks.peers.base import LEARNING_RATE, MODULES, Job
 from benchmarks.peers.orders import WorkerOrders
 from benchmarks.peers.team import READS, Team
-from tests.benchmarks.test_exchange import ended
+from tests.benchmarks.test_exchange import ended, pids
 from tests.peers import eventually
+from tests.zygote import IMPORTED, ForkingModule
 
 ELEMENTS = 40_000  # more than the least that aiops, MPI and Ray treat as large
 
@@ -42,6 +44,20 @@ def team_of(name, settings=(), workers=2, **environment):
     return Team(job, 100.0, {**peer.ENVIRONMENT, **environment})
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Returns what a peer's processes need to be forked; those of MPI and Ray start others."""
+
+    def needs(name):
+        if name.startswith(("mpi", "ray")):
+            return {}
+        monkeypatch.setattr(processes, "subprocess", ForkingModule())
+        torch = ",torch.distributed.rpc" if name in ("gloo", "torch_rpc") else ""
+        return {IMPORTED: f"numba,benchmarks.peers.orders{torch}"}
+
+    return needs
+
+
 def named(variant):
     name, settings = variant
     return "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
@@ -49,22 +65,23 @@ def named(variant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=named)
-def test_a_peer_does_the_work_and_is_gone(variant):
+def test_a_peer_does_the_work_and_is_gone(variant, forked):
     name, settings = variant
     # A worker is a process with its own imports: how whole parameters are read, one shows.
-    team = team_of(name, settings, workers=1 if "whole" in settings else 2)
+    team = team_of(name, settings, 1 if "whole" in settings else 2, **forked(name))
     try:
         team.launch()
         team.connect()
         team.run(2)
         team.run(3)
-        processes = having(f"TMPDIR={team._scratch.name}")
+        found = {*having(f"TMPDIR={team._scratch.name}"), *pids(team)}
+        found.update(*map(session, pids(team)))
         reads = team.finish()
     finally:
         team.kill()
     assert reads in READS
     assert reads == "whole" or not team.job.settings["whole"]
-    eventually(lambda: all(map(ended, processes)), f"{name} is gone")
+    eventually(lambda: all(map(ended, found)), f"{name} is gone")
 
 
 @pytest.mark.slow
@@ -76,11 +93,11 @@ def test_a_peer_that_is_killed_at_work_leaves_no_process_and_no_file(name):
         team.launch()
         team.connect()
         team.run(1)
-        processes = having(f"TMPDIR={team._scratch.name}")
+        found = having(f"TMPDIR={team._scratch.name}")
     finally:
         team.kill()
-    assert len(processes) > 3
-    eventually(lambda: all(map(ended, processes)), f"{name} is gone")
+    assert len(found) > 3
+    eventually(lambda: all(map(ended, found)), f"{name} is gone")
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if "vader" in name or "ompi" in name or "plasma" in name]
 
@@ -97,8 +114,8 @@ def test_aiops_by_another_transport_than_the_peers_is_found_out(no_shm, met):
 
 
 @pytest.mark.slow
-def test_aiops_is_not_measured_over_tcp_under_another_name():
-    team = team_of("shared", AIOPS_NO_SHM="1")
+def test_aiops_is_not_measured_over_tcp_under_another_name(forked):
+    team = team_of("shared", AIOPS_NO_SHM="1", **forked("shared"))
     try:
         team.launch()
         with pytest.raises(ProcessFailed, match="reached its server over TCP alone"):

@@ -25,7 +25,7 @@ from tests import forking
 from tests.peers import eventually
 from tests.recording import replayed
 from tests.support import PATIENCE, ServerThread
-from tests.zygote import ForkedPopen
+from tests.zygote import IMPORTED, ForkedPopen
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -45,8 +45,11 @@ def run(case: str, where: str, env: dict[str, str] | None = None) -> Any:
     command = [sys.executable, *quiet, "-m", "tests.forking", case, where]
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     root = Path(__file__).parents[1].parent
+    environment = {**os.environ, **(env or {})}
+    if NEEDS.get(case) == "torch":  # an optimizer's first step imports its compiler, for a second
+        environment[IMPORTED] = "torch,torch._dynamo"
     with ForkedPopen(
-        command, **piped, text=True, env={**os.environ, **(env or {})}, cwd=root, process_group=0
+        command, **piped, text=True, env=environment, cwd=root, process_group=0
     ) as process:
         try:
             out, err = process.communicate(timeout=2 * PATIENCE)
