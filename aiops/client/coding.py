@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -15,9 +17,36 @@ from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Layout, Tensor
 from aiops.model.placement import Placement
 
-Encoded = list[tuple[int, Bytes, Array]]
-"""What was coded of one push, by the byte of the arena at which it begins: its payload, and the
-encoder's rest before."""
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Restorable:
+    """The way back from one coded tensor of a push that is under way.
+
+    It lives as long as the push can be taken back.
+
+    Attributes
+    ----------
+    place
+        The byte of the arena at which the tensor begins.
+    rest
+        float32[n], the encoder's rest from before the push; once the encoder's next push is
+        encoded, by how much this one changed the rest.
+    newest
+        Whether it is the encoder's newest push that is.
+    """
+
+    place: int
+    rest: Array
+    newest: bool = True
+
+    def followed(self, rest: Array) -> None:
+        """Have another push encoded after it; ``rest`` is the encoder's in between."""
+        np.subtract(rest, self.rest, out=self.rest)
+        self.newest = False
+
+
+Encoded = list[Restorable]
+"""What was coded of one push."""
 
 
 class Coding:
@@ -26,7 +55,9 @@ class Coding:
     A tensor that lies on several shards is coded in pieces, each as a tensor of its own.
 
     A gradient that is refused may be pushed again, so nothing of it may stay in an encoder:
-    `take_back` restores the rest (the error fed back into the next push) from before it.
+    `take_back` takes what it has left out from the rest (the error fed back into the next push).
+    The rest is then as from before it, bit for bit if that was the newest push, and else, where
+    pushes are pipelined, up to rounding.
 
     Parameters
     ----------
@@ -53,7 +84,8 @@ class Coding:
             for tensor in layout.tensors
         ]
         self._encoders: dict[int, Encoder] = {}  # by where in the arena the piece begins
-        self._last: dict[int, Bytes] = {}  # the newest payload of each encoder
+        # The newest push of each encoder, if it is still under way.
+        self._newest: WeakValueDictionary[int, Restorable] = WeakValueDictionary()
 
     @classmethod
     def planned(
@@ -125,8 +157,11 @@ class Coding:
         except NotFinite as fault:
             value = float(single[fault.index])
             raise _refusal(piece.name, array, begin + fault.index, value) from None
-        encoded.append((piece.offset, payload, before))
-        self._last[piece.offset] = payload
+        previous = self._newest.get(piece.offset)
+        if previous is not None:
+            previous.followed(before)
+        self._newest[piece.offset] = newest = Restorable(piece.offset, before)
+        encoded.append(newest)
         return payload
 
     def state(self) -> dict[int, Mapping[str, Array]]:
@@ -149,8 +184,12 @@ class Coding:
                 self._encoder(piece, codec).restore(state[piece.offset])
 
     def rests(self, encoded: Encoded) -> dict[int, Array]:
-        """Return the rests, by place, that `take_back` would restore, for `with_rests`."""
-        return {place: rest for place, payload, rest in encoded if self._last[place] is payload}
+        """Return the rests, by place, that `take_back` would restore, for `with_rests`.
+
+        No other push may be under way.
+        """
+        assert all(each.newest for each in encoded), "a later push has been encoded"
+        return {each.place: each.rest for each in encoded}
 
     def with_rests(self, rests: Mapping[int, Array]) -> Encoded:
         """Return what `take_back` needs of a push that was encoded before `restore`."""
@@ -159,20 +198,22 @@ class Coding:
             rest = self._encoders[place].rest
             if rest is None or before.shape != rest.shape:
                 raise ValueError(f"a rest of shape {before.shape} at byte {place}")
-            self._last[place] = payload = np.empty(0, np.uint8)  # of which nothing is read
-            found.append((place, payload, before))
+            self._newest[place] = newest = Restorable(place, before)
+            found.append(newest)
         return found
 
     def take_back(self, encoded: Encoded) -> None:
-        """Forget a push that was refused, or never sent.
-
-        Where another push of the tensor has been encoded since (of requests that were pipelined),
-        its rest is left alone: it has what this payload had left out.
-        """
-        for place, payload, before in encoded:
-            rest = self._encoders[place].rest
-            if rest is not None and self._last.get(place) is payload:
-                rest[:] = before
+        """Forget a push that was refused, or never sent."""
+        for each in encoded:
+            rest = self._encoders[each.place].rest
+            assert rest is not None, "it was made with feedback"
+            if each.newest:
+                rest[:] = each.rest
+                continue
+            rest -= each.rest
+            newest = self._newest.get(each.place)
+            if newest is not None:
+                newest.rest -= each.rest
         encoded.clear()
 
 

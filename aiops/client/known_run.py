@@ -94,13 +94,14 @@ class KnownRun:
         epoch
             The epoch of the connection by which it came.
         version
-            The version of the model, or that of a table.
+            The version of the model, or that of a table. -1: it is not known, as of parameters into
+            which an answer was arriving; then it may be any of those that are lost.
         table
             The table's number.
         """
         index = 0 if table is None else 1 + table
         return epoch < self._began or any(
-            epoch < restarted and (len(intact) <= index or intact[index] < version)
+            epoch < restarted and (version < 0 or len(intact) <= index or intact[index] < version)
             for restarted, intact in self._bounds
         )
 

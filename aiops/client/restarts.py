@@ -76,10 +76,9 @@ class Restarts:
                 "it was sent before, and may have been applied to the parameters of the earlier run"
             )
         else:
-            what = (
-                f"was restarted, and has lost version {request.base:,}, which this gradient was"
-                " computed at"
-            )
+            known = request.base >= 0
+            lost = f"has lost version {request.base:,}" if known else "may have lost the version"
+            what = f"was restarted, and {lost}, which this gradient was computed at"
             outcome = "it was sent before, and is not part of the parameters that are left"
         return Restarted(
             f"{server} {what}: fetch them and compute it again;"
