@@ -146,8 +146,12 @@ class ClusterTrial:
             await servers.end()
 
     def _emptied(self) -> None:
-        """Note that a server begins without a model, or with it as it was defined."""
-        self._offered |= any(view.acknowledged for view in self.views)
+        """Note that a server begins without a model, or with it as it was defined.
+
+        After a promotion the old server may still acknowledge pushes, until it learns of it.
+        """
+        acknowledged = any(view.acknowledged for view in self.views)
+        self._offered |= acknowledged or self.servers.promotions > 0
 
     # -------------------------------------------------------------- the workers
 
