@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
+from aiops.errors import ConnectionLost
 from aiops.net import faults, signals
 from aiops.serving import rollback
 from aiops.serving.config import Config
@@ -68,7 +69,13 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
                 if ending:
                     started.stop()
 
-            first = await rollback.start(make, lambda: ending, next_term=False)
+            try:
+                first = await rollback.start(make, lambda: ending, next_term=False)
+            except ConnectionLost as why:  # it had begun nothing
+                if not ending:
+                    raise
+                _log.info("%s", why)
+                return
             present(first)
             announce(first.url)
             await rollback.serve(first, make, present, lambda: ending)

@@ -128,6 +128,8 @@ class ShardLinks:
         ------
         UsageError
             When one cannot be reached, or refuses this lead; the error names it.
+        ConnectionLost
+            When this server is to end meanwhile.
         """
         self._patience = patience
         for shard in range(1, len(self._addresses) + 1):
@@ -137,6 +139,11 @@ class ShardLinks:
                 raise
             except (OSError, AiopsError) as error:
                 why = str(error) or f"no answer in {patience:g} s"
+                if self._hurries:
+                    name = self._followers[shard].name
+                    raise ConnectionLost(
+                        f"asked to end while it waited for {name} ({why})"
+                    ) from None
                 raise UsageError(
                     f"{self._followers[shard].name} cannot be had ({why}): start it with"
                     " --follower, and with this server's policy and token"

@@ -388,7 +388,7 @@ def test_a_lead_that_starts_waits_for_its_followers(
         await refused.wait()
         if not comes:
             lead.stop()
-            with pytest.raises(UsageError, match="cannot be had"):
+            with pytest.raises(ConnectionLost, match="asked to end while it waited for shard 1"):
                 await starting
             return
         given = {**settings, "follower": True, "state": tmp_path / "follower", "port": port}
@@ -398,6 +398,25 @@ def test_a_lead_that_starts_waits_for_its_followers(
             await lead.serve()
 
     asyncio.run(main())
+
+
+def test_a_lead_that_is_asked_to_end_while_it_waits_ends_with_status_0(tmp_path: Path) -> None:
+    """A service manager takes any other for a failure, and may start it again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]  # at which no server listens
+        flags = ["--shards", "2", "--followers", f"127.0.0.1:{port}", "--state", str(tmp_path)]
+        lead = Process("-m", "aiops.server", "--port", "0", "--policy", "asgd", *flags)
+        try:
+            assert lead.popen.stderr is not None
+            while "it is waited for" not in (line := lead.popen.stderr.readline()):
+                assert line, "it has ended"
+            lead.signal(signal.SIGTERM)
+            status, _out, err = lead.end()
+        finally:
+            lead.kill()
+    assert (status, "Traceback" in err) == (0, False)
+    assert "asked to end while it waited for shard 1 of 2" in err
 
 
 @pytest.mark.usefixtures("small_segments")
