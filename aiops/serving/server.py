@@ -85,6 +85,8 @@ class Server:
     ----------
     url, port
         The URL that workers connect to and the port that it listens on, once it does (`start`).
+    socket
+        Bound to its address already, instead of one that `start` binds; None: it binds one.
 
     Raises
     ------
@@ -175,6 +177,7 @@ class Server:
         )
         self._events: deque[Event] = deque()
         self._handling = False
+        self.socket: socket.socket | None = None
         self._listener: asyncio.Server | None = None  # once it listens
         self._ending = asyncio.Event()
         self._error: BaseException | None = None  # with which it ends
@@ -558,9 +561,12 @@ class Server:
     async def _bound(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
         """Return what has the port, and does not listen yet: clients would wait in vain."""
         host, port = self.config.host, self.config.port
+        given: dict[str, Any] = {"host": host, "port": port}
+        if self.socket is not None:
+            given = {"sock": self.socket}
         try:
             listener = await loop.create_server(
-                self.connections.accept, host, port, backlog=_BACKLOG, start_serving=False
+                self.connections.accept, **given, backlog=_BACKLOG, start_serving=False
             )
         except OSError as error:
             raise self._no_port(error) from None

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
+import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -133,6 +135,7 @@ class StandbyServer:
         )
         self.connections.log_level = logging.DEBUG  # workers of a lost primary ask every 0.3 s
         self._listener: asyncio.Server | None = None
+        self._port: socket.socket | None = None  # while it is promoted
 
     # ------------------------------------------------------------ life
 
@@ -423,10 +426,26 @@ class StandbyServer:
 
     async def _promoted(self, asked: list[tuple[int, int]]) -> Server | None:
         """Become the server, and tell those who asked; None: there is no whole state."""
-        copy, config = self._made, self._config
-        if not copy.whole:
+        if not self._made.whole:
             _log.error("this standby cannot be promoted: it has no whole state yet")
             return None
+        try:
+            return await self._promoted_with_port(asked)
+        finally:
+            if self._port is not None:
+                self._port.close()
+                self._port = None
+
+    def _hold_port(self) -> None:
+        """Keep the port until the server has it, which begins only when its followers are there."""
+        sockets = self._listener.sockets if self._listener is not None else ()
+        if len(sockets) == 1 and sockets[0].fileno() >= 0:  # a simulated one has none
+            self._port = socket.socket(fileno=os.dup(sockets[0].fileno()))
+
+    async def _promoted_with_port(self, asked: list[tuple[int, int]]) -> Server | None:
+        copy, config = self._made, self._config
+        if config.sharded:
+            self._hold_port()
         if self._shards is not None:
             try:
                 await self._shards.check()
@@ -443,7 +462,7 @@ class StandbyServer:
             self._listener.close()
         host, port = urls.parse(self.url)
         for _ in range(_UNBOUND):  # the event loop may close the listener later
-            if self._env.free_port(host, port):
+            if self._port is not None or self._env.free_port(host, port):
                 break
             await asyncio.sleep(0.01)
         try:
@@ -481,6 +500,8 @@ class StandbyServer:
         server = self._again()
         if server.state_files is not None:
             server.state_files.predecessors = tuple(self._primaries)
+        if self._port is not None:
+            server.socket = self._port.dup()
         return server
 
     # ------------------------------------------------------------ clients

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import socket
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,31 @@ def test_a_promotion_that_ends_halfway_is_made_again(
     with aiops.Worker(run.standby.url, ZEROS, timeout=30) as worker:
         assert worker.step(ONES).version == 5
         assert (worker.params["w"] == -5).all()
+
+
+def test_the_port_is_held_while_followers_are_promoted(made: Any) -> None:
+    """If another process took it, the followers would have no lead any more."""
+    run, taken = made(acks="written"), list[socket.socket]()
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        run.caught_up()
+    run.stop_primaries()
+
+    def take(host: str, port: int) -> bool:
+        taken.append(socket.create_server((host, port)))
+        return True
+
+    def patch(running: StandbyServer) -> None:
+        running._env = replace(running._env, free_port=take)
+
+    run.standby.call(patch)
+    try:
+        assert isinstance(run.promote(), Promoted)
+    finally:
+        for sock in taken:
+            sock.close()
+    with aiops.Worker(run.standby.url, ZEROS, timeout=30) as worker:
+        assert worker.step(ONES).version == 2
 
 
 def shown(url: str, report: Mapping[str, Any]) -> str:
