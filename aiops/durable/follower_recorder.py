@@ -66,6 +66,13 @@ class BeginShard:
 
 
 @value
+class NoteLead:
+    """Keep the generation of a lead: an earlier one is to be refused after a restart, too."""
+
+    generation: int
+
+
+@value
 class GoBack:
     """End, and begin again at the newest moment that is no later than a row of the lead's journal.
 
@@ -83,6 +90,7 @@ FollowerEffect: TypeAlias = (
     | BeginJournal
     | WriteSnapshot
     | KeepSnapshots
+    | NoteLead
     | GoBack
 )
 """An effect of a follower with a journal."""
@@ -137,6 +145,7 @@ class FollowerRecorder:
         self._due: WriteSnapshot | None = None  # until the journal has all of its rows
         self._committed = first - 1
         self.room: dict[str, Array] = {}
+        self._led_by = follower.led_by  # as it is kept
         self._later = gate.wanted >= Acks.DURABLE  # a thread writes rows, and syncs them
 
     @property
@@ -167,7 +176,7 @@ class FollowerRecorder:
         begin, row = self._begin(event), self._row(event) if self.recording else None
         if row is None:
             found = self._captured(event, self.follower.handle(event))
-            return [*begin, *self._kept(event), *found]
+            return [*begin, *self._led(), *self._kept(event), *found]
         number, self.next = self.next, self.next + 1
         if self._later and row.payload is not None:  # it may be changed before it is written
             row = replace(row, payload=row.payload.copy())
@@ -178,6 +187,13 @@ class FollowerRecorder:
         if self._later or self.holds:
             effects = self._gate.hold(effects, number)  # type: ignore[arg-type,assignment]
         return [*begin, AppendRow(number, row, self._later), *effects]
+
+    def _led(self) -> list[NoteLead]:
+        """Return the effect that keeps the generation of a lead, if one has just come."""
+        if self.follower.led_by == self._led_by:
+            return []
+        self._led_by = self.follower.led_by
+        return [NoteLead(self._led_by)]
 
     # ------------------------------------------------------------ snapshots
 

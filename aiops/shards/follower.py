@@ -102,6 +102,8 @@ class Follower:
         By row of the lead's journal, the row of its own after which there is a snapshot of it.
     state_report
         Returns what statistics tell of the state that it keeps.
+    led_by
+        The generation of the last lead of its run; 0: it has had none, or none with a state.
     secret
         That of its run, with which a lead has to prove that it is the lead. Empty: it has had no
         lead with a state yet.
@@ -131,7 +133,7 @@ class Follower:
         self.snapshots: dict[int, int] = {}
         self.reached = 0
         self.secret = b""
-        self._hello: LeadHello | None = None  # of its last lead
+        self.led_by = 0
         self._recovered = False  # there was a state of its run
 
     # ------------------------------------------------------------ the shell's calls
@@ -283,7 +285,7 @@ class Follower:
             )
 
     def _take_lead(self, event: Joined, hello: LeadHello) -> list[Effect]:
-        before, effects = self._hello, list[Effect]()
+        effects = list[Effect]()
         if self.lead is not None and (not self.kept or hello.run != self.run):
             raise ValueError("this follower has its lead already")
         if hello.run != self.run and (self.shard is not None or self._recovered):
@@ -291,10 +293,9 @@ class Follower:
                 f"this follower holds a shard of run {self.run}, and its lead is of run"
                 f" {hello.run}: give both the states of one run, or begin both with new ones"
             )
-        same = before is not None and before.run == hello.run
-        if before is not None and same and hello.generation < before.generation:
+        if hello.run == self.run and hello.generation < self.led_by:
             raise ValueError(
-                f"a later start of this lead (generation {generation_text(before.generation)}) has"
+                f"a later start of this lead (generation {generation_text(self.led_by)}) has"
                 " taken this follower over; this one is generation"
                 f" {generation_text(hello.generation)}"
             )
@@ -309,7 +310,7 @@ class Follower:
             effects = [*self._lose_lead(), Drop(lost, "its lead has a newer connection")]
         if hello.run != self.run:
             self.secret = b""
-        self.lead, self.run, self._hello = event.peer, hello.run, hello
+        self.lead, self.run, self.led_by = event.peer, hello.run, hello.generation
         return effects
 
     def state(self) -> ShardState:

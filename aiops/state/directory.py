@@ -232,7 +232,8 @@ class GenerationFile:
     ``secret``: 32 random bytes that all servers of the run share, the key of the proofs of its
     generations; empty before the first. ``predecessors``: the URLs of which one had the run before
     this server, which was its standby; they are told. ``back_to``: of a follower, the row of its
-    lead's journal to which its next start goes back; None: it goes on.
+    lead's journal to which its next start goes back; None: it goes on. ``led_by``: of a follower,
+    the generation of its last lead, an earlier one of which it refuses; 0: it has had none.
     """
 
     generation: int
@@ -241,6 +242,7 @@ class GenerationFile:
     secret: bytes = dataclasses.field(default=b"", repr=False)
     predecessors: Sequence[str] = ()
     back_to: int | None = None
+    led_by: int = 0
 
     def started(
         self,
@@ -265,7 +267,8 @@ class GenerationFile:
         start = GenerationStart(generation, row, tuple(versions))
         starts = (*self.starts, start)[-MAX_HISTORY:]
         told = tuple(predecessors)
-        return GenerationFile(generation, starts, secret=self.secret, predecessors=told)
+        secret, led_by = self.secret, self.led_by
+        return GenerationFile(generation, starts, secret=secret, predecessors=told, led_by=led_by)
 
     def pack(self) -> bytes:
         """Return the file's bytes."""
@@ -279,6 +282,8 @@ class GenerationFile:
             found["predecessors"] = [*self.predecessors]
         if self.back_to is not None:
             found["back_to"] = self.back_to
+        if self.led_by:
+            found["led_by"] = self.led_by
         return pack_block(GENERATION, found)
 
     @classmethod
@@ -319,7 +324,8 @@ class GenerationFile:
             raise DamagedState(f"{name} is damaged: a predecessor is a URL")
         number = field(found, "generation", int, name)
         back_to = field(found, "back_to", int, name) if "back_to" in found else None
-        return cls(number, tuple(starts), other, secret, tuple(told), back_to)
+        led_by = field(found, "led_by", int, name) if "led_by" in found else 0
+        return cls(number, tuple(starts), other, secret, tuple(told), back_to, led_by)
 
 
 def foreign(name: str, found: tuple[str, int, int], mine: tuple[str, int, int]) -> str:

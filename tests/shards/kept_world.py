@@ -13,7 +13,12 @@ from typing import Any
 
 from aiops.algorithms import find
 from aiops.durable.commit_gate import Acks, CommitGate
-from aiops.durable.follower_recorder import BeginShard, FollowerRecorder, FollowerReplayer
+from aiops.durable.follower_recorder import (
+    BeginShard,
+    FollowerRecorder,
+    FollowerReplayer,
+    NoteLead,
+)
 from aiops.durable.lead_recorder import LeadRecorder, LeadReplayer
 from aiops.durable.recorder import (
     WAITS,
@@ -99,7 +104,7 @@ class KeptHost(Host):
                 self.hidden = effect.first
             elif isinstance(effect, Order) and not self.orders:
                 pass  # no follower is connected yet
-            elif not isinstance(effect, BeginShard):
+            elif not isinstance(effect, BeginShard | NoteLead):
                 super().perform([effect])
 
     def commit(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from aiops.algorithms import find
 from aiops.client import Client
 from aiops.engine.events import Drop, Joined, Left, Options, Received, Reply
+from aiops.errors import UsageError
 from aiops.shards.follower import Follower
 from aiops.state.directory import GenerationFile
 from aiops.wire.handshake import generation_proof
@@ -93,6 +95,36 @@ def test_a_second_secret_is_refused() -> None:
     assert isinstance(refused, Error)
     assert "knows another secret" in refused.text
     assert found.secret == SECRET
+
+
+def test_an_earlier_start_of_its_lead_is_refused_after_a_restart(tmp_path: Path) -> None:
+    """As by a copy of the lead's folder that was put back, or a host that had been cut off."""
+    settings: dict[str, Any] = {"policy": "asgd", "lr": 1.0, "kernels": "numpy"}
+    kept = {**settings, "shards": 1, "follower": True, "state": tmp_path / "follower"}
+    lead, copied = tmp_path / "lead", tmp_path / "copied"
+
+    def start(folder: Path, follower: ServerThread) -> ServerThread:
+        urls = [follower.url.removeprefix("aiops://")]
+        return ServerThread(
+            **settings, shards=2, followers=urls, shard_bytes=1, state=folder, hello_deadline=5.0
+        )
+
+    with (
+        ServerThread(**kept) as follower,
+        start(lead, follower) as server,
+        Client(server.url, role="worker") as client,
+    ):
+        params = client.define({"w": np.zeros(8, np.float32)})
+        client.exchange(params, {"w": np.ones(8, np.float32)})
+    shutil.copytree(lead, copied)
+    for _ in range(2):
+        with ServerThread(**kept) as follower, start(lead, follower):
+            pass
+    with ServerThread(**kept) as follower:
+        with pytest.raises(UsageError, match="a later start of this lead"), start(copied, follower):
+            pass
+        with start(lead, follower) as server, Client(server.url, role="worker") as client:
+            assert client.fetch().version == 1
 
 
 def test_no_stranger_leads_a_real_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

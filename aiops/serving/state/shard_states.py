@@ -11,7 +11,7 @@ from typing import Any
 
 from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.durable.follower_recorder import BeginShard, FollowerRecorder, GoBack
+from aiops.durable.follower_recorder import BeginShard, FollowerRecorder, GoBack, NoteLead
 from aiops.durable.lead_recorder import LeadRecorder
 from aiops.durable.recorder import (
     AppendRow,
@@ -241,6 +241,7 @@ class FollowerState:
                 *(row - recovered.snapshot, self._version, time.perf_counter() - began),
             )
         recording = acks > Acks.APPLIED
+        follower.led_by = files.generations.led_by
         self.recorder = FollowerRecorder(follower, CommitGate(acks), row + 1, recording=recording)
         self._snapshots = SnapshotWriter(
             *(files.disk, files.folder, files.segments, None if recording else row), alone=False
@@ -287,8 +288,24 @@ class FollowerState:
             BeginJournal: self._begin_again,
             WriteSnapshot: self._write,
             KeepSnapshots: self._keep,
+            NoteLead: self._note_lead,
             GoBack: self._go_back,
         }
+
+    def _note_lead(self, effect: NoteLead) -> None:
+        """Keep the generation of the lead, before it is welcomed, if there is a state."""
+        if self._files.run and self._files.generation:
+            self._keep_lead(effect.generation)
+
+    def _keep_lead(self, generation: int) -> None:
+        try:
+            self._files.note_led_by(generation)
+        except OSError as why:
+            _log.error(
+                "%s: the lead's generation is not kept, so that after a restart an earlier one"
+                " could lead this follower: %s",
+                *(self._files.folder, why.strerror or why),
+            )
 
     def _go_back(self, effect: GoBack) -> None:
         """End, and have the next start undo the orders of later moments."""
@@ -321,6 +338,7 @@ class FollowerState:
             files.identify(effect.run, effect.shard, effect.shards)
         files.share_secret(self._follower.secret)
         self._writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
+        self._keep_lead(self._follower.led_by)
         _log.info("%s: a new state, run %s", files.folder, files.run)
 
     def _begin_again(self, effect: BeginJournal) -> Event | None:

@@ -444,6 +444,18 @@ class StateFiles:
         self._replace(directory.GENERATION_FILE, found.pack())
         self.generations = found
 
+    def note_led_by(self, generation: int) -> None:
+        """Write which generation of the lead has led this follower last.
+
+        Raises
+        ------
+        OSError
+            When the disk refuses.
+        """
+        found = replace(self.generations, led_by=generation)
+        self._replace(directory.GENERATION_FILE, found.pack())
+        self.generations = found
+
     def note_successor(self, generation: int, primary: str) -> None:
         """Write that another server has the run: a start on this folder is refused from here on.
 
