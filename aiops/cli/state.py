@@ -300,10 +300,29 @@ def export(
     The parameters are those of the snapshot: the rows of the journal since are not applied. With
     --at they are those after a row, tables included: the rows since the snapshot before it are
     replayed, which takes about as long as the training did.
+
+    Of the folder with those of all shards it writes the whole model, at the newest moment of which
+    all servers have a snapshot.
     """
-    from aiops.cli.state_folder import StateFolder, is_one_file, opened_file
+    from aiops.cli.state_folder import (
+        StateFolder,
+        exported_set,
+        is_one_file,
+        opened_file,
+        shard_folders,
+    )
     from aiops.serving.safetensors_io import write_model
 
+    if shard_folders(folder):
+        if at is not None:
+            raise UsageError(
+                f"{folder} is of several shards, and --at replays one journal: leave it out, or"
+                " start the servers with this --state and --save"
+            )
+        arrays, row, version = exported_set(folder, snapshot)
+        write_model(out, arrays, version)
+        _exported(out, row, version, len(arrays), as_json=as_json)
+        return
     if at is not None:
         if snapshot is not None or is_one_file(folder):
             raise UsageError("--at is for a directory, and without --snapshot")
@@ -353,20 +372,18 @@ def _exported(out: Path, row: int, version: int, tensors: int, *, as_json: bool)
 
 def _parameters(file: Any) -> dict[str, Any]:
     """Return the tensors of a snapshot by name."""
+    from aiops.cli.state_folder import described_layout
     from aiops.errors import DamagedState
     from aiops.model.arena import Arena
-    from aiops.model.layout import Layout
 
-    model = file.header.owners.get("model")
-    if model is None or "params" not in file.arrays:
-        raise UsageError("the snapshot has no parameters: no model was defined, or it is no server")
-    try:
-        tensors, described = model
-        layout = Layout([(name, dtype, shape) for name, dtype, shape in tensors], empty=True)
-    except (TypeError, ValueError) as error:
-        raise DamagedState(f"the snapshot's model is damaged: {error}") from None
-    if described:
-        raise UsageError(f"it has tables: give --at {file.header.row}, with the directory")
+    if file.header.shards > 1:
+        raise UsageError(
+            f"it is of shard {file.header.shard} of {file.header.shards}: give the folder with"
+            " those of all shards"
+        )
+    layout = described_layout(file.header)
+    if "params" not in file.arrays:
+        raise UsageError("the snapshot has no parameters: it is no server's")
     data = file.array("params").reshape(-1).view("uint8")
     if len(data) < layout.nbytes:
         raise DamagedState(f"the snapshot's parameters have {len(data):,} bytes, too few")

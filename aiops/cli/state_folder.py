@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,11 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+from aiops.engine.events import Options
 from aiops.errors import DamagedState, UsageError
+from aiops.model.arena import Arena
+from aiops.model.layout import Layout
+from aiops.model.placement import Placement
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.config import shard_folder
 from aiops.serving.state.snapshot_reader import is_snapshot, opened_snapshot
@@ -28,7 +32,7 @@ from aiops.state.directory import (
 )
 from aiops.state.frames import END, HEAD, SegmentScan, never_reached
 from aiops.state.journal_scan import called_synced
-from aiops.state.snapshot_file import SnapshotFile
+from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 
 _SMALL = 1 << 20  # bytes: more than `identity` and `generation` can have
 
@@ -77,6 +81,113 @@ def shard_folders(path: Path) -> list[Path]:
     """Return the folders of a run's shards, the lead's first; empty: it is one server's state."""
     numbered = (path / shard_folder(shard) for shard in count()) if path.is_dir() else ()
     return list(takewhile(Path.is_dir, numbered))
+
+
+def exported_set(path: Path, row: int | None) -> tuple[dict[str, Any], int, int]:
+    """Return the model of the newest moment of which all servers of it have a snapshot.
+
+    Parameters
+    ----------
+    path
+        The folder with those of all shards.
+    row
+        The row of the lead's journal that the snapshots are to be of. None: of the newest set.
+
+    Returns
+    -------
+    tuple
+        Its tensors by name, the row, and the version.
+
+    Raises
+    ------
+    UsageError
+        When there is no such set, or the model has tables.
+    DamagedState
+        When a snapshot of it is damaged.
+    """
+    lead, *followers = map(StateFolder, shard_folders(path))
+    cuts = [each.cuts() for each in followers]
+    for cut in lead.listing.snapshots if row is None else (row,):
+        try:
+            found = _model_at(lead, followers, [each.get(cut) for each in cuts], cut)
+        except _NoHead:
+            continue
+        if found is not None:
+            return found, cut, lead.versions(cut)[0]
+    of = "of one moment" if row is None else f"of row {row:,} of the lead's journal"
+    raise UsageError(
+        f"{path} has no snapshots {of} on all servers of the model (each has its first soon after"
+        " its start): start the servers with this --state, which go back to the newest moment that"
+        " all have, and with --save"
+    )
+
+
+class _NoHead(DamagedState):
+    """The head of the lead's snapshot is damaged: an earlier set is to be looked for."""
+
+
+def _model_at(
+    lead: StateFolder, followers: Sequence[StateFolder], rows: Sequence[int | None], cut: int
+) -> dict[str, Any] | None:
+    """Return the tensors of a set of snapshots; None: it is not whole.
+
+    ``rows``: of the followers' snapshots, by shard; None where there is none.
+    """
+    try:
+        with lead.snapshot(cut) as file:
+            header = file.header
+    except DamagedState as error:
+        raise _NoHead(str(error)) from None
+    layout = described_layout(header)
+    options = Options(**header.settings["options"])
+    placement, arena = Placement.even(layout, options.shards, options.shard_bytes), Arena(layout)
+    for shard in placement.used[1:]:
+        if shard > len(followers):
+            raise UsageError(
+                f"{lead.path.parent} lacks the folder of shard {shard} of {options.shards}: copy it"
+                f" from its host to {lead.path.parent / shard_folder(shard)}, of the same time"
+            )
+        if rows[shard - 1] is None:
+            return None
+    for shard in placement.used:
+        folder, row = (followers[shard - 1], rows[shard - 1]) if shard else (lead, cut)
+        assert row is not None, "it was looked for"
+        with folder.snapshot(row) as file:
+            name = str(folder.path / snapshot_name(row))
+            why = foreign(name, file.header.origin, (header.run, shard, options.shards))
+            if why or file.header.versions[:1] != header.versions[:1]:
+                raise DamagedState(why or f"{name} is of another version than the lead's")
+            low, high = placement.edges[shard : shard + 2]
+            data = file.array("params").reshape(-1).view("uint8")
+            if len(data) < high - low:
+                raise DamagedState(f"{name} is damaged: its parameters have {len(data):,} bytes")
+            arena.data[low:high] = data[: high - low]
+    return arena.views
+
+
+def described_layout(header: SnapshotHeader) -> Layout:
+    """Return the layout of the whole model of a snapshot.
+
+    Raises
+    ------
+    UsageError
+        When it has none, or has tables.
+    DamagedState
+        When it is none.
+    """
+    model = header.owners.get("model")
+    if model is None:
+        raise UsageError("the snapshot has no parameters: no model was defined, or it is no server")
+    try:
+        tensors, described = model
+        layout = Layout([(name, dtype, shape) for name, dtype, shape in tensors], empty=True)
+    except (TypeError, ValueError) as error:
+        raise DamagedState(f"the snapshot's model is damaged: {error}") from None
+    if described and header.shards > 1:
+        raise UsageError("it has tables: start its servers with --save, which writes them too")
+    if described:
+        raise UsageError(f"it has tables: give --at {header.row}, with the directory")
+    return layout
 
 
 def snapshot_status(path: Path, *, thorough: bool) -> dict[str, Any]:
@@ -202,6 +313,24 @@ class StateFolder:
             yield file
         finally:
             os.close(file)
+
+    def cuts(self) -> dict[int, int]:
+        """Return the rows of a follower's snapshots, by the row of the lead's that each is of."""
+        found = dict[int, int]()
+        for row in self.listing.snapshots:
+            try:
+                with self.snapshot(row) as file:
+                    cut = file.header.owners.get("cut")
+            except DamagedState:
+                continue
+            if type(cut) is int:
+                found.setdefault(cut, row)
+        return found
+
+    def versions(self, row: int) -> list[int]:
+        """Return the versions of a snapshot."""
+        with self.snapshot(row) as file:
+            return [*file.header.versions]
 
     def newest(self) -> int | None:
         """Return the row of the newest snapshot whose head is whole, or None."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -15,20 +17,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from aiops.cli.state import app
 from aiops.cli.state_folder import StateFolder
 from aiops.cli.state_replay import engine_at
 from aiops.client import Client
 from aiops.client.params import Params
 from aiops.engine.events import JournalEnded
-from aiops.errors import ConnectionLost, UsageError
+from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
 from aiops.serving.embedded import config_of, serve
+from aiops.serving.safetensors_io import read_model
 from aiops.serving.server import Server
 from aiops.serving.shard_links import ShardLinks
 from aiops.serving.state import kept_state
-from aiops.state.directory import StateListing
+from aiops.state.directory import StateListing, snapshot_name
 from tests.shards.world import Actor, World
 from tests.support import PATIENCE, Process, ServerThread, assert_same
 
@@ -429,6 +434,48 @@ def test_the_state_of_one_server_is_not_that_of_a_lead(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_segments")
+def test_the_model_of_all_shards_is_exported(tmp_path: Path) -> None:
+    """As a restart would have it: of the newest snapshots that all servers have of one moment."""
+    run, out, state = CliRunner(), tmp_path / "m.safetensors", tmp_path / "lead"
+    settings: dict[str, Any] = {"policy": "asgd", "lr": 1.0, "kernels": "numpy"}
+    model = {"a": np.arange(30, dtype=np.float32), "b": np.zeros((7, 3), np.float32)}
+
+    def export(*flags: str) -> Any:
+        result = run.invoke(app, ["export", str(state), "--out", str(out), "--json", *flags])
+        if isinstance(result.exception, AiopsError):
+            raise result.exception
+        return json.loads(result.stdout)
+
+    for steps in (3, 5):
+        with (
+            ServerThread(**settings, shards=3, shard_bytes=1, state=state) as lead,
+            Client(lead.url, role="worker") as client,
+        ):
+            params = client.define(model)
+            for _ in range(steps - params.version):
+                client.exchange(params, {name: np.ones_like(model[name]) for name in model})
+        found = export()
+        assert found["version"] == steps
+        assert_same(dict(read_model(out)), {name: model[name] - steps for name in model})
+    [newest, earlier, *_] = StateListing(os.listdir(state / "shard-0")).snapshots
+    assert export("--snapshot", str(earlier))["version"] == 3
+    with pytest.raises(UsageError, match="of several shards, and --at replays one journal"):
+        export("--at", "9")
+    [last, *_] = StateListing(os.listdir(state / "shard-2")).snapshots
+    (state / "shard-2" / snapshot_name(last)).unlink()
+    assert (export()["version"], newest > earlier) == (3, True)
+    for path in (state / "shard-2").glob("snapshot-*"):
+        path.unlink()
+    with pytest.raises(UsageError, match="no snapshots of one moment on all servers"):
+        export()
+    shutil.rmtree(state / "shard-2")
+    with pytest.raises(UsageError, match="lacks the folder of shard 2 of 3"):
+        export()
+    state = state / "shard-0"
+    with pytest.raises(UsageError, match="of shard 0 of 3: give the folder"):
+        export()
+
+
 def test_one_shard_alone_is_not_replayed(tmp_path: Path) -> None:
     running = ServerThread(policy="fasgd", lr=0.01, kernels="numpy", shards=2, state=tmp_path)
     with running as server, Client(server.url, role="worker") as client:
