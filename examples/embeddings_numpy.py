@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 VOCABULARY, WIDTH = 10_000_000, 16
 TOPICS, WORDS_PER_TOPIC = 8, 250
-STEPS, PAIRS, NEGATIVES = 1500, 256, 4
+STEPS, PAIRS, NEGATIVES = 1000, 256, 4
 
 # One table for words and one for their contexts, as in word2vec.
 TABLES = {

@@ -8,7 +8,9 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -55,13 +57,31 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate(token.string.splitlines(), token.start[0])
 
 
-def summaries(path: Path) -> Iterator[tuple[int, str]]:
-    """The first lines of docstrings."""
+class Names(NamedTuple):
+    """What a module names: with lines, but for the classes."""
+
+    summaries: list[tuple[int, str]]  # the first lines of docstrings
+    classes: list[str]
+    private: list[tuple[int, str]]  # names of `PRIVATE` that it defines or uses
+
+
+@cache
+def names_of(path: Path) -> Names:
+    """Walk a module's syntax tree, which takes long, for all tests at once."""
+    found = Names([], [], [])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        line = getattr(node, "lineno", 1)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
-                yield getattr(node, "lineno", 1), text.splitlines()[0]
+                found.summaries.append((line, text.splitlines()[0]))
+        if isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        for field in ("name", "arg", "attr", "id"):
+            name = getattr(node, field, None)
+            if isinstance(name, str) and name.strip("_") in PRIVATE:
+                found.private.append((line, name))
+    return found
 
 
 def faults(path: Path) -> Iterator[str]:
@@ -72,7 +92,7 @@ def faults(path: Path) -> Iterator[str]:
         for found in BANNED.finditer(line):
             yield f"{where}:{number}: {found.group()!r} in {line.strip()!r:.100}"
     if path.suffix == ".py":
-        for number, line in summaries(path):
+        for number, line in names_of(path).summaries:
             if OPENING.match(line):
                 yield f"{where}:{number}: a summary line begins as a question: {line!r:.100}"
 
@@ -108,34 +128,33 @@ def test_the_language_of_a_room(room: str) -> None:
     assert len(found) == limit, f"fewer than {limit}: lower the number in LEFT"
 
 
-def class_names() -> Counter[str]:
-    """Return how often each class name of aiops is defined."""
-    return Counter(
-        node.name
-        for path in (ROOT / "aiops").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+MODULES = sorted((ROOT / "aiops").rglob("*.py"))
 
 
 def test_no_two_classes_have_one_name() -> None:
-    twice = {name for name, count in class_names().items() if count > 1}
+    counts = Counter(name for path in MODULES for name in names_of(path).classes)
+    assert counts["Engine"] == 1
+    twice = {name for name, count in counts.items() if count > 1}
     assert not twice, "give one of them another name"
 
 
-def identifiers() -> Iterator[tuple[str, str]]:
-    """Each name that aiops defines or uses, with its file and line."""
-    for path in (ROOT / "aiops").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for field in ("name", "arg", "attr", "id"):
-                name = getattr(node, field, None)
-                if isinstance(name, str):
-                    yield name, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-
-
 def test_no_private_names() -> None:
-    found = {f"{where}: {name}" for name, where in identifiers() if name.strip("_") in PRIVATE}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in MODULES
+        for line, name in names_of(path).private
+    ]
     assert not found, "name the value or the action in the field's words"
+
+
+def test_names_are_found(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(
+        '"""What\n"""\n\nclass A:\n    def anew(self, news): _news.news\n'
+    )
+    found = names_of(tmp_path / "module.py")
+    assert found.summaries == [(1, "What")]
+    assert found.classes == ["A"]
+    assert sorted(found.private) == [(5, "_news"), (5, "anew"), (5, "news"), (5, "news")]
 
 
 def test_this_test_sees_them() -> None:
