@@ -405,13 +405,21 @@ class Engine:
             **self._shell_report(),
         }
 
-    def state(self) -> list[float | None]:
-        """Return the times of the last event and the first; its owners have the rest."""
-        return [self.now, self._started]
+    def state(self) -> list[Any]:
+        """Return the times of the last event and the first, and of what is to be its end.
+
+        Its owners have the rest.
+        """
+        stopping = self._stopping
+        ending = None if stopping is None else [stopping.time, stopping.kept]
+        return [self.now, self._started, ending]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Continue at the times that `state` returned."""
-        self.now, self._started = state
+        """Continue with what `state` returned, before there is a model."""
+        self.now, self._started, ending = (*state, None)[:3]  # the third is missing in older ones
+        if ending is not None:  # rows that follow have refused pushes
+            self._stopping = Stopping(*ending)
+            self.rendezvous.stop()
 
     # ------------------------------------------------------------ membership
 

@@ -19,7 +19,7 @@ from aiops.engine import membership
 from aiops.engine.capture import Capture, capture
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
-from aiops.engine.events import Apply, Received
+from aiops.engine.events import Apply, Received, Resumed, Stopping
 from aiops.engine.restore import restore
 from aiops.engine.statistics import decided
 from aiops.errors import ConflictError, UsageError
@@ -31,6 +31,8 @@ from aiops.store.resources import Resources
 from tests.contract.cases import CASES as POLICY_CASES
 from tests.devices import DEVICES, device_named, machine_with
 from tests.engine.seeded_run import Case, Driver, Script, Step, event_of
+from tests.engine.test_engine import G, running
+from tests.inline import Inline
 from tests.seeds import seeds
 
 
@@ -376,3 +378,20 @@ def test_a_member_that_is_forgotten_still_has_its_push_applied(
     monkeypatch.setattr(membership, "DEPARTED", 1)
     for name in ("hardsync", "ssp-0", "softsync"):
         check(possible(*POLICIES[name], ROWS[0]), seed=1)
+
+
+def test_a_server_that_was_ending_refuses_pushes_when_rows_that_follow_are_replayed() -> None:
+    """A last snapshot is taken while it ends, and a push that comes then was refused."""
+    ending = running("asgd")
+    ending.post(Stopping(ending.now, kept=True))
+    found = capture(ending.engine)
+    again = Inline("asgd", {})
+    restore(again.engine, found, found.array)
+    for each in (ending, again):
+        each.push(1, G)
+        assert [error.code for error in each.errors(1)] == ["unavailable"]
+    assert pack(capture(again.engine).owners) == pack(capture(ending.engine).owners)
+    again.post(Resumed(again.now, 2))
+    again.join(1)
+    again.push(1, G)
+    assert again.engine.version == 1
