@@ -104,8 +104,6 @@ class CommitGate:
                 peer = effect.peer  # its answers come first
             if isinstance(effect, Order) and _NO_PEER in self._peers:
                 peer = _NO_PEER  # orders are carried out in the order in which they were decided
-                if any(_same_update(held, effect) for _row, held in self._held):
-                    continue  # it was given again, to a follower that came back
             if peer is None:
                 now.append(effect)
             else:
@@ -122,6 +120,19 @@ class CommitGate:
         while held and held[0][0] <= row:
             due.append(self._release())
         return due
+
+    def forget_orders(self, shard: int) -> None:
+        """Drop the orders to a follower that has come back: it is given those that it lacks again.
+
+        They would come before what it is given first, and might be of a model that it has lost.
+        """
+        held, self._held = self._held, deque[tuple[int, Effect | EncodedReply]]()
+        self._peers.clear()
+        for row, effect in held:
+            if not isinstance(effect, Order):
+                self._keep(row, effect.peer, effect)  # type: ignore[union-attr]
+            elif effect.shard != shard:
+                self._keep(row, _NO_PEER, effect)
 
     def open(self) -> list[Effect | EncodedReply]:
         """Hold nothing from here on, as there is no journal; return all that waited, in order."""
@@ -151,15 +162,6 @@ _NO_PEER = -1  # of an order to a follower
 
 _FINAL = (RunUpdate, FinishPush, HoldVersion)
 """Orders that a follower cannot undo: a lead that forgot them would have another history."""
-
-
-def _same_update(held: Effect | EncodedReply, effect: Order) -> bool:
-    """Return whether two orders to one follower are of the same round of the same update."""
-    mine, theirs = effect.message, held.message if isinstance(held, Order) else None
-    if not (isinstance(mine, RunUpdate) and isinstance(theirs, RunUpdate)):
-        return False
-    same = mine.id == theirs.id and mine.work.get("measure") == theirs.work.get("measure")
-    return same and effect.shard == held.shard  # type: ignore[union-attr]
 
 
 def _acknowledged(effect: Effect) -> int | None:

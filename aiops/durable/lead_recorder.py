@@ -32,6 +32,7 @@ from aiops.engine.events import (
     Event,
     Order,
     Received,
+    Reported,
     Resumed,
     SnapshotWritten,
     Warm,
@@ -52,7 +53,7 @@ from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
 from aiops.store.sparse_table import TableJob
 from aiops.wire.decoding import decode
-from aiops.wire.server_messages import KeepSets, RunUpdate
+from aiops.wire.server_messages import KeepSets, RunUpdate, ShardState
 
 
 class LeadRecorder(Recorder):
@@ -81,6 +82,8 @@ class LeadRecorder(Recorder):
 
     def handle(self, event: Event) -> list[RecorderEffect]:
         """Handle an event, as `Recorder.handle`."""
+        if isinstance(event, Reported) and isinstance(event.message, ShardState):
+            self._gate.forget_orders(event.shard)
         effects, found = super().handle(event), list[RecorderEffect]()
         if isinstance(event, SnapshotWritten):
             effects += self.lead.saved(0, event.row, well=not event.why)

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
-from aiops.engine.events import Drop, Effect, Reply
+from aiops.engine.events import Drop, Effect, Order, Reply
 from aiops.errors import UsageError
 from aiops.wire.messages import Ack, Pong
+from aiops.wire.server_messages import FinishPush, KeepSets, RunUpdate, ShareSecret
 
 
 def ack(peer: int, number: int) -> Reply:
@@ -52,6 +53,21 @@ def test_without_a_journal_nothing_waits() -> None:
     gate.close()
     assert gate.level is Acks.DURABLE
     assert gate.hold([ack(1, 3)], 4) == []
+
+
+def test_a_follower_that_came_back_gets_no_order_of_before() -> None:
+    """What it is given then comes first: it may have lost all that those are about."""
+    gate = CommitGate(Acks.DURABLE)
+    update, other = Order(1, RunUpdate(1, 0, 0, {})), Order(2, RunUpdate(1, 0, 0, {}))
+    behind, later = Order(1, KeepSets(0, (1,))), Order(2, FinishPush(1, False))
+    assert gate.hold([update, other, ack(7, 1)], 1) == []
+    assert gate.hold([behind, later], 2) == []
+    gate.forget_orders(1)
+    given = [Order(1, ShareSecret(0, b"")), update]
+    assert gate.hold([*given], 3) == []
+    assert gate.committed(3) == [other, ack(7, 1), later, *given]
+    assert gate.waiting == 0
+    assert gate.hold([given[0]], 4) == [given[0]]
 
 
 @given(
