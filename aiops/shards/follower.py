@@ -30,7 +30,7 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.steady import Steady
-from aiops.errors import RemoteProtocolError
+from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
@@ -264,6 +264,8 @@ class Follower:
                 effects = self._take_client(event, hello)
         except ValueError as error:
             return _refusal(event.peer, hello.id, str(error))
+        except Unavailable as error:  # the client tries again
+            return _refusal(event.peer, hello.id, str(error), Unavailable.code)
         return [*effects, welcome]
 
     def _check_proof(self, hello: LeadHello) -> None:
@@ -344,9 +346,10 @@ class Follower:
 
     def _take_client(self, event: Joined, hello: ShardHello) -> list[Effect]:
         """Add a client's connection; drop its earlier ones."""
-        if self.lead is None or hello.run != self.run:
-            why = "its lead is another one" if self.lead is not None else "it has no lead yet"
-            raise ValueError(f"this follower cannot be followed: {why}")
+        if self.lead is None:
+            raise Unavailable("this follower has no lead yet: see that its lead runs")
+        if hello.run != self.run:
+            raise ValueError(f"this follower is of run {self.run}, and its client of {hello.run}")
         effects: list[Effect] = []
         for earlier in self._clients.join(event.peer, hello, event.traffic):
             effects += self._on_left(Left(event.time, earlier))
@@ -483,9 +486,9 @@ class Follower:
         return []
 
 
-def _refusal(peer: int, id: int, text: str) -> list[Effect]:
+def _refusal(peer: int, id: int, text: str, code: str = "protocol") -> list[Effect]:
     """Return the end of a connection, with the reason."""
-    return [Reply(peer, Error(id, "protocol", text, {}, True)), Drop(peer, text)]
+    return [Reply(peer, Error(id, code, text, {}, True)), Drop(peer, text)]
 
 
 def _not_for_followers(event: Received) -> Drop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from aiops.shards.follower import Follower
 from aiops.state.directory import GenerationFile
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Error
-from aiops.wire.server_messages import LeadHello, ShardState, ShardWelcome, ShareSecret
+from aiops.wire.server_messages import LeadHello, ShardHello, ShardState, ShardWelcome, ShareSecret
 from tests.serving.standby.test_fence import answers
 from tests.support import PATIENCE, ServerThread
 
@@ -53,9 +54,24 @@ def follower(*, kept: bool = True) -> Follower:
     return found
 
 
-def joined(found: Follower, peer: int, greeting: LeadHello) -> list[Any]:
+def joined(found: Follower, peer: int, greeting: LeadHello | ShardHello) -> list[Any]:
     effects = found.handle(Joined(0.0, peer, greeting))
     return [each.message if isinstance(each, Reply) else each for each in effects]
+
+
+def test_a_client_that_comes_before_the_lead_tries_again() -> None:
+    """The follower was started again, and its lead has not noticed it yet."""
+    found = follower()
+    client = ShardHello(0, PROTOCOL, "c", 1, "worker", RUN, True, bytes(16), "test", 3)
+    [welcome] = joined(found, 2, client)
+    assert isinstance(welcome, ShardWelcome)
+    found.handle(Left(0.0, 1))
+    refused, drop = joined(found, 3, client)
+    assert (type(refused), refused.code, refused.fatal) == (Error, "unavailable", True)
+    assert isinstance(drop, Drop)
+    joined(found, 4, hello(RUN, 3, generation_proof(SECRET, RUN, 3, lead=True)))
+    refused, _drop = joined(found, 5, replace(client, run="another"))
+    assert (type(refused), refused.code, refused.fatal) == (Error, "protocol", True)
 
 
 @pytest.mark.parametrize("standby", [False, True])
