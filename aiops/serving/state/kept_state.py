@@ -137,7 +137,7 @@ class KeptState:
         warmed = threading.Event()
         perform(Warm([partial(warm_crc32, engine.options.backend), warmed.set]))
         began = time.perf_counter()
-        if recovered is None:
+        if recovered is None and self._alone:  # a lead has been brought to the moment that all have
             kernels = partial(warmed.wait, _KERNELS)  # those that were begun before are ready too
             recovered = files.recover(
                 *(engine, policy, perform),

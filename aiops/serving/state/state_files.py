@@ -222,10 +222,19 @@ class StateFiles:
         return found
 
     def identify(self, run: str, shard: int, shards: int) -> None:
-        """Write that the directory holds the state of this shard of this run."""
+        """Write that the directory holds the state of this shard of this run.
+
+        Raises
+        ------
+        UsageError
+            When the directory cannot be written.
+        """
         self.run, self._shard = run, (shard, shards)
         identity = StateIdentity(run, shard, shards, time.time(), record=self._is_record)
-        self._replace(directory.IDENTITY_FILE, identity.pack())
+        try:
+            self._replace(directory.IDENTITY_FILE, identity.pack())
+        except OSError as error:
+            raise UsageError(f"{self._flag} {self.folder}: {error.strerror}") from None
 
     def recover(
         self,
