@@ -247,7 +247,7 @@ def test_nobody_else_gives_orders(world: World) -> None:
     ("greeting", "why"),
     [
         (("lead", "run"), "has its lead already"),
-        (("follow", "another run"), "its lead is another one"),
+        (("follow", "another run"), "and its client of another run"),
         (("hello", ""), "connect to its lead"),
     ],
 )

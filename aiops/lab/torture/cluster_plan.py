@@ -21,6 +21,9 @@ PROMOTION = "promote"
 """The fault of a cluster with a standby: that is promoted, whether or not the server lives."""
 
 _STANDBYS = 0.25  # of all clusters: they take twice the time
+_SHARDS = 0.25  # of those without a standby
+
+_SHARD_CELLS = 8  # for each shard at the least: a shard's bytes are a multiple of 64
 
 _LONGEST = 4.0  # virtual seconds in which faults come, and workers push
 
@@ -46,6 +49,8 @@ class ClusterFault:
         The time on the clock of a machine that starts after it.
     machine
         Of the server's faults: 0, the one that is to serve; 1, its standby, if there is one.
+    shard
+        With shards: 0, the lead, or the number of a follower.
     """
 
     time: float
@@ -56,11 +61,12 @@ class ClusterFault:
     count: int = 1
     boot: float = 0.0
     machine: int = 0
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """A server, its workers, the network and the faults.
+    """A server or its shards, their workers, the network and the faults.
 
     Attributes
     ----------
@@ -75,7 +81,8 @@ class ClusterPlan:
     pushes
         The most of each worker: it pushes until the faults end, and ``last`` times after that.
     cells
-        The places of one worker's pushes.
+        The places of one worker's pushes; on shards each push has its own, so that all shards have
+        some.
     pauses
         Virtual seconds between the pushes of each worker.
     latency, jitter
@@ -96,6 +103,10 @@ class ClusterPlan:
         Whether a server whose standby was promoted is started as if it were to serve.
     deadline
         The server's ``--standby-deadline``, in virtual seconds.
+    shards
+        The servers that the model is spread over, each on a machine of its own.
+    late
+        Virtual seconds before each of them is started for the first time.
     """
 
     seed: int
@@ -116,6 +127,8 @@ class ClusterPlan:
     standby: bool = False
     naive: bool = False
     deadline: float = 10.0
+    shards: int = 1
+    late: tuple[float, ...] = ()
 
     @property
     def kills(self) -> int:
@@ -130,7 +143,8 @@ class ClusterPlan:
     @property
     def size(self) -> int:
         """The model's cells."""
-        return self.cells * (self.workers + self.kills)
+        least = _SHARD_CELLS * self.shards if self.shards > 1 else 0
+        return max(self.cells * (self.workers + self.kills), least)
 
     @property
     def lossy(self) -> bool:
@@ -144,7 +158,8 @@ class ClusterPlan:
 
     def cells_of(self, life: int) -> CellRange:
         """Return the cells of a worker, which are counted from 0."""
-        return CellRange(life * self.cells, self.cells, 1 if self.checked.scaled else DIGITS)
+        own = self.checked.scaled or self.shards > 1
+        return CellRange(life * self.cells, self.cells, 1 if own else DIGITS)
 
     def settings(self) -> dict[str, Any]:
         """Return the server's settings."""
@@ -169,6 +184,7 @@ class ClusterPlan:
             "snapshot_every": self.snapshot_every,
             "worker_deadline": 5.0,
             **({"standby_deadline": self.deadline} if self.standby else {}),
+            **({"shard_bytes": 1} if self.shards > 1 else {}),
         }
 
 
@@ -198,7 +214,9 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
         threads=rng.random() < 0.1,  # they take time
         faults=tuple(faults),
     )
-    return _with_standby(plan) if random.Random(f"standby {seed}").random() < _STANDBYS else plan
+    if random.Random(f"standby {seed}").random() < _STANDBYS:
+        return _with_standby(plan)
+    return _with_shards(plan) if random.Random(f"shards {seed}").random() < _SHARDS else plan
 
 
 def _with_standby(plan: ClusterPlan) -> ClusterPlan:
@@ -220,10 +238,30 @@ def _with_standby(plan: ClusterPlan) -> ClusterPlan:
     )
 
 
+def _with_shards(plan: ClusterPlan) -> ClusterPlan:
+    """Return a plan with shards, of which some faults befall several at about the same time."""
+    rng = random.Random(f"faults of shards {plan.seed}")
+    shards = rng.choice((2, 2, 3, 4))
+    faults = [replace(fault, shard=rng.randrange(shards)) for fault in plan.faults]
+    for fault in (*faults,):
+        if rng.random() < 0.3:
+            time = fault.time + rng.choice((0.0, 0.01, 0.1))
+            others = rng.sample(range(shards), rng.randint(1, shards))
+            faults += [replace(fault, time=time, shard=shard) for shard in others]
+    return replace(
+        plan,
+        faults=tuple(sorted(faults, key=lambda fault: fault.time)),
+        shards=shards,
+        cells=plan.pushes,
+        late=tuple(rng.choice((0.0, 0.0, 0.1, 3.0)) for _ in range(shards)),
+    )
+
+
 def parsed(plan: Mapping[str, Any]) -> ClusterPlan:
     """Return the plan that `dataclasses.asdict` made a record of."""
     faults = tuple(ClusterFault(**fault) for fault in plan["faults"])
-    return ClusterPlan(**{**plan, "pauses": tuple(plan["pauses"]), "faults": faults})
+    lists = {"pauses": tuple(plan["pauses"]), "late": tuple(plan.get("late", ()))}
+    return ClusterPlan(**{**plan, **lists, "faults": faults})
 
 
 def _fault(rng: random.Random, workers: int) -> ClusterFault:

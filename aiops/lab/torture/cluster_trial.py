@@ -216,7 +216,7 @@ class ClusterTrial:
 
     def _strike(self, fault: ClusterFault, network: Network) -> None:
         loop, servers = self._world.loop, self.servers
-        machine = servers.machine(fault.machine)
+        machine = servers.machine(fault.machine, fault.shard)
         host = machine.host if fault.target < 0 else _host(self._current[fault.target])
         servers.look()
         if fault.kind == PROMOTION:

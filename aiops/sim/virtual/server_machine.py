@@ -9,15 +9,18 @@ the rest what a seed chooses.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
-from dataclasses import replace
 from random import Random
 from typing import Any
 
-from aiops.errors import UsageError
+from aiops.errors import ConnectionLost, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faulty_disk import FaultyDisk
-from aiops.serving.embedded import config_of, serve
+from aiops.serving import rollback
+from aiops.serving.config import Config
+from aiops.serving.embedded import config_of
 from aiops.serving.server import Server
 from aiops.serving.standby.server import StandbyServer
 from aiops.sim.virtual.disk import VirtualDisk
@@ -51,8 +54,9 @@ class ServerMachine:
         Of what a loss of power loses.
     settings
         Those of `aiops.serve`; with ``standby`` it is one until it is promoted. The folder
-        ``state`` is one of the machine's disk; all other files
-        are those of the real machine.
+        ``state`` is one of the machine's disk; all other files are those of the real machine. Each
+        shard has a machine of its own: ``follower=True`` for one, and ``followers`` of the lead
+        has ``host:port`` of each.
 
     Attributes
     ----------
@@ -69,7 +73,9 @@ class ServerMachine:
     running
         Whether it runs.
     serving
-        Whether it serves workers: a standby does once it is promoted.
+        Whether it serves workers, or its lead: a standby does once it is promoted.
+    on_serving
+        Called each time that it begins to serve; also when it has gone back to an earlier moment.
     error
         The error with which the last server ended by itself (`Superseded`, say), or None.
 
@@ -98,11 +104,13 @@ class ServerMachine:
         self.server: Server
         self.standby: StandbyServer
         self.running = self.serving = False
+        self.on_serving: Callable[[], None] = lambda: None
         self.error: BaseException | None = None
         self._loop, self._network, self._rng = loop, loop.network, Random(seed)
         self._stands_by = False  # `standby` runs, and is not promoted yet
         self._booted = 0.0  # the time at which its clock began
         self._life = object()
+        self._process: Server | StandbyServer | None = None  # the last that was made
         self._end = asyncio.Event()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._task: asyncio.Task[None]
@@ -127,11 +135,11 @@ class ServerMachine:
         if self.running:
             raise UsageError(f"the server on {self.host!r} runs already")
         self._network.revive(self._network.host(self.host).name)
-        self._life, self._end = object(), asyncio.Event()
+        self._life, self._end, self._process = object(), asyncio.Event(), None
         faults = self.faults if not self.faults.off else FaultyDisk(self.disk)
         self.faults, self.running, self.error = faults, True, None
         env = CURRENT_ENVIRONMENT.get()
-        env = replace(env, disk=faults, now=lambda: self._loop.time() - self._booted)
+        env = dataclasses.replace(env, disk=faults, now=lambda: self._loop.time() - self._booted)
         context = copy_context()
         context.run(HERE.set, self.host)
         context.run(CURRENT_ENVIRONMENT.set, env)
@@ -140,10 +148,9 @@ class ServerMachine:
         self._task = self._loop.create_task(self._serve(ready), name=self.host, context=context)
         await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
-            crashed, self.running = not self.running, False
-            error = self._task.exception()
-            if error is not None and not crashed:
-                raise error
+            self._ended(self._task)
+            if self.error is not None:
+                raise self.error
         else:
             self._task.add_done_callback(self._ended)
 
@@ -156,46 +163,61 @@ class ServerMachine:
             self._network.cut(self.host)  # connections that it had not accepted yet
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
-        end = self._end
-        if "standby" in self.settings:
-            await self._stand_by(ready, end)
-            return
-        async with serve(port=self.port, **self.settings) as server:
+        """Run a server as `aiops.serving.main.run` does, to its end."""
+        config, end = config_of({"port": self.port, **self.settings}), self._end
+        if config.shards > 1:
+            raise UsageError("each shard has a machine of its own: name them in followers")
+
+        def make() -> Server:
+            self.serving = False
+            self._process = server = Server(dataclasses.replace(config, standby=None, shard=None))
+            return server
+
+        def present(server: Server) -> None:
             self.server, self.serving = server, self.running  # it may have crashed in this start
+            self._stands_by = False
+            if self.serving:
+                self.on_serving()
+            if end.is_set():
+                server.stop()
+
+        stopping = self._loop.create_task(self._stop_when(end), name="stop")
+        try:
+            if config.standby is None:
+                try:
+                    server = await rollback.start(make, end.is_set, next_term=False)
+                except ConnectionLost:  # a lead was waiting for its followers
+                    if not end.is_set():
+                        raise
+                    return
+            else:
+                promoted = await self._stand_by(config, ready)
+                if promoted is None:
+                    return
+                server = promoted
+            present(server)
             if not ready.done():
                 ready.set_result(None)
-            asked = [self._loop.create_task(one) for one in (end.wait(), server.until_ending())]
-            try:
-                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in asked:
-                    task.cancel()
-
-    async def _stand_by(self, ready: asyncio.Future[None], end: asyncio.Event) -> None:
-        """Be a standby, and the server that it becomes."""
-        standby = StandbyServer(config_of({"port": self.port, **self.settings}))
-        await standby.start()
-        self.standby, self._stands_by = standby, self.running
-        if not ready.done():
-            ready.set_result(None)
-        serving: list[Server] = []
-
-        async def stop() -> None:
-            await end.wait()
-            (serving[0] if serving else standby).stop()
-
-        stopping = self._loop.create_task(stop(), name="stop")
-        try:
-            server = await standby.stand_by()
-            if server is not None:
-                self.server, self.serving, self._stands_by = server, self.running, False
-                serving.append(server)
-                await server.serve()
+            await rollback.serve(server, make, present, end.is_set)
         finally:
             stopping.cancel()
 
+    async def _stand_by(self, config: Config, ready: asyncio.Future[None]) -> Server | None:
+        """Be a standby, and return the server that it has become; None: it has ended."""
+        self._process = self.standby = standby = StandbyServer(config)
+        await standby.start()
+        self._stands_by = self.running
+        if not ready.done():
+            ready.set_result(None)
+        return await standby.stand_by()
+
+    async def _stop_when(self, end: asyncio.Event) -> None:
+        await end.wait()
+        if self._process is not None:
+            self._process.stop_with_lead()
+
     async def stop(self) -> None:
-        """End the server in good order, as SIGTERM does."""
+        """End the server in good order, as SIGTERM does: a follower ends with its lead."""
         if self.running:
             task = self._task
             self._end.set()
@@ -220,7 +242,8 @@ class ServerMachine:
             self.faults.end()
             self._network.kill(self.host)
             self._network.close_ports(self.host)
-            server = getattr(self, "server", None)
+            made = self._process
+            server = made.server if isinstance(made, StandbyServer) else made
             if server is not None:
                 server.forked()  # nothing of it is its own any more
             self._forget(self._life)

@@ -23,8 +23,11 @@ from aiops.lab.torture.plan import VARIANTS
 from aiops.lab.torture.seed_campaign import SeedCampaign, try_plan
 from aiops.lab.torture.states import examine
 from aiops.serving.server import Server
+from aiops.shards.common_moment import CommonMoment
 from aiops.sim.virtual.disk import VirtualFile
+from aiops.sim.virtual.network import HERE
 from aiops.store.parameters import Store
+from aiops.store.updater import Updater
 from tests.support import Process
 
 FAILED = Path(__file__).with_name("failed_plans.jsonl")
@@ -136,6 +139,47 @@ def test_an_old_server_that_does_not_end_is_caught(monkeypatch: pytest.MonkeyPat
     assert result.wrong == ["a server that was superseded serves for 60 s"]
 
 
+def sharded(*faults: ClusterFault, acks: str = "written") -> ClusterPlan:
+    """A small plan with three shards, and these faults."""
+    drawn = draw_cluster(37, ("asgd",))
+    faults = *faults, ClusterFault(1.5, "cut", -1)
+    plan = replace(drawn, acks=acks, workers=2, faults=faults, standby=False, latency=0.001)
+    return replace(
+        plan, shards=3, pushes=24, cells=24, snapshot_every=0.4, pauses=(0.1, 0.07), jitter=0.0
+    )
+
+
+@pytest.mark.parametrize("acks", ["applied", "written", "durable"])
+def test_shards_come_back(acks: str) -> None:
+    lost = [ClusterFault(0.35 * each, "power", shard=each % 3, seconds=0.1) for each in (1, 2, 3)]
+    with quietly():
+        result = ClusterTrial(sharded(*lost, acks=acks)).run()
+    assert result.wrong == []
+    assert result.starts >= 6
+    assert (result.lost == 0) == (acks == "durable")
+
+
+def test_a_follower_that_does_not_go_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommonMoment, "ahead", lambda self, row: [])
+    with quietly():
+        result = ClusterTrial(sharded(ClusterFault(0.9, "power", shard=1))).run()
+    assert result.wrong
+
+
+def test_a_follower_that_applies_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, count = Updater.whole, [0]
+
+    def tenth(self: Updater, source: Any, target: Any, data: Any, steps: Any, scalars: Any) -> Any:
+        count[0] += HERE.get() == "server-2"
+        twice = HERE.get() == "server-2" and count[0] % 10 == 0
+        return whole(self, source, target, data, steps * (1 + twice), scalars)
+
+    monkeypatch.setattr(Updater, "whole", tenth)
+    with quietly():
+        result = ClusterTrial(sharded(acks="durable")).run()
+    assert any("worker-" in text for text in result.wrong)
+
+
 def test_a_campaign_in_two_processes_has_the_seeds_of_one_in_order() -> None:
     found = []
     for jobs in (1, 2):
@@ -154,6 +198,7 @@ def test_a_seed_decides_all() -> None:
     assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
     assert {fault.kind for plan in plans for fault in plan.faults} == {*KINDS, PROMOTION}
     assert all(plan.standby for plan in plans if plan.acks == "replicated")
+    assert {plan.shards for plan in plans} == {1, 2, 3, 4}
     with quietly():
         runs = [ClusterTrial(draw_cluster(21)).run() for _ in range(2)]
         states = [examine(draw_cluster(3)) for _ in range(2)]

@@ -14,6 +14,7 @@ import aiops
 from aiops import testing
 from aiops.errors import Superseded, UsageError
 from aiops.net.faulty_disk import points
+from aiops.serving.server import Server
 from aiops.sim.virtual.server_machine import ServerMachine
 
 MODEL = {"w": np.zeros(8)}
@@ -188,6 +189,151 @@ async def test_a_promoted_server_that_was_started_again_ends_the_old_one() -> No
         await testing.until(lambda: not old.running, "it was told", limit=60.0)
         assert isinstance(old.error, Superseded)
         assert new.serving
+
+
+def shards(acks: str, count: int = 3) -> list[ServerMachine]:
+    """A lead and its followers."""
+    settings = {**SETTINGS, "acks": acks, "shard_bytes": 1}
+    ports = range(7181, 7180 + count)
+    followers = [ServerMachine(f"f-{port}", port=port, follower=True, **settings) for port in ports]
+    named = [f"{each.host}:{each.port}" for each in followers]
+    return [ServerMachine(followers=named, **settings), *followers]
+
+
+@pytest.mark.parametrize(("acks", "power"), [("written", False), ("durable", True)])
+def test_a_worker_rides_out_the_crashes_of_shards(acks: str, power: bool) -> None:
+    """One after the other, then all; a lead that is started waits for its followers."""
+
+    @testing.virtual()
+    async def main() -> None:
+        machines = shards(acks)
+        for machine in reversed(machines):
+            await machine.start()
+        model = {"w": np.zeros(24)}
+        async with aiops.AsyncWorker(machines[0].url, model) as worker:
+            for step in range(1, 13):
+                receipt = await worker.step({"w": np.ones(24)})
+                assert (receipt.version, receipt.used) == (step, True)
+                ended = machines if step % 4 == 0 else [machines[step % 4 - 1]]
+                for machine in ended:
+                    machine.cut_power() if power else machine.crash()
+                await asyncio.gather(*(machine.start() for machine in ended))
+            assert (worker.params["w"] == -12).all()
+            lines = machines[0].server.coordinator.report()  # type: ignore[union-attr]
+            assert [line["version"] for line in lines] == [12, 12, 12]
+        for machine in machines:
+            await machine.stop()
+            assert machine.error is None
+
+    main()
+
+
+@pytest.mark.parametrize("lead_too", [False, True])
+def test_shards_go_back_in_their_place(lead_too: bool) -> None:
+    """What a follower has lost with its power is lost by all; the worker is told."""
+
+    @testing.virtual()
+    async def main() -> None:
+        machines = shards("written")
+        lead, follower = machines[0], machines[1]
+        served = list[Server]()
+        lead.on_serving = lambda: served.append(lead.server)
+        for machine in reversed(machines):
+            await machine.start()
+        async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
+            for _ in range(9):
+                await worker.step({"w": np.ones(24)})
+                await asyncio.sleep(0.03)
+            if lead_too:
+                lead.crash()
+            follower.cut_power()
+            await follower.start()
+            if lead_too:
+                await lead.start()
+            for _ in range(3):
+                receipt = await worker.step({"w": np.ones(24)})
+            assert 0 < worker.rolled_back < 9
+            assert (
+                receipt.version == 9 - worker.rolled_back + 2
+            )  # one was of a version that is lost
+            assert (worker.params["w"] == -receipt.version).all()
+        assert len(served) > 1
+        assert lead.running
+        for machine in machines:
+            await machine.stop()
+
+    main()
+
+
+@testing.virtual()
+async def test_a_follower_whose_disk_is_full_is_given_its_part_later() -> None:
+    """It ends with a sentence, and not with the traceback of an error of its own."""
+    lead, follower = shards("written", 2)
+    await follower.start()
+    await lead.start()
+    follower.disk.full = True
+    worker = aiops.AsyncWorker(lead.url, {"w": np.zeros(24)})
+    defining = asyncio.create_task(worker.connect())
+    await testing.until(lambda: not follower.running, "it has no room", limit=60.0)
+    assert isinstance(follower.error, UsageError)
+    assert str(follower.error) == "--state state: No space left on device"
+    follower.disk.full = False
+    await follower.start()
+    await defining
+    assert (await worker.step({"w": np.ones(24)})).version == 1
+    await worker.close()
+    await lead.stop()
+
+
+@testing.virtual()
+async def test_a_lead_without_a_moment_that_all_have_begins_without_its_own_snapshots() -> None:
+    """No follower could have its part of them."""
+    lead, follower = shards("applied", 2)
+    await follower.start()
+    await lead.start()
+    async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
+        follower.disk.seconds = 1e6
+        for _ in range(5):
+            await worker.step({"w": np.ones(24)})
+            await asyncio.sleep(0.1)
+        lead.crash()
+        follower.crash()
+        follower.disk.seconds = 0.0
+        assert any(name.startswith("snapshot") for name in lead.disk.names(FOLDER / "shard-0"))
+        await asyncio.gather(lead.start(), follower.start())
+        assert lead.server.version == follower.server.version == 0
+        for _ in range(2):  # it offers what it has; the first step was of a version that is lost
+            await worker.step({"w": np.ones(24)})
+        assert worker.rolled_back == 5
+        assert (worker.params["w"] == -6).all()
+        lines = lead.server.coordinator.report()  # type: ignore[union-attr]
+        assert lines[0]["version"] == lines[1]["version"] > 0
+    await lead.stop()
+
+
+@testing.virtual()
+async def test_a_server_that_is_stopped_while_it_starts_keeps_no_connection() -> None:
+    """Its lead would take it for one that is there."""
+    lead, follower = shards("written", 2)
+    await follower.start()
+    await lead.start()
+    async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
+        await worker.step({"w": np.ones(24)})
+        follower.crash()
+        starting = asyncio.create_task(follower.start())
+        await asyncio.sleep(0)
+        await follower.stop()
+        await starting
+        assert not follower.running
+        await follower.start()
+        assert (await worker.step({"w": np.ones(24)})).version == 2
+    await lead.stop()
+
+
+@testing.virtual()
+async def test_each_shard_has_a_machine() -> None:
+    with pytest.raises(UsageError, match="each shard has a machine of its own"):
+        await ServerMachine(shards=2, **SETTINGS).start()
 
 
 @pytest.mark.parametrize("power", [False, True])
