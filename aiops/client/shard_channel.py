@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from aiops.client.handshake import Handshake, Identity
-from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
+from aiops.errors import ConnectionLost, RemoteProtocolError, fatal
 from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, Messages, with_sinks
 from aiops.wire.messages import Challenge, Error, Message, Ping
@@ -136,7 +136,7 @@ class ShardChannel:
 
     def _handle(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, Error):
-            raise refusal(message.code, f"{self.server}: {message.text}", message.details)
+            raise fatal(message.code, f"{self.server}: {message.text}", message.details)
         if isinstance(message, Challenge):
             self._send(self._handshake.answer(message))
         elif isinstance(message, ShardWelcome):
