@@ -21,7 +21,7 @@ SIZES = {
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (14, 3398),
-    "engine": (24, 5515),
+    "engine": (24, 5530),
     "errors": (1, 206),
     "kernels": (29, 5290),
     "lab": (86, 12959),
