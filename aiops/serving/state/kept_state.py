@@ -383,8 +383,8 @@ class KeptState:
         if self.recorder.lacks(effect.row):
             self._waiting = effect
             return
-        self._waiting, began, mark = None, self._clock(), self._present()
-        mark, resuming = _Mark(effect.row, mark.nbytes, mark.updates), self.recorder.resuming
+        self._waiting, began, mark, recorder = None, self._clock(), self._present(), self.recorder
+        mark, resuming = _Mark(effect.row, mark.nbytes, mark.updates), recorder.resuming
 
         def done(nbytes: int) -> None:
             if resuming and not self._snapshots.why:
@@ -394,9 +394,8 @@ class KeptState:
                     self._snapshots.why = f"the journal cannot go on: {error.strerror or error}"
             self._loop.call_soon_threadsafe(self._written, effect, mark, began, nbytes)
 
-        self._snapshots.begin(
-            effect.capture, header_of(self._files, effect.capture, effect.row), done
-        )
+        header, paced = header_of(self._files, effect.capture, effect.row), not recorder.recording
+        self._snapshots.begin(effect.capture, header, done, paced=paced)
 
     def _written(self, effect: WriteSnapshot, mark: _Mark, began: float, nbytes: int) -> None:
         """Take note that a snapshot was written, or was not."""

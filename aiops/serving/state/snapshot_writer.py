@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +25,10 @@ _SPARE = f"snapshot{PART}"
 _LARGE = 16 << 20
 """Bytes from which a snapshot is not kept in the system's cache: training needs the memory's time,
 and a start reads from the disk nearly as fast."""
+
+_REST = 2.0
+"""The pause after each piece of a snapshot that is paced, in times that the piece took: training
+then has the memory to itself for most of the time, at 0.9 of its rate or more."""
 
 _JOURNAL = "journal-"  # the beginning of the names of its segments, also of those that are hidden
 
@@ -97,6 +102,7 @@ class SnapshotWriter:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now, self._error = now, RepeatedError()
+        self._hurry = threading.Event()  # the snapshot is waited for: pause no more
         self._alone, self._writing = alone, False
         self._disk, self._folder, self._segments, self._last = disk, folder, segments, last
         self._thread: DiskThread | None = None
@@ -111,15 +117,29 @@ class SnapshotWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(
-        self, capture: Capture, header: SnapshotHeader, done: Callable[[int], object]
+        self,
+        capture: Capture,
+        header: SnapshotHeader,
+        done: Callable[[int], object],
+        *,
+        paced: bool = False,
     ) -> None:
         """Begin to write a capture that is complete.
 
-        ``done`` is called on the thread, at last, with the number of bytes written.
+        Parameters
+        ----------
+        capture, header
+            What is written.
+        done
+            Called on the thread, at last, with the number of bytes written.
+        paced
+            Whether a large one is written with pauses, until it is waited for: where there is
+            no journal whose replay grows meanwhile.
         """
         self.wait()
         self._writing = True
-        run = partial(self._run, capture, header, done)
+        self._hurry.clear()
+        run = partial(self._run, capture, header, done, paced)
         self._thread = self._disk.thread(run, "aiops-snapshot")
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -133,6 +153,7 @@ class SnapshotWriter:
 
     def wait(self) -> None:
         """Return when nothing is being written."""
+        self._hurry.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -143,10 +164,13 @@ class SnapshotWriter:
             with contextlib.suppress(OSError):
                 self._disk.remove(self._folder / _SPARE)
 
-    def write(self, capture: Capture, header: SnapshotHeader, *, last: bool = False) -> int:
+    def write(
+        self, capture: Capture, header: SnapshotHeader, *, last: bool = False, paced: bool = False
+    ) -> int:
         """Write a snapshot, and remove what it covers; return its bytes.
 
         Errors are logged, as `RepeatedError`, and are in `why`. ``last``: the server ends.
+        ``paced``: as in `begin`.
         """
         name, nbytes = snapshot_name(header.row), 0
         part = self._folder / f"{name}{PART}"
@@ -158,9 +182,12 @@ class SnapshotWriter:
             try:
                 cached = nbytes < _LARGE or not file.bypass()
                 for at, buffers in plan.pieces():
+                    began = time.perf_counter()
                     file.write(buffers, at)
                     if cached:  # in steps, so that the journal's rows do not wait for all of it
                         file.sync()
+                    elif paced:
+                        self._hurry.wait(_REST * (time.perf_counter() - began))
                 file.sync()
             finally:
                 file.close()
@@ -226,10 +253,16 @@ class SnapshotWriter:
                 raise
         return self._disk.create(part, nbytes)
 
-    def _run(self, capture: Capture, header: SnapshotHeader, done: Callable[[int], object]) -> None:
+    def _run(
+        self,
+        capture: Capture,
+        header: SnapshotHeader,
+        done: Callable[[int], object],
+        paced: bool,
+    ) -> None:
         nbytes = 0
         try:
-            nbytes = self.write(capture, header)
+            nbytes = self.write(capture, header, paced=paced)
         finally:
             self._writing = False
             done(nbytes)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from aiops.engine.capture import Capture
-from aiops.net.disk import SystemDisk
+from aiops.net.disk import SystemDisk, _SystemFile
+from aiops.serving.state import snapshot_writer
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.state.directory import journal_name, snapshot_name
@@ -135,3 +136,31 @@ def test_an_error_that_is_repeated_is_logged_once_a_minute(
     assert not writer.why
     monkeypatch.setattr(SystemDisk, "create", refused)
     assert len(said(171.0)) == 1, "it had succeeded"
+
+
+@pytest.mark.parametrize(("paced", "size", "rests"), [(True, LARGE, 1), (False, LARGE, 0)])
+def test_a_paced_one_leaves_training_the_memory_between_its_pieces(
+    paced: bool, size: int, rests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is waited for: an endless pause is over then."""
+    monkeypatch.setattr(snapshot_writer, "_LARGE", size)
+    monkeypatch.setattr(snapshot_writer, "_REST", 1e9)
+    monkeypatch.setattr(_SystemFile, "bypass", lambda file: True)
+    disk = SystemDisk()
+    writer = SnapshotWriter(disk, tmp_path, SegmentFiles(disk, tmp_path))
+    hurry, waits = writer._hurry, list[float]()
+    wait = hurry.wait
+
+    def counted(seconds: float) -> bool:
+        waits.append(seconds)
+        return wait(seconds)
+
+    monkeypatch.setattr(hurry, "wait", counted)
+    found = Capture(7, {})
+    found.arrays["params"] = np.full(size, 7, np.uint8)
+    header = SnapshotHeader(7, 1, "run", [7], {}, {}, {"noted": [], "queue": []})
+    writer.begin(found, header, lambda nbytes: None, paced=paced)
+    writer.wait()
+    assert len(waits) == rests
+    assert not writer.why
+    assert rows(disk, tmp_path) == {7: 7}
