@@ -26,7 +26,7 @@ _LARGE = 16 << 20
 """Bytes from which a snapshot is not kept in the system's cache: training needs the memory's time,
 and a start reads from the disk nearly as fast."""
 
-_REST = 2.0
+_REST = 4.0
 """The pause after each piece of a snapshot that is paced, in times that the piece took: training
 then has the memory to itself for most of the time, at 0.9 of its rate or more."""
 
