@@ -20,6 +20,7 @@ from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout
 from aiops.serving.config import Config
+from aiops.serving.repeated_error import RepeatedError
 from aiops.serving.run_files import EVERY, LedgerFile
 from aiops.serving.safetensors_io import (
     Described,
@@ -32,9 +33,6 @@ from aiops.serving.state.record_folder import RecordFolder
 from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")
-
-_REPEAT = 60.0
-"""Seconds after which an error that lasts is logged again."""
 
 
 class Persistence:
@@ -74,13 +72,12 @@ class Persistence:
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
         self._began = 0.0
         self._saving: asyncio.Task[None] | None = None
-        self._unsaved = ""  # why the model could not be saved the last time
-        self._unsaved_logged = 0.0
+        self._unsaved = RepeatedError()
 
     def errors(self) -> list[str]:
         """Return the errors of the files, a sentence each."""
         files = [file.error for file in (self._record, self._ledger) if file is not None]
-        return [text for text in (*files, self._unsaved) if text]
+        return [text for text in (*files, self._unsaved.reason) if text]
 
     # ------------------------------------------------------------ life
 
@@ -238,18 +235,15 @@ class Persistence:
                 lease.release()
 
     def _is_saved(self, path: Path) -> None:
-        if self._unsaved:
+        if self._unsaved.reason:
             _log.info("the model is saved to %s again", path)
-        self._unsaved = ""
+        self._unsaved.over()
 
     def _is_not_saved(self, error: Exception) -> None:
-        """Log that the model is not saved, at most once a minute for a lasting error."""
-        now = self._now()
+        """Log that the model is not saved, as `RepeatedError`."""
         text = str(error) if isinstance(error, UsageError) else f"cannot save the model: {error!r}"
-        if text != self._unsaved or now - self._unsaved_logged >= _REPEAT:
-            _log.error("%s; it is tried again every %g s", text, self._config.save_every)
-            self._unsaved_logged = now
-        self._unsaved = text
+        again = f"{text}; it is tried again every {self._config.save_every:g} s"
+        self._unsaved.log(self._now(), text, again)
 
     def initial_model(self, path: Path) -> Initialised:
         """Return the model to begin with that a file holds.

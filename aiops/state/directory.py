@@ -196,14 +196,8 @@ class StateIdentity:
         DamagedState, UsageError
             As `whole_block`.
         """
-        try:
-            found = _map(whole_block(data, IDENTITY, name), name)
-        except DamagedState as error:
-            raise DamagedState(
-                f"{error}: put back any copy of it, as it never changes, or begin another state"
-                " with what `aiops state export` writes",
-                **error.details,
-            ) from None
+        then = "put back any copy of it, as it never changes, or begin another state"
+        found = _file_fields(data, IDENTITY, name, then)
         shard, shards = (field(found, key, int, name) for key in ("shard", "shards"))
         run, created = field(found, "run", str, name), field(found, "created", float, name)
         record = field(found, "record", bool, name) if "record" in found else False
@@ -295,14 +289,8 @@ class GenerationFile:
         DamagedState, UsageError
             As `whole_block`.
         """
-        try:
-            found = _map(whole_block(data, GENERATION, name), name)
-        except DamagedState as error:
-            raise DamagedState(
-                f"{error}: put back a copy of the whole folder, or begin another state with what"
-                " `aiops state export` writes",
-                **error.details,
-            ) from None
+        then = "put back a copy of the whole folder, or begin another state"
+        found = _file_fields(data, GENERATION, name, then)
         starts = []
         for row in field(found, "starts", list, name):
             if type(row) is not list or list(map(type, row)) != [int, int, list]:
@@ -347,7 +335,13 @@ def _place(run: str, shard: int, shards: int) -> str:
     return f"run {run}" if shards == 1 else f"shard {shard} of {shards} of run {run}"
 
 
-def _map(found: object, name: str) -> dict[str, object]:
-    if type(found) is not dict:
-        raise DamagedState(f"{name} is damaged: it holds no map", file=name)
-    return found
+def _file_fields(data: Buffer, magic: bytes, name: str, then: str) -> dict[str, object]:
+    """Return the map that a file of one block holds; ``then``: what to do if it is damaged."""
+    try:
+        found = whole_block(data, magic, name)
+        if type(found) is not dict:
+            raise DamagedState(f"{name} is damaged: it holds no map", file=name)
+        return found
+    except DamagedState as error:
+        text = f"{error}: {then} with what `aiops state export` writes"
+        raise DamagedState(text, **error.details) from None

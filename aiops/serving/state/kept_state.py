@@ -45,8 +45,9 @@ from aiops.kernels.checksum import warm_crc32
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.net.disk import DiskThread
+from aiops.serving.repeated_error import RepeatedError
 from aiops.serving.state.journal_writer import JournalWriter
-from aiops.serving.state.snapshot_writer import RepeatedError, SnapshotWriter
+from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import GenerationFile
 from aiops.state.snapshot_file import SnapshotHeader

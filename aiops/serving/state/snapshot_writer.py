@@ -14,6 +14,7 @@ from aiops.engine.capture import Capture, needed_rows
 from aiops.errors import DamagedState, UsageError
 from aiops.model.parts import LARGEST
 from aiops.net.disk import Disk, DiskFile, DiskThread
+from aiops.serving.repeated_error import RepeatedError
 from aiops.serving.state.segment_files import NO_ROOM, SegmentFiles
 from aiops.state.directory import PART, StateListing, journal_name, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader, SnapshotPlan
@@ -34,37 +35,6 @@ _JOURNAL = "journal-"  # the beginning of the names of its segments, also of tho
 
 KEPT = 2
 """Snapshots that stay: if the newest is damaged, the one before it and the journal are as good."""
-
-
-_MINUTE = 60.0
-
-
-class RepeatedError:
-    """An error that comes again and again: it is logged at once, and then once a minute."""
-
-    def __init__(self) -> None:
-        self._reason, self._said, self._unsaid = "", 0.0, 0
-
-    def log(self, now: float, reason: str, text: str) -> None:
-        """Log an error, unless that is to wait; another reason is logged at once.
-
-        Parameters
-        ----------
-        now
-            The time, in seconds.
-        reason, text
-            The error without what changes each time, and the sentence.
-        """
-        if reason == self._reason and now < self._said + _MINUTE:
-            self._unsaid += 1
-            return
-        count = f" ({self._unsaid} more like the last one have not been logged)"
-        _log.error("%s%s", text, count if self._unsaid else "")
-        self._reason, self._said, self._unsaid = reason, now, 0
-
-    def over(self) -> None:
-        """Have the next one be logged at once: what failed has succeeded."""
-        self._reason = ""
 
 
 class SnapshotWriter:
@@ -182,12 +152,12 @@ class SnapshotWriter:
             try:
                 cached = nbytes < _LARGE or not file.bypass()
                 for at, buffers in plan.pieces():
-                    began = time.perf_counter()
+                    began = self._now()
                     file.write(buffers, at)
                     if cached:  # in steps, so that the journal's rows do not wait for all of it
                         file.sync()
                     elif paced:
-                        self._hurry.wait(_REST * (time.perf_counter() - began))
+                        self._hurry.wait(_REST * (self._now() - began))
                 file.sync()
             finally:
                 file.close()
