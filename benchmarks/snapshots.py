@@ -46,6 +46,7 @@ from aiops.errors import AiopsError, UsageError
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.run_record import machine, record
 from aiops.model.tables import Table
+from aiops.state.directory import PART
 from benchmarks import report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
@@ -120,18 +121,27 @@ class Watch:
     spans: list[tuple[float, float]] = field(default_factory=list)  # of writing
     most: int = 0  # bytes of memory
 
+    _names: set[str] | None = None  # of whole snapshots, at the last look
+    _looked: float = 0.0
+    _began: float | None = None
+
     def watch(self, done: threading.Event) -> None:
         """Look again and again until ``done``."""
-        began: float | None = None
         while not done.wait(_OFTEN):
-            writing = any(path.name.endswith(".part") for path in self.folder.glob("snapshot-*"))
-            now = time.perf_counter()
-            if writing and began is None:
-                began = now
-            elif not writing and began is not None:
-                self.spans.append((began, now))
-                began = None
+            self.look(time.perf_counter())
             self.most = max(self.most, memory_of(self.pid))
+
+    def look(self, now: float) -> None:
+        """Note what has changed: a small snapshot may be written between two looks."""
+        names = {path.name for path in self.folder.glob("snapshot-*")}
+        whole = {name for name in names if not name.endswith(PART)}
+        missed = self._names is not None and bool(whole - self._names)
+        if names != whole:
+            self._began = now if self._began is None else self._began
+        elif self._began is not None or missed:
+            self.spans.append((self._looked if self._began is None else self._began, now))
+            self._began = None
+        self._names, self._looked = whole, now
 
 
 def memory_of(pid: int) -> int:

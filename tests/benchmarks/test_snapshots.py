@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiops.errors import UsageError
+from aiops.state.directory import PART
 from benchmarks import snapshots
 from benchmarks.snapshots import Options, Watch
 
@@ -38,6 +39,24 @@ def test_a_tiny_run_makes_a_whole_report(
     assert len([*snapshots.cells(found)]) == 5
     assert snapshots.figure(found).panels
     assert list(folder.iterdir()) == [], "the states are removed"
+
+
+def test_each_snapshot_is_noticed_once(tmp_path: Path) -> None:
+    """Also one that is written between two looks."""
+    (tmp_path / "snapshot-1").touch()
+    watch, part = Watch(tmp_path, 1), tmp_path / f"snapshot-2{PART}"
+    watch.look(1.0)
+    part.touch()
+    watch.look(2.0)
+    watch.look(3.0)
+    part.rename(tmp_path / "snapshot-2")
+    watch.look(4.0)
+    watch.look(5.0)
+    (tmp_path / "snapshot-3").touch()
+    (tmp_path / "snapshot-1").unlink()
+    watch.look(6.0)
+    watch.look(7.0)
+    assert watch.spans == [(2.0, 4.0), (5.0, 6.0)]
 
 
 def summed(**changed: Any) -> dict[str, Any]:
