@@ -15,6 +15,8 @@ class Processor:
     def __init__(self) -> None:
         self.now = 0.0
         self.others = 0.0  # seconds that somebody else takes when given way to
+        self.cold = 0.0  # seconds more that the first yield of a wait takes
+        self._warm = False
         self.given_way = 0
 
     def clock(self) -> float:
@@ -22,7 +24,12 @@ class Processor:
 
     def give_way(self) -> None:
         self.given_way += 1
-        self.now += 1e-6 + self.others
+        self.now += 1e-6 + self.others + (0.0 if self._warm else self.cold)
+        self._warm = True
+
+    def sleep(self) -> None:
+        """Let the caches forget."""
+        self._warm = False
 
 
 def _wait(spin: Spin, there: int | None = None) -> int:
@@ -55,6 +62,15 @@ class TestSpin:
         self.processor.others = 50e-6
         assert _wait(self.spin) == 1
         assert self.processor.given_way == 1
+
+    def test_a_first_yield_that_is_slow_because_it_is_cold_is_no_crowd(self) -> None:
+        """Else a client whose polls once failed would sleep in each wait from then on."""
+        self.processor.cold = 9e-6
+        for _ in range(5):
+            self.processor.sleep()
+            assert _wait(self.spin, 20) == 20
+        self.processor.cold, self.processor.others = 0.0, 9e-6
+        assert _wait(self.spin, 20) == 2  # the second yield is as slow: there is somebody
 
     def test_looks_in_vain_grow_rare(self) -> None:
         tried = [_wait(self.spin) > 0 for _ in range(1024)]
