@@ -3,7 +3,10 @@
 To make a file and give it room takes a disk milliseconds, and bytes written over those of a segment
 that is not needed any more take half as long as those of a new file. So covered segments are kept
 as spares, and a thread has one open before the last segment is full. A journal that is kept to be
-replayed has no spares: its segments stay, and the first ones are short.
+replayed has no spares: its segments stay.
+
+The first segments of a start are short, and each later one is as long as all before: a server that
+is started again and again before it has a model leaves one behind each time.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ _OTHERS = 1 << 16
 _FEWEST, _SPARE_BYTES = 2, 1 << 30
 """Of spares: these many at least, and no more than are so long together."""
 
-_FIRST = 1 << 20
-"""Bytes of the first segment of a journal that is kept; later ones are as long as all before."""
+_FIRST = 1 << 16
+"""Bytes of the first segment of a start, if no row is known to be longer."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -266,9 +269,7 @@ class SegmentFiles:
 
         Its number is reserved.
         """
-        short = self._disk.segment
-        if self.kept == LARGEST:
-            short = min(short, max(_FIRST, self._nbytes))
+        short = min(self._disk.segment, max(_FIRST, self._nbytes))
         one = HEAD + min(_OTHERS, self._longest) + self._longest + len(END)
         many = HEAD + _ROWS * self._longest
         wanted = max(least, short, one, min(many, _LARGE))

@@ -764,7 +764,7 @@ def test_what_was_begun_again_is_no_journal_before_its_snapshot(
             while not server.call(lambda running: running._state.report()["snapshot_error"]):
                 assert time.monotonic() < until
         with monkeypatch.context() as patch:
-            patch.setattr(SnapshotWriter, "begin", lambda *_given: None)  # it takes its time
+            patch.setattr(SnapshotWriter, "begin", lambda *_, **_given: None)  # slowly
             until = time.monotonic() + 20
             while not list((tmp_path / "s").glob("journal-*.part")) and time.monotonic() < until:
                 time.sleep(0.01)
@@ -772,6 +772,16 @@ def test_what_was_begun_again_is_no_journal_before_its_snapshot(
             shutil.copytree(tmp_path / "s", tmp_path / "copy")
     assert list((tmp_path / "copy").glob("journal-*.part"))
     assert recovered(tmp_path / "copy", {"policy": "asgd"}).version in (3, 4)
+
+
+def test_starts_without_a_model_take_little_room(tmp_path: Path) -> None:
+    """They have no snapshot that would cover what each leaves behind."""
+    for _ in range(3):
+        with ServerThread(policy="asgd", acks="written", state=tmp_path / "s"):
+            pass
+    segments = [each.stat().st_size for each in (tmp_path / "s").glob("journal-*")]
+    assert len(segments) == 3
+    assert sum(segments) < 1 << 20
 
 
 def test_a_snapshot_that_failed_is_tried_again(
