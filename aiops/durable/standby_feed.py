@@ -90,6 +90,7 @@ class RowFeed:
     def __init__(self, files: JournalReader, row: int) -> None:
         self._files, self.next = files, row + 1
         self._segment: SegmentHead | None = None
+        self._until: int | None = None  # the first row of the segment after that, once there is one
         self._at = HEAD  # of the next row, in that segment
         self._row = 0  # the row there; less than `next` while rows are skipped
         self._missing = 0  # a row that was not there although a later segment is
@@ -110,7 +111,7 @@ class RowFeed:
         while True:
             if self._segment is None and not self._open():
                 return None
-            found = self._scan(last)
+            found = self._scan(min(last, self._end()))
             if found is not None and found.last >= self.next:
                 self.next = found.last + 1
                 return found
@@ -132,8 +133,19 @@ class RowFeed:
             self._segment = SegmentHead.unpack(head, journal_name(first))
         except DamagedState as error:
             raise RowsGone(str(error)) from None
-        self._at, self._row = HEAD, first
+        self._at, self._row, self._until = HEAD, first, None
         return True
+
+    def _end(self) -> int:
+        """Return the last row that may be in the segment.
+
+        Behind it there may be whole rows, which were undone: a server that goes back to an earlier
+        moment begins another segment there.
+        """
+        assert self._segment is not None, "a segment is open"
+        if self._until is None:
+            self._until = self._files.listing().until(self._segment.first)
+        return LARGEST if self._until is None else self._until - 1
 
     def _scan(self, until: int) -> RowBatch | None:
         """Read the whole rows that come next in the segment, none after ``until``."""

@@ -191,6 +191,23 @@ class TestFeed:
         with pytest.raises(RowsGone):
             feed.read()
 
+    @pytest.mark.parametrize("before", [0, 1, 2])
+    def test_rows_that_were_undone_are_not_read(self, before: int) -> None:
+        """They lie whole behind the last one that stays, and others have their numbers now."""
+        journal = Journal()
+        for _ in range(5):
+            journal.append(7)
+        feed = RowFeed(journal, 0)
+        assert (batch := feed.read(before)) is None or batch.last == before
+        journal.newest = 2  # the server has gone back
+        for _ in range(5):
+            journal.append(20, roll=journal.newest == 2)
+        frames = []
+        while (batch := feed.read()) is not None:
+            frames += rows_in(message(batch), batch.data, ORIGIN, batch.first - 1)
+        assert [frame.number for frame in frames] == [*range(before + 1, 8)]
+        assert [len(frame.payload) for frame in frames] == ([7, 7] + [20] * 5)[before:]
+
     def test_a_gap_is_no_journal(self) -> None:
         journal = Journal()
         for _ in range(3):
