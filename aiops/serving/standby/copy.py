@@ -384,9 +384,11 @@ class StandbyCopy:
         run = self._run
         if run is None:
             raise UsageError("this standby has nothing of a run yet")
-        why = run.end_writers()
+        was_fed, why = run.writer is not None, run.end_writers()
         if why:
             raise UsageError(why)
+        if was_fed:
+            run.files.followed(self.row)
         self._run, run.files.predecessors = None, tuple(predecessors)
         return run.server, run.replayer.finish()
 

@@ -368,8 +368,6 @@ class StateFiles:
                 f"{self.folder} is damaged: it has a journal or a snapshot, and no file of its"
                 " generations: put back a copy, or begin with what `aiops state export` writes"
             )
-        if promoted:  # what was read at the start has been synced, or covered by snapshots since
-            self._found = FoundFiles(row)
         try:
             names = self.disk.names(self.folder)
             if row and self.segments.kept and 1 not in StateListing(names).segments:
@@ -390,7 +388,7 @@ class StateFiles:
             if acks is Acks.APPLIED:
                 return None
             earlier, synced = self._found.earlier, self._found.base
-            if acks >= Acks.DURABLE or self._found.void:
+            if promoted or acks >= Acks.DURABLE or self._found.void:
                 earlier, synced = [], row
                 self._sync_journal()
             return JournalWriter(
@@ -525,6 +523,13 @@ class StateFiles:
             *(self._salt, post, self.segments, self.place),
             synced=row,
         )
+
+    def followed(self, row: int) -> None:
+        """Note that all rows are synced, up to the last of a journal that `follow` has returned.
+
+        What the last recovery has found was cleaned and synced before it, and some may be gone.
+        """
+        self._found = FoundFiles(row)
 
     def clear(self) -> None:
         """Remove all rows and snapshots, the newest first: what is left is a state at any time."""

@@ -16,6 +16,7 @@ from aiops.errors import Superseded, UsageError
 from aiops.net.faulty_disk import points
 from aiops.serving.server import Server
 from aiops.sim.virtual.server_machine import ServerMachine
+from aiops.state.directory import StateListing
 
 MODEL = {"w": np.zeros(8)}
 STEP = {"w": np.ones(8)}
@@ -418,3 +419,50 @@ def test_it_is_for_virtual_time() -> None:
 
     with pytest.raises(UsageError, match="that run"):
         asyncio.run(main())
+
+
+def standbys_of(lead: ServerMachine, acks: str) -> list[ServerMachine]:
+    """The standby of a lead of two shards, and that of its follower."""
+    settings = {**SETTINGS, "acks": acks, "shard_bytes": 1, "standby": lead.url}
+    copy = ServerMachine("g", port=7281, follower=True, shard=1, **settings)
+    return [ServerMachine("new", port=7271, followers=["g:7281"], **settings), copy]
+
+
+@testing.virtual()
+async def test_a_promoted_lead_that_goes_back_leaves_nothing_of_later_moments() -> None:
+    """Its next start, or a standby of its own, would take that for its state."""
+    servers = shards("written", 2)
+    standbys = lead, follower = standbys_of(servers[0], "written")
+    for machine in (*reversed(servers), *standbys):
+        await machine.start()
+    async with aiops.AsyncWorker(f"{servers[0].url},new:7271", {"w": np.zeros(24)}) as worker:
+
+        async def step(times: int) -> None:
+            for _ in range(times):
+                await worker.step({"w": np.ones(24)})
+                await asyncio.sleep(0.1)
+
+        await step(3)
+        follower.crash()
+        await step(3)
+        lead.crash()
+        await lead.start()  # with another segment
+        await step(3)
+        listing = StateListing(lead.disk.names(FOLDER / "shard-0"))
+        behind = listing.snapshots[0], listing.segments[-1]
+        await follower.start()
+        for machine in servers:
+            machine.crash()
+        await asyncio.sleep(0.1)
+        assert lead.promote()
+        await testing.until(lambda: lead.serving, "it is promoted", limit=60.0)
+        files = lead.server.state_files
+        assert files is not None
+        row = files.generations.starts[-1].row
+        assert row < min(behind)
+        listing = StateListing(lead.disk.names(FOLDER / "shard-0"))
+        assert max(listing.snapshots, default=0) <= row
+        assert max(listing.segments) == row + 1
+        await step(2)
+    for machine in standbys:
+        machine.crash()
