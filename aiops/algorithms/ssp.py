@@ -25,8 +25,12 @@ class BoundedLead(Policy):
         self.floor = 0  # the last slowest clock
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Apply the gradient, advance the clock of its worker, and hold the answer."""
-        self.clocks[worker] = self.clocks.get(worker, self.floor) + 1
+        """Apply the gradient, advance the clock of its worker, and hold the answer.
+
+        A worker may have left while its push was queued: no other waits for it any more.
+        """
+        if worker in self.clocks:
+            self.clocks[worker] += 1
         return Decision(True, divide=1, hold=True)
 
     def workers_changed(self, waited_for: frozenset[int]) -> Decision | None:
