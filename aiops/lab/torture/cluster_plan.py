@@ -21,7 +21,7 @@ PROMOTION = "promote"
 """The fault of a cluster with a standby: that is promoted, whether or not the server lives."""
 
 _STANDBYS = 0.25  # of all clusters: they take twice the time
-_SHARDS = 0.25  # of those without a standby
+_SHARDS = 0.25  # of those with a standby, and of the others
 
 _SHARD_CELLS = 8  # for each shard at the least: a shard's bytes are a multiple of 64
 
@@ -215,7 +215,7 @@ def draw_cluster(seed: int, names: tuple[str, ...] = tuple(VARIANTS)) -> Cluster
         faults=tuple(faults),
     )
     if random.Random(f"standby {seed}").random() < _STANDBYS:
-        return _with_standby(plan)
+        plan = _with_standby(plan)
     return _with_shards(plan) if random.Random(f"shards {seed}").random() < _SHARDS else plan
 
 
@@ -243,7 +243,7 @@ def _with_shards(plan: ClusterPlan) -> ClusterPlan:
     rng = random.Random(f"faults of shards {plan.seed}")
     shards = rng.choice((2, 2, 3, 4))
     faults = [replace(fault, shard=rng.randrange(shards)) for fault in plan.faults]
-    for fault in (*faults,):
+    for fault in (fault for fault in (*faults,) if fault.kind != PROMOTION):
         if rng.random() < 0.3:
             time = fault.time + rng.choice((0.0, 0.01, 0.1))
             others = rng.sample(range(shards), rng.randint(1, shards))

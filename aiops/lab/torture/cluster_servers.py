@@ -12,13 +12,14 @@ was acknowledged before the server had a standby at all, as ``aiops stats`` tell
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from aiops.common import generations
 from aiops.errors import RolledBack, Superseded, UsageError
 from aiops.lab.torture.cluster_plan import ClusterPlan
+from aiops.shards.follower import Follower
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.sim.virtual.server_machine import ServerMachine
@@ -81,16 +82,16 @@ class ClusterServers:
             for site in range(1 + plan.standby)
             for shard in range(plan.shards)
         ]
-        for lead in self._leads:
-            lead.on_serving = partial(self._serves, lead)
+        for number, machine in enumerate(self.machines):
+            machine.on_serving = partial(self._serves, number)
         self.tasks: list[asyncio.Task[None]] = []
         self.starts = self.promotions = 0
         self.pause = 0.0
         self._main = 0  # the site that is to serve
-        self._served = {0}  # the sites that have served
+        self._served = {*range(plan.shards)}  # machines that have served since they were to
         self._naive = set[int]()  # old sites that are started as if they were to serve
         self._safe = True  # the standby has all that was acknowledged with none
-        self._mark: int | None = None  # the row that it is to have for that
+        self._marks = list[int]()  # the rows that it is to have for that, by shard
 
     @property
     def url(self) -> str:
@@ -151,7 +152,13 @@ class ClusterServers:
             self.starts += 1
             try:
                 await machine.start()
-                await self._loop.until(lambda: not machine.running, "it is down", limit=_LIMIT)
+                while machine.running and not self._is_misplaced(number):
+                    await self._loop.until(
+                        lambda: not machine.running or self._is_misplaced(number),
+                        "it is down",
+                        limit=_LIMIT,
+                    )
+                machine.crash()  # its lead's standby may lead it still
                 if machine.error is not None:
                     raise machine.error
             except Superseded:
@@ -167,71 +174,93 @@ class ClusterServers:
                 pass
             await asyncio.sleep(self.pause)
 
-    def _serves(self, lead: ServerMachine) -> None:
-        """Note that a server, or a lead, begins to serve."""
-        if not lead.server.version:
+    def _serves(self, number: int) -> None:
+        """Note that a server begins to serve."""
+        site, shard = divmod(number, self._plan.shards)
+        if site == self._main:
+            self._served.add(number)
+        if not shard and not self.machines[number].server.version:
             self._emptied()
+
+    def _is_misplaced(self, number: int) -> bool:
+        """Return whether a follower waits for a lead that is to be a standby from now on."""
+        site, shard = divmod(number, self._plan.shards)
+        if not shard or site == self._main or site in self._naive:
+            return False
+        return self.machines[number].serving and not self._leads[site].serving
 
     def _give_role(self, number: int) -> None:
         """Choose whether the server that is started next is a standby."""
         settings, site = self.machines[number].settings, number // self._plan.shards
-        serves = site == self._main and site in self._served
+        serves = site == self._main and number in self._served
         if serves or site in self._naive or not self._plan.standby:
             settings.pop("standby", None)
+            settings.pop("shard", None)
         else:
             settings["standby"] = self._leads[1 - site].url
+            settings["shard"] = number % self._plan.shards or None
         if site == self._main and not self._safe:
-            self._mark = None  # it may have lost rows, and writes others under their numbers
+            self._marks.clear()  # it may have lost rows, and writes others under their numbers
 
     def look(self) -> None:
         """Learn from the statistics whether the standby has all."""
-        if self._safe or not self.main.serving:
+        states = [] if self._safe else self._states()
+        if not states or any(state["acks"] != "replicated" for state in states):
             return
-        state = self.main.server.engine.report()["state"]
-        if state["acks"] != "replicated":
-            return
-        if self._mark is None:
-            self._mark = state["row"]
-        self._safe = any(standby["synced"] >= self._mark for standby in state["standbys"])
+        if not self._marks:
+            self._marks = [state["row"] for state in states]
+        self._safe = _are_fed(states, self._marks)
+
+    def _states(self) -> list[dict[str, Any]]:
+        """Return what the servers that are to serve tell of their states, if all are up."""
+        site = self.site(0)
+        if not all(machine.serving for machine in site):
+            return []
+        followers = [machine.server.coordinator for machine in site[1:]]
+        found = [each.state_report() for each in followers if isinstance(each, Follower)]
+        return [site[0].server.engine.report()["state"], *found]
 
     def promote(self) -> bool:
         """Promote the standby, unless the operator knows better; return whether it was told to."""
         self.look()
-        site = 1 - self._main
-        if not self._plan.standby or self._main not in self._served:  # the last is not over
+        site, shards = 1 - self._main, self._plan.shards
+        if not self._plan.standby or self._main * shards not in self._served:  # it is not over
             return False
-        if not (self._safe or self._plan.lossy) or not self._is_fed(site):
+        if not (self._safe or self._plan.lossy) or not self._is_fed():
             return False
         if not self._leads[site].promote():
             return False
         if self._plan.naive:
             self._naive.add(self._main)
         self._main, self._safe = site, False
-        self._served.discard(site)
+        self._served -= {*range(site * shards, site * shards + shards)}
         self._task(self._promote(site), f"promotion of {NAMES[site]}")
         return True
 
-    def _is_fed(self, site: int) -> bool:
-        """Return whether a standby has been fed since the last promotion.
+    def _is_fed(self) -> bool:
+        """Return whether all standbys have been fed since the last promotion.
 
-        Else it may have what it had as the server: pushes of which workers were told that they are
+        Else one may have what it had as the server: pushes of which workers were told that they are
         lost.
         """
-        standby = getattr(self._leads[site], "standby", None)
-        term = generations.term(self.main.server.generation)
-        return standby is not None and generations.term(standby.generation) == term
+        for server, machine in zip(self.site(0), self.site(1), strict=True):
+            standby = getattr(machine, "standby", None)
+            if standby is None or not standby.whole or machine.serving or not machine.running:
+                return False
+            if generations.term(standby.generation) != generations.term(server.server.generation):
+                return False
+        return True
 
     async def _promote(self, site: int) -> None:
         """Have a standby promoted, again and again if it crashes meanwhile."""
-        machine = self._leads[site]
-        while not machine.serving:
+        machine, lead = self._leads[site], site * self._plan.shards
+        while lead not in self._served:
             machine.promote()
             await asyncio.sleep(_LOOK)
-        self._served.add(site)
         self._naive.discard(site)
-        self._mark = None
+        self._marks.clear()
         self.promotions += 1
-        self._serves(machine)
+        self._serves(lead)
 
     # -------------------------------------------------------------- at the end
 
@@ -262,11 +291,12 @@ class ClusterServers:
 
     def _has_all(self) -> bool:
         """Return whether the standby has all rows, and whether that was told."""
-        if not self.main.serving:
-            return False
-        state = self.main.server.engine.report()["state"]
-        self._safe = state["acks"] == "replicated" and any(
-            standby["synced"] >= state["row"] for standby in state["standbys"]
+        states = self._states()
+        self._safe = (
+            bool(states)
+            and all(state["acks"] == "replicated" for state in states)
+            and _are_fed(states, [state["row"] for state in states])
+            and self._is_fed()
         )
         return self._safe
 
@@ -277,6 +307,14 @@ class ClusterServers:
                 return False
             await asyncio.sleep(_LOOK)
         return True
+
+
+def _are_fed(states: Sequence[Mapping[str, Any]], rows: Sequence[int]) -> bool:
+    """Return whether a standby of each server has all rows up to one."""
+    return all(
+        any(standby["synced"] >= row for standby in state["standbys"])
+        for state, row in zip(states, rows, strict=True)
+    )
 
 
 def _machine(plan: ClusterPlan, disk: VirtualDisk, site: int, shard: int) -> ServerMachine:
