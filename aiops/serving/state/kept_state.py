@@ -64,6 +64,9 @@ that, less than an update of a large model without them; to compile them takes l
 _OFTEN = 0.05
 """Seconds from one look at whether a snapshot is due to the next."""
 
+_CAPTURED = 1
+"""Rows behind that of a snapshot which say only that its capture is done."""
+
 
 @value
 class _Mark:
@@ -370,7 +373,9 @@ class KeptState:
         cost = 0 if engine.store is None else engine.store.cost
         touched = (now.updates - last.updates) * cost
         nbytes = now.nbytes - last.nbytes
-        return Unsaved(now.row - last.row, nbytes, touched, self._earlier)
+        own = _CAPTURED if last.row and not self.recorder.resuming else 0
+        rows = now.row - last.row - own
+        return Unsaved(max(0, rows), nbytes, touched, self._earlier)
 
     def _present(self) -> _Mark:
         return _Mark(self.newest, self.nbytes, _updates(self.recorder.engine))

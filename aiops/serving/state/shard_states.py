@@ -42,9 +42,8 @@ from aiops.state.directory import GenerationFile
 
 _log = logging.getLogger("aiops.server")
 
-_OWN_ROWS = 2
-"""Rows behind the newest snapshot when nothing else has happened: that its capture is done, and
-that the server stops."""
+_STOPPED = 1
+"""Unsaved rows when nothing else has happened: that the server stops."""
 
 
 class LeadState(KeptState):
@@ -146,7 +145,7 @@ class LeadState(KeptState):
             return False
         if not self.recorder.recording:  # there are no rows to tell
             return True
-        return self._mark.row not in self._lead.sets.whole or self._unsaved().rows > _OWN_ROWS
+        return self._mark.row not in self._lead.sets.whole or self._unsaved().rows > _STOPPED
 
     def report_last(self) -> None:
         """Say that there is no last set, if there is none, when it is waited for no more."""

@@ -466,3 +466,29 @@ async def test_a_promoted_lead_that_goes_back_leaves_nothing_of_later_moments() 
         await step(2)
     for machine in standbys:
         machine.crash()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_server_to_which_nothing_happens_takes_no_snapshots(count: int) -> None:
+    @testing.virtual()
+    async def main() -> None:
+        machines = (
+            shards("written", 2) if count == 2 else [ServerMachine(acks="written", **SETTINGS)]
+        )
+        for machine in reversed(machines):
+            await machine.start()
+        async with aiops.AsyncWorker(machines[0].url, {"w": np.zeros(24)}) as worker:
+            await worker.step({"w": np.ones(24)})
+
+        def row() -> int:
+            found: int = machines[0].server.engine.report()["state"]["row"]
+            return found
+
+        await asyncio.sleep(10.0)
+        before = row()
+        await asyncio.sleep(10.0)
+        assert row() == before
+        for machine in machines:
+            machine.crash()
+
+    main()
