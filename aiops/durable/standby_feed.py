@@ -329,7 +329,7 @@ class Replication:
     def kept(self, number: int, message: RowsKept, now: float) -> int:
         """Note what a standby has; return the row that is committed."""
         self.standbys[number].note_kept(message)
-        if self.level < self.wanted and self.synced >= self.here:
+        if self.fallen and self.synced >= self.here:
             self.level = self.wanted
             self._since, self._waiting = now, self.here
         return self._commit()
@@ -358,6 +358,11 @@ class Replication:
             marks.clear()
         if not marks or marks[-1].row != newest:
             marks.append(_NewestRow(now, newest, nbytes))
+
+    @property
+    def fallen(self) -> bool:
+        """True if rows wait for no standby, although they are to."""
+        return self.level < self.wanted
 
     def fall(self) -> bool:
         """Wait for no standby until one has all rows; return whether that is another promise."""

@@ -15,7 +15,11 @@ _log = logging.getLogger("aiops.server")
 
 
 async def start(
-    make: Callable[[], Server], ending: Callable[[], bool] = lambda: False, *, next_term: bool
+    make: Callable[[], Server],
+    ending: Callable[[], bool] = lambda: False,
+    *,
+    next_term: bool,
+    alone: bool = False,
 ) -> Server:
     """Return a server that has started, in the next term if it was a standby.
 
@@ -25,7 +29,7 @@ async def start(
         Makes it, each time that it begins.
     ending
         Returns True if it is to end, and not to begin again.
-    next_term
+    next_term, alone
         As of `Server.start`.
 
     Raises
@@ -38,7 +42,7 @@ async def start(
     while True:
         server = make()
         try:
-            await server.start(next_term=next_term)
+            await server.start(next_term=next_term, alone=alone)
             return server
         except RolledBack as why:
             if ending():
@@ -71,5 +75,5 @@ async def serve(
             if ending():
                 raise
             _log.error("%s; it begins again", why)
-        server = await start(make, ending, next_term=False)
+        server = await start(make, ending, next_term=False, alone=server.alone)
         present(server)

@@ -127,6 +127,7 @@ class Server:
         self._lacks = ""  # what the state that it has left does
         self._state_over = False  # it has left it
         self._feeds: StandbyFeeds | None = None  # once there is a journal
+        self._alone = False  # it is known to have no standby
         self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
         options = config.options()
         kept, shard = config.state_folder, None if config.follower else (0, options.shards)
@@ -275,19 +276,32 @@ class Server:
         return b"" if self._state_files is None else self._state_files.claims.proof
 
     @property
+    def alone(self) -> bool:
+        """True if no acknowledgement waits for a standby: there is none that has all rows."""
+        return self._alone if self._feeds is None else self._feeds.replication.fallen
+
+    @property
     def warm(self) -> bool:
         """True if all kernels are ready."""
         return self._runner.warm
 
     # ------------------------------------------------------------ life
 
-    async def start(self, promoted: Recovered | None = None, *, next_term: bool = False) -> str:
+    async def start(
+        self,
+        promoted: Recovered | None = None,
+        *,
+        next_term: bool = False,
+        alone: bool = False,
+    ) -> str:
         """Open everything and listen; return the URL that workers connect to.
 
         ``promoted``: the state to which a standby has brought the engine, if it was one.
         ``next_term``: it was a standby, and its state is read again.
+        ``alone``: it had no standby when it ended to go back, so it does not wait for one.
         """
         next_term = next_term or promoted is not None
+        self._alone = alone or next_term
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
         prepared = False
@@ -438,7 +452,7 @@ class Server:
             self._feeds = self.connections.standbys = StandbyFeeds(
                 *(files, state, config.acknowledgement, config.standby_deadline, self._env),
                 *(self._committed, self.connections.link_lost, self.supersede),
-                alone=next_term,
+                alone=self._alone,
             )
             state.keep_for(self._feeds.first_needed)
             if isinstance(coordinator, Follower):

@@ -12,7 +12,7 @@ import pytest
 
 import aiops
 from aiops import testing
-from aiops.errors import Superseded, UsageError
+from aiops.errors import RolledBack, Superseded, UsageError
 from aiops.net.faulty_disk import points
 from aiops.serving.server import Server
 from aiops.sim.virtual.server_machine import ServerMachine
@@ -492,3 +492,30 @@ def test_a_server_to_which_nothing_happens_takes_no_snapshots(count: int) -> Non
             machine.crash()
 
     main()
+
+
+@testing.virtual()
+async def test_a_promoted_server_that_goes_back_in_its_place_waits_for_no_standby() -> None:
+    """It has none yet, as before it went back."""
+    servers = shards("replicated", 2)
+    standbys = lead, follower = standbys_of(servers[0], "replicated")
+    for machine in (*standbys, *servers):
+        machine.settings["standby_deadline"] = 1e6
+    for machine in (*reversed(servers), *standbys):
+        await machine.start()
+    async with aiops.AsyncWorker(f"{servers[0].url},new:7271", {"w": np.zeros(24)}) as worker:
+        for _ in range(3):
+            await worker.step({"w": np.ones(24)})
+        for machine in servers:
+            machine.crash()
+        assert lead.promote()
+        await testing.until(lambda: lead.serving, "it is promoted", limit=60.0)
+        before = follower.server
+        before._stop_with(RolledBack("another server lacks rows", row=1))
+        await testing.until(lambda: follower.server is not before, "it is back", limit=60.0)
+        assert before.alone
+        assert follower.server.alone
+        await asyncio.wait_for(worker.step({"w": np.ones(24)}), 60.0)
+        assert lead.server.version == 4
+    for machine in standbys:
+        machine.crash()
