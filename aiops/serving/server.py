@@ -223,12 +223,13 @@ class Server:
         return {
             "profile": self._profile.report() if self._profile is not None else None,
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
-            "state": self._state_report(),
+            "state": self.state_report(),
             "aiops": __version__,
             "time": self._env.wall_clock(),
         }
 
-    def _state_report(self) -> dict[str, Any] | None:
+    def state_report(self) -> dict[str, Any] | None:
+        """Return what statistics tell of the state that it keeps; None: it keeps none."""
         state, feeds = self._state, self._feeds
         if state is None:
             return None
@@ -456,7 +457,7 @@ class Server:
             )
             state.keep_for(self._feeds.first_needed)
             if isinstance(coordinator, Follower):
-                coordinator.state_report = lambda: self._state_report() or {}
+                coordinator.state_report = lambda: self.state_report() or {}
         return state
 
     def _journalled(self, event: Event) -> None:

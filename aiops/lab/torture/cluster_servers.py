@@ -19,7 +19,6 @@ from typing import Any
 from aiops.common import generations
 from aiops.errors import RolledBack, Superseded, UsageError
 from aiops.lab.torture.cluster_plan import ClusterPlan
-from aiops.shards.follower import Follower
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.sim.virtual.server_machine import ServerMachine
@@ -216,9 +215,7 @@ class ClusterServers:
         site = self.site(0)
         if not all(machine.serving for machine in site):
             return []
-        followers = [machine.server.coordinator for machine in site[1:]]
-        found = [each.state_report() for each in followers if isinstance(each, Follower)]
-        return [site[0].server.engine.report()["state"], *found]
+        return [machine.server.state_report() or {} for machine in site]
 
     def promote(self) -> bool:
         """Promote the standby, unless the operator knows better; return whether it was told to."""

@@ -399,7 +399,7 @@ def test_the_bytes_that_a_standby_lacks_are_told(tmp_path: Path) -> None:
         train(server.url, PLAIN, 1, 3)
 
         def behind(running: Any) -> tuple[int, int, int]:
-            [row] = running._state_report()["standbys"]
+            [row] = running.state_report()["standbys"]
             return row["behind_rows"], row["behind_bytes"], running._state.nbytes
 
         async def run() -> None:
