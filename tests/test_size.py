@@ -20,7 +20,7 @@ SIZES = {
     "client": (57, 11901),
     "codecs": (11, 2236),
     "common": (12, 956),
-    "durable": (14, 3398),
+    "durable": (14, 3480),
     "engine": (24, 5530),
     "errors": (1, 206),
     "kernels": (29, 5290),

@@ -134,6 +134,10 @@ class CommitGate:
             elif effect.shard != shard:
                 self._keep(row, _NO_PEER, effect)
 
+    def held(self) -> list[Effect | EncodedReply]:
+        """Return all that waits, in order, and keep it."""
+        return [effect for _row, effect in self._held]
+
     def open(self) -> list[Effect | EncodedReply]:
         """Hold nothing from here on, as there is no journal; return all that waited, in order."""
         self.level = Acks.APPLIED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -35,6 +36,7 @@ from aiops.model.parts import LARGEST
 from aiops.state.directory import GenerationFile
 from aiops.store.capture_job import CaptureJob
 from aiops.wire.messages import Hello, Welcome
+from aiops.wire.traffic import sizes
 
 NO_GENERATIONS = GenerationFile(0)
 """Those of a run that has none."""
@@ -341,8 +343,22 @@ class Recorder(RowCounter):
             return [*effects, SnapshotFailed("there is no model yet")]
         for effect in effects:
             if isinstance(effect, Apply) and isinstance(effect.job, CaptureJob):
+                unsent = [*effects, *self._gate.held()]
+                self._count_sent(unsent, 1)  # the rows behind the snapshot do not send them again
                 self._begin(taking, effect.ticket, effect.job, event.time)
+                self._count_sent(unsent, -1)
         return effects
+
+    def _count_sent(self, effects: Iterable[RecorderEffect], times: int) -> None:
+        """Count answers that are about to be sent, or with -1 take that back.
+
+        Those that are encoded already were counted then.
+        """
+        for effect in effects:
+            if isinstance(effect, Reply):
+                traffic = self.engine.membership.traffic(effect.peer)
+                if traffic is not None:
+                    traffic.sent(effect.message.kind, *sizes(effect.message), times)
 
     def _begin(self, taking: _Taking, ticket: int, job: CaptureJob, now: float) -> None:
         """Capture the state after the present event, and have its job copy the rest."""

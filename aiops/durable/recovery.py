@@ -10,7 +10,7 @@ from aiops.durable.rows import LEASED, AppliedMark, JournalRow, check_of, events
 from aiops.engine.buffer_pool import BufferPool, unbounded
 from aiops.engine.capture import Capture, capture, settings_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import Applied, Apply, Effect, Event, Received, Reply, Warm
+from aiops.engine.events import Applied, Apply, Effect, Event, Joined, Received, Reply, Warm
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.engine.training import Training
 from aiops.errors import DamagedState
@@ -20,6 +20,8 @@ from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
+from aiops.wire.messages import Message
+from aiops.wire.traffic import sizes
 
 SMALL = 4 << 20
 """Bytes that an update touches: for less it is as well done without its kernel."""
@@ -83,6 +85,8 @@ class Replayer:
         self._bounds: dict[BufferPool, int] = {}
         self.taken: Callable[[Capture, int], object] | None = None
         self._captured: tuple[Capture, int] | None = None  # being copied
+        self._steady = False  # the row is of a steady exchange
+        self._steady_sizes = dict[str, tuple[int, int]]()  # of its messages
         self.room: OwnMemory | None = None
         self.kernels: Callable[[], object] | None = None
 
@@ -162,10 +166,11 @@ class Replayer:
         self._row, self._time = frame.number, frame.time
         self._nbytes += frame.end - frame.at
         leased = bool(frame.flags & LEASED)
+        self._steady = frame.kind == RowKind.STEADY
         for event in self._events(frame, self.room):
             if isinstance(event, AppliedMark):
                 # An exchange's update is handled with what it left: a version without readers.
-                kept = leased and frame.kind != RowKind.STEADY
+                kept = leased and not self._steady
                 self._handle(self._applied(event), kept)
             else:
                 self._handle(event, leased)
@@ -189,7 +194,26 @@ class Replayer:
         return events_of(self._engine, frame, room)
 
     def _handle(self, event: Event, leased: bool) -> None:
+        """Handle an event, and count the bytes in which it came, as its connection did.
+
+        Messages without a row (pings, requests of statistics) are not counted again.
+        """
+        if isinstance(event, Joined):
+            event.traffic.received(event.hello.kind, *sizes(event.hello))
+        elif isinstance(event, Received):
+            traffic = self._engine.membership.traffic(event.peer)
+            if traffic is not None:
+                traffic.received(event.message.kind, *self._sizes(event.message))
         self._note(self._engine.handle(event, leased))
+
+    def _sizes(self, message: Message) -> tuple[int, int]:
+        """Return a message's sizes; those of a model's steady exchanges are all the same."""
+        if not self._steady:
+            return sizes(message)
+        found = self._steady_sizes.get(message.kind)
+        if found is None:
+            found = self._steady_sizes[message.kind] = sizes(message)
+        return found
 
     def _applied(self, mark: AppliedMark) -> Applied:
         """Run the outstanding update, and compare its result."""
@@ -222,8 +246,12 @@ class Replayer:
         self._captured = found, self._row
 
     def _note(self, effects: list[Effect]) -> None:
-        """Keep an update that is to be run; release the leases and rows of answers."""
+        """Keep an update that is to be run; count answers, and release their leases and rows."""
         for effect in effects:
+            if isinstance(effect, Reply):
+                traffic = self._engine.membership.traffic(effect.peer)
+                if traffic is not None:
+                    traffic.sent(effect.message.kind, *self._sizes(effect.message))
             if isinstance(effect, Apply):
                 self._outstanding = effect
                 if self.taken is not None and isinstance(effect.job, CaptureJob):

@@ -211,6 +211,11 @@ class Membership:
         """Return the numbers of the connections that clients are on."""
         return [*self._by_peer]
 
+    def traffic(self, peer: int) -> Traffic | None:
+        """Return what has crossed a connection; None: there is no such client on it."""
+        member = self._by_peer.get(peer)
+        return None if member is None else member.traffic
+
     def present(self) -> list[Member]:
         """Return the workers that are connected."""
         return [m for m in self._by_peer.values() if m.worker]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiops.errors import RemoteProtocolError
+from aiops.wire.encoding import encode
+from aiops.wire.messages import Message
 
 
 class KindTraffic:
@@ -26,6 +28,12 @@ class KindTraffic:
 
     def __init__(self) -> None:
         self.messages = self.overhead = self.payload = 0
+
+    def add(self, messages: int, overhead: int, payload: int) -> None:
+        """Add to the sums."""
+        self.messages += messages
+        self.overhead += overhead
+        self.payload += payload
 
 
 @dataclass(slots=True)
@@ -62,14 +70,20 @@ class Traffic:
         self.messages_in += count
         self.bytes_out += count * (out + nbytes)
         self.bytes_in += count * (back + nbytes)
-        counted = self.kinds_out[kind_out]
-        counted.messages += count
-        counted.overhead += count * out
-        counted.payload += count * nbytes
-        counted = self.kinds_in[kind_in]
-        counted.messages += count
-        counted.overhead += count * back
-        counted.payload += count * nbytes
+        self.kinds_out[kind_out].add(count, count * out, count * nbytes)
+        self.kinds_in[kind_in].add(count, count * back, count * nbytes)
+
+    def received(self, kind: str, overhead: int, payload: int) -> None:
+        """Count a message that was received whole, of these `sizes`."""
+        self.messages_in += 1
+        self.bytes_in += overhead + payload
+        self.kinds_in[kind].add(1, overhead, payload)
+
+    def sent(self, kind: str, overhead: int, payload: int, times: int = 1) -> None:
+        """Count a message that was sent, of these `sizes`; -1 times takes that back."""
+        self.messages_out += times
+        self.bytes_out += times * (overhead + payload)
+        self.kinds_out[kind].add(times, times * overhead, times * payload)
 
     def add(self, other: Traffic) -> None:
         """Add the counts of another connection."""
@@ -84,9 +98,7 @@ class Traffic:
             (self.kinds_out, other.kinds_out),
         ):
             for name, kind in theirs.items():
-                mine[name].messages += kind.messages
-                mine[name].overhead += kind.overhead
-                mine[name].payload += kind.payload
+                mine[name].add(kind.messages, kind.overhead, kind.payload)
 
     @property
     def volume(self) -> int:
@@ -140,3 +152,9 @@ class Traffic:
         if any(type(count) is not int or count < 0 for count in counts):
             raise RemoteProtocolError("traffic_counted.clients: a count is an integer from 0")
         return traffic
+
+
+def sizes(message: Message) -> tuple[int, int]:
+    """Return the bytes of a message beside its payloads, as `encode` writes it, and of those."""
+    parts = getattr(message, "parts", ())
+    return 5 + len(encode(message)) + 5 * len(parts), sum(part.nbytes for part in parts)

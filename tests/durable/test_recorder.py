@@ -23,6 +23,7 @@ from aiops.engine.events import (
     Committed,
     Effect,
     Event,
+    Joined,
     JournalEnded,
     Received,
     Reply,
@@ -40,7 +41,8 @@ from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack, unpack
 from aiops.store.capture_job import CaptureJob
 from aiops.store.parameters import UpdateJob
-from aiops.wire.messages import Push
+from aiops.wire.messages import Message, Push
+from aiops.wire.traffic import sizes
 from tests.engine.seeded_run import Case, Client, Driver, Script, Step, event_of
 from tests.seeds import seeds
 
@@ -84,8 +86,14 @@ class Recorded(Script):
             event: Any = Applied(step.time, apply.ticket, apply.run())
         else:
             event = event_of(self.engine, step, 0)
+        if isinstance(event, Joined):
+            event.traffic.received(event.hello.kind, *sizes(event.hello))
+        elif isinstance(event, Received):
+            self._count(event.peer, event.message)
         told = []
         for effect in self.recorder.handle(event):
+            if isinstance(effect, Reply):
+                self._count(effect.peer, effect.message, sent=True)
             if isinstance(effect, AppendRow):
                 made = effect.row
                 payload = memoryview(b"" if made.payload is None else bytes(made.payload))
@@ -103,6 +111,14 @@ class Recorded(Script):
             else:
                 told.append(self._told(effect))  # type: ignore[arg-type]
         return told
+
+    def _count(self, peer: int, message: Message, *, sent: bool = False) -> None:
+        """Count the bytes of a message, as the connection does."""
+        traffic = self.engine.membership.traffic(peer)
+        if traffic is not None and sent:
+            traffic.sent(message.kind, *sizes(message))
+        elif traffic is not None:
+            traffic.received(message.kind, *sizes(message))
 
 
 def all_of(recovered: tuple[Engine, list[Effect]]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,15 @@ def train(url: str, start: Mapping[str, Array], seed: int, steps: int) -> None:
     rng = np.random.default_rng(seed)
     with aiops.Worker(url, start) as worker:
         for _ in range(steps):
-            worker.step(
-                lambda params: {
-                    name: (0.01 * rng.standard_normal(array.shape)).astype(array.dtype)
-                    for name, array in params.items()
-                }
-            )
+            worker.step(partial(gradients, rng))
+
+
+def gradients(rng: np.random.Generator, params: Mapping[str, Array]) -> dict[str, Array]:
+    """Return small pseudo-random gradients."""
+    return {
+        name: (0.01 * rng.standard_normal(array.shape)).astype(array.dtype)
+        for name, array in params.items()
+    }
 
 
 @pytest.mark.parametrize("every", [0.02, 1000.0], ids=["snapshots", "journal"])
@@ -203,6 +207,40 @@ def test_what_is_kept_is_what_was(run: str, every: float, tmp_path: Path) -> Non
     found = statistics.decided(engine.report())
     for key in ("staleness", "refused", "ignored", "version"):
         assert found.get(key) == report.get(key), key
+
+
+@pytest.mark.parametrize("acks", ["written", "durable"])
+@pytest.mark.parametrize("every", [0.02, 1000.0], ids=["snapshots", "journal"])
+@pytest.mark.parametrize("run", ["fasgd", "softsync", "coded", "gated"])
+def test_the_bytes_of_open_connections_are_kept(
+    run: str, every: float, acks: str, tmp_path: Path
+) -> None:
+    """Each message counts once in the statistics, whether a row or a snapshot tells of it."""
+    start = PLAIN if run == "coded" else START
+    state = tmp_path / "state"
+    with ServerThread(state=state, acks=acks, snapshot_every=every, **RUNS[run]) as server:
+        trained, leave = threading.Barrier(3), threading.Event()
+
+        def work(seed: int) -> None:
+            with aiops.Worker(server.url, start) as worker:
+                for _ in range(12):
+                    worker.step(partial(gradients, np.random.default_rng(seed)))
+                trained.wait(PATIENCE)
+                leave.wait(PATIENCE)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+        for thread in threads:
+            thread.start()
+        trained.wait(PATIENCE)
+        live = server.call(lambda running: running.engine.membership.ledger())
+        copy(server, state, tmp_path / "copy")
+        leave.set()
+        for thread in threads:
+            thread.join()
+    kept = recovered(tmp_path / "copy", RUNS[run]).membership.ledger()
+    for way in ("pushed", "fetched"):
+        for key in ("messages", "payload", "model", "other"):
+            assert kept[way][key] == live[way][key], (way, key)
 
 
 def test_every_prefix_is_a_state(tmp_path: Path) -> None:
