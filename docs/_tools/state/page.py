@@ -22,7 +22,11 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
     RowKind.RESUMED: ("A server came back with this state; all its peers are gone.", ""),
     RowKind.INITIALISED: ("The model was defined.", "the parameters"),
     RowKind.JOINED: ("A client has joined. `hello`: as on the wire, without nonce and proof.", ""),
-    RowKind.LEFT: ("A connection has ended. `traffic`: its bytes.", ""),
+    RowKind.LEFT: (
+        "A connection has ended. `traffic`: nil; a reader counts its bytes with the rows of its"
+        " messages.",
+        "",
+    ),
     RowKind.RECEIVED: (
         "A message. `message`: its header as on the wire. `fault`: nil, or the refusal"
         " [code, text, details] that its payload gave; `faulted_sink`: whether it came from there.",
