@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from typing import Any, Protocol, TypeAlias
 
@@ -38,6 +39,7 @@ STATISTIC_MOST = (2**63 - 1) // int(STATISTIC_CAP)
 
 
 _NONE: npt.NDArray[np.float64] = np.empty((0, 0))
+_BYTES = np.dtype(np.uint8)
 
 
 @dataclass(slots=True)
@@ -191,27 +193,43 @@ def check(
     """
     name = rule.name
     check_counts(rule, state, reads)
-    gradient = wire if packed is None else np.dtype(np.uint8)
-    arrays = {"base": (base, compute), "grad": (grad, gradient), "target": (target, wire)}
-    arrays |= {f"state[{index}]": (array, compute) for index, array in enumerate(state)}
-    only_read = {"grad"} if compute != wire else {"grad", "base"}
-    for index, array in enumerate(reads):
-        arrays[f"reads[{index}]"] = (array, wire)
-        only_read.add(f"reads[{index}]")
-    for role, (array, dtype) in arrays.items():
-        _check_array(name, role, array, dtype, written=role not in only_read)
+    gradient = wire if packed is None else _BYTES
+    arrays = base, grad, target, *state, *reads
+    dtypes = compute, gradient, wire, *(compute,) * len(state), *(wire,) * len(reads)
+    written = compute != wire, False, True, *(True,) * len(state), *(False,) * len(reads)
+    for index, (array, dtype, writes) in enumerate(zip(arrays, dtypes, written, strict=True)):
+        if not _fits(array, dtype, writes):
+            raise _unfit(name, _role(index, state), array, dtype)
     size = min(array.size for array in (base, target, *state, *reads))
     check_spans(name, spans, size, grad.size, rule.scalars, packed)
-    for (one, (first, _)), (two, (second, _)) in combinations(arrays.items(), 2):
-        in_place = {one, two} == {"base", "target"} and _start(first) == _start(second)
-        harmless = in_place or {one, two} <= only_read
-        if not harmless and np.may_share_memory(first, second):
+    for one, two in _pairs(len(state), len(reads), compute != wire):
+        first, second = arrays[one], arrays[two]
+        if np.may_share_memory(first, second):
+            if (one, two) == (0, 2) and _start(first) == _start(second):
+                continue  # in place
+            roles = _role(one, state), _role(two, state)
             raise UsageError(
-                f"kernel {name!r} was given {one} and {two} that overlap in memory; only target "
-                "may be base, and then exactly",
+                f"kernel {name!r} was given {roles[0]} and {roles[1]} that overlap in memory; only "
+                "target may be base, and then exactly",
                 kernel=name,
-                arrays=(one, two),
+                arrays=roles,
             )
+
+
+@cache
+def _pairs(states: int, reads: int, masters: bool) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of a call's arrays, by their places, of which one is written."""
+    only_read = {1, *range(3 + states, 3 + states + reads), *(() if masters else (0,))}
+    pairs = combinations(range(3 + states + reads), 2)
+    return tuple(pair for pair in pairs if not only_read.issuperset(pair))
+
+
+def _role(index: int, state: Sequence[object]) -> str:
+    """Return what the array at a place is called in an error."""
+    if index < 3:
+        return ("base", "grad", "target")[index]
+    index -= 3
+    return f"state[{index}]" if index < len(state) else f"reads[{index - len(state)}]"
 
 
 def check_counts(rule: Rule, state: Sequence[object], reads: Sequence[object]) -> None:
@@ -229,19 +247,26 @@ def _start(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _check_array(
-    name: str, role: str, array: Array, dtype: np.dtype[Any], *, written: bool
-) -> None:
+def _fits(array: Array, dtype: np.dtype[Any], writes: bool) -> bool:
+    flags = array.flags
+    return (
+        array.dtype == dtype
+        and array.ndim == 1
+        and flags.c_contiguous
+        and (flags.writeable or not writes)
+    )
+
+
+def _unfit(name: str, role: str, array: Array, dtype: np.dtype[Any]) -> UsageError:
+    """Return the refusal of an array that does not fit."""
     if array.dtype != dtype:
         fault, remedy = f"has dtype {array.dtype}, not {dtype}", "convert it first"
     elif array.ndim != 1 or not array.flags.c_contiguous:
         fault = f"has shape {array.shape} and strides {array.strides}"
         remedy = "pass a one-dimensional contiguous array"
-    elif written and not array.flags.writeable:
-        fault, remedy = "is read-only", "pass a writable array"
     else:
-        return
-    raise UsageError(f"kernel {name!r} was given {role} that {fault}; {remedy}", kernel=name)
+        fault, remedy = "is read-only", "pass a writable array"
+    return UsageError(f"kernel {name!r} was given {role} that {fault}; {remedy}", kernel=name)
 
 
 def check_spans(
