@@ -88,6 +88,7 @@ def save(made: Any, path: Path) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _lay_out(made)
         made.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
         if path.suffix == ".png":
             from PIL import Image  # matplotlib brings it
@@ -98,6 +99,20 @@ def save(made: Any, path: Path) -> Path:
     except OSError as error:
         raise UsageError(f"the figure {path} cannot be written: {error.strerror}") from None
     return path
+
+
+def _lay_out(made: Any) -> None:
+    """Give a figure's parts their places, once for all its files.
+
+    `savefig` would lay it out, draw it in vain, lay it out and draw it, for each file again.
+    """
+    engine = made.get_layout_engine()
+    if engine is None:
+        return
+    made.set_dpi(DPI)
+    for _ in range(2):  # the labels of an axis depend on the room that it got
+        engine.execute(made)
+    made.set_layout_engine(None)
 
 
 def title(made: Any, text: str, size: float = 11.0) -> None:
