@@ -399,11 +399,11 @@ class KeptWorld(World):
 
     def choices(self) -> list[Callable[[], Any]]:
         found = super().choices()
-        hosts: list[Any] = self.hosts
+        hosts: list[Any] = [self.lead, *self.followers]
         syncs = self.acks >= Acks.DURABLE
         if syncs or (self.losses and self.losses > self.random.random() / 4):
             found += [host.commit for host in hosts if host.synced < host.rows]
-        found += [host.save for host in hosts if host.may_save]
+        found += [host.save for host in hosts if host.captured is not None and host.may_save]
         for actor in self.actors:
             if actor.lines and actor.session.pending.refused is not None:
                 found.append(partial(self.ask_refused, actor))

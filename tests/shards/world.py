@@ -344,34 +344,29 @@ class World:
 
     def choices(self) -> list[Callable[[], Any]]:
         """What could happen next."""
-        found: list[Callable[[], Any]] = []
+        found: list[Callable[[], Any]] = []  # made at each step: most of what a test does
         size = self.random.choice((1, 7, 100, self.most))
-        attached = all(leash.attached for leash in self.lead.orders)
-        for host in self.hosts:
-            found.extend([host.run] if host.kernels else [])
-            if (
-                host is self.lead
-                and not attached
-                and isinstance(self.lead_brain, Lead)
-                and not self.lead_brain.lost
-            ):
-                continue  # it does not listen yet
-            found.extend(
-                partial(host.arrive, line, size)
-                for line in host.lines.values()
-                if line.up.bytes and not line.wire.waiting
-            )
-        found.extend(
-            partial(leash.arrive, size) for leash in self.lead.orders if leash.line.down.bytes
-        )
+        lead, brain, orders = self.lead, self.lead_brain, self.lead.orders
+        listens = not isinstance(brain, Lead) or brain.lost or all(o.attached for o in orders)
+        for host in (lead, *self.followers):
+            if host.kernels:
+                found.append(host.run)
+            if host is not lead or listens:
+                found += [
+                    partial(host.arrive, line, size)
+                    for line in host.lines.values()
+                    if line.up.bytes and line.wire.pending is None
+                ]
+        found += [partial(leash.arrive, size) for leash in orders if leash.line.down.bytes]
         for actor in self.actors:
             for talk, line in actor.lines:
-                if line.down.bytes and not talk.waiting:
+                if line.down.bytes and talk.wire.pending is None:
                     found.append(partial(actor.arrive, talk, line, size))
-            if not actor.done and (actor.request is None or actor.request.done):
-                found.append(actor.act)
-            if not actor.lines and not actor.done:
-                found.append(actor.connect)
+            if not actor.done:
+                if actor.request is None or actor.request.done:
+                    found.append(actor.act)
+                if not actor.lines:
+                    found.append(actor.connect)
         return found
 
     def step_doomed(self) -> None:
