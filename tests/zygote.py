@@ -61,9 +61,9 @@ class _Order(NamedTuple):
 class ForkedPopen(subprocess.Popen[Any]):
     """`subprocess.Popen`; it forks a process of ``python -m`` or ``python -c`` where it can.
 
-    It cannot if the environment differs from this process's in more than variables of aiops, or
-    numbers of threads. `IMPORTED` in the environment names modules that are to be imported before
-    it forks, of which PyTorch alone is two seconds in every process.
+    It cannot if the environment differs from this process's in more than variables of aiops or
+    of a launcher, or numbers of threads. `IMPORTED` in the environment names modules that are to be
+    imported before it forks, of which PyTorch alone is two seconds in every process.
     """
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
@@ -155,7 +155,7 @@ _forking = threading.Lock()
 
 def _own(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a process reads before it runs a program."""
-    ours = ("AIOPS_", "GLOO_", "PYTEST_", "PYTHONPATH", "TMPDIR")
+    ours = ("AIOPS_", "GLOO_", "OMPI_COMM_", "PMIX_", "PYTEST_", "PYTHONPATH", "TMPDIR")
     return {key: value for key, value in environment.items() if not key.startswith(ours)}
 
 

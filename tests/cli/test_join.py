@@ -14,6 +14,7 @@ import pytest
 from aiops.net.process_tree import having
 from tests.peers import eventually
 from tests.support import PATIENCE
+from tests.zygote import ForkedPopen
 
 PROGRAM = """
 import os, sys, time
@@ -52,7 +53,7 @@ def processes(
     """Start the ranks of a job as Open MPI does, each in a session of its own."""
     known = {k: v for k, v in os.environ.items() if k not in ("AIOPS_URL", "AIOPS_TOKEN")}
     return [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, "-m", "aiops", "join", *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ import pytest
 from aiops.net.process_tree import having
 from tests.peers import eventually
 from tests.support import PATIENCE
+from tests.zygote import ForkedPopen
 
 MARK = "AIOPS_TEST_RUN"
 
@@ -57,7 +58,7 @@ class Running:
 
     def __init__(self, *words: str | Path, folder: Path) -> None:
         self.mark = uuid4().hex
-        self.process = subprocess.Popen(
+        self.process = ForkedPopen(
             [sys.executable, "-m", "aiops", "run", *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
