@@ -24,6 +24,7 @@ from aiops.errors import (
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import Environment
 from aiops.net.transport import MessageTransport
+from aiops.shards.common_moment import CommonMoment
 from aiops.wire import handshake
 from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Leave, Message, Ping, Pong
@@ -162,25 +163,35 @@ class ShardLinks:
         UsageError
             When one does not come back in a minute.
         """
-        shards = [*shards]
-        for shard in shards:
-            follower = self._followers[shard]
-            _log.error("%s goes back to row %d of this server's journal", follower.name, row)
-            follower.link.send(follower.link.wire.send(RollBack(0, row)))
-        for shard in shards:
-            follower = self._followers[shard]
-            try:
-                async with asyncio.timeout(_RETURN):
-                    while follower.lost is None:
-                        self._changed.clear()
-                        await self._changed.wait()
+        going = [asyncio.ensure_future(self._go_back(shard, row)) for shard in shards]
+        try:
+            await asyncio.gather(*going)
+        finally:
+            for each in going:
+                each.cancel()
+
+    async def _go_back(self, shard: int, row: int) -> None:
+        """Have a follower go back to a row; it may be lost at any time, before the order too."""
+        name = self._followers[shard].name
+        _log.error("%s goes back to row %d of this server's journal", name, row)
+        try:
+            async with asyncio.timeout(_RETURN):
+                while not self._ending:
+                    follower = self._followers[shard]
+                    if follower.link.wire.state == "lead open" and follower.state is not None:
+                        if not CommonMoment({shard: follower.state}).ahead(row):
+                            return
+                        follower.link.send(follower.link.wire.send(RollBack(0, row)))
+                        while follower.lost is None:
+                            self._changed.clear()
+                            await self._changed.wait()
                     await self._attach_again(shard)
-            except TimeoutError:
-                raise UsageError(
-                    f"{follower.name} was to go back to an earlier moment that all servers of the"
-                    f" model have, and did not come back in {_RETURN:g} s: see its log, start it"
-                    " again, and then this server"
-                ) from None
+        except TimeoutError:
+            raise UsageError(
+                f"{name} was to go back to an earlier moment that all servers of the model have,"
+                f" and did not come back in {_RETURN:g} s: see its log, start it again, and then"
+                " this server"
+            ) from None
 
     def lead(self, rolled_back: Container[int]) -> None:
         """Begin to give orders.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aiops import testing
 from aiops.errors import RolledBack, Superseded, UsageError
 from aiops.net.faulty_disk import points
 from aiops.serving.server import Server
+from aiops.serving.shard_links import ShardLinks
 from aiops.sim.virtual.server_machine import ServerMachine
 from aiops.state.directory import StateListing
 
@@ -264,6 +266,86 @@ def test_shards_go_back_in_their_place(lead_too: bool) -> None:
             await machine.stop()
 
     main()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_follower_that_is_lost_when_it_is_to_go_back_does_so_once_it_is_there(
+    ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ordered``: it is lost with the order on its way; else the lead has none to send it by."""
+    order = ShardLinks.roll_back
+
+    @testing.virtual()
+    async def main() -> None:
+        machines = shards("written")
+        lead, follower = machines[0], machines[2]
+        orders = list[list[int]]()
+
+        async def lost(links: ShardLinks, shards: Iterable[int], row: int) -> None:
+            orders.append([*shards])
+            ordering = asyncio.ensure_future(order(links, orders[-1], row))
+            if ordered:
+                await asyncio.sleep(0)  # it is sent
+            follower.crash()
+            if not ordered:
+                ordering.cancel()
+                await asyncio.sleep(0.1)  # the lead learns of it
+                ordering = asyncio.ensure_future(order(links, orders[-1], row))
+            await asyncio.sleep(1.0)
+            await follower.start()
+            await ordering
+
+        for machine in reversed(machines):
+            await machine.start()
+        async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
+            for _ in range(9):
+                await worker.step({"w": np.ones(24)})
+                await asyncio.sleep(0.03)
+            lead.cut_power()
+            monkeypatch.setattr(ShardLinks, "roll_back", lost)
+            await lead.start()
+            monkeypatch.setattr(ShardLinks, "roll_back", order)
+            for _ in range(3):
+                receipt = await worker.step({"w": np.ones(24)})
+            assert orders == [[1, 2]]
+            assert 0 < worker.rolled_back < 9
+            assert (worker.params["w"] == -receipt.version).all()
+        for machine in machines:
+            await machine.stop()
+            assert machine.error is None
+
+    main()
+
+
+@testing.virtual()
+async def test_a_follower_that_is_to_go_back_is_waited_for_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error names it."""
+    lead, follower = shards("written", 2)
+    order = ShardLinks.roll_back
+
+    async def lost(links: ShardLinks, shards: Iterable[int], row: int) -> None:
+        follower.crash()
+        await asyncio.sleep(0.1)
+        await order(links, shards, row)
+
+    await follower.start()
+    await lead.start()
+    async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
+        await worker.step({"w": np.ones(24)})
+        lead.cut_power()
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardLinks, "roll_back", lost)
+            why = "^shard 1 of 2 at f-7181:7181 was to go back .* did not come back in 60 s"
+            with pytest.raises(UsageError, match=why):
+                await lead.start()
+        await follower.start()
+        await lead.start()
+        for _ in range(2):  # the first was of a version that is lost
+            receipt = await worker.step({"w": np.ones(24)})
+        assert receipt.used
+    await lead.stop()
 
 
 @testing.virtual()
