@@ -29,6 +29,11 @@ def next_term(generation: int, drawn: int) -> int:
     return (term(generation) + 1) * _STARTS * DRAWN + drawn
 
 
+def before_term(generation: int) -> int:
+    """Return the last number of the terms before that of a generation."""
+    return max(0, term(generation) * _STARTS * DRAWN - 1)
+
+
 def term(generation: int) -> int:
     """Return how many promotions there were up to a generation."""
     return ordinal(generation) // _STARTS

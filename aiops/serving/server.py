@@ -23,7 +23,7 @@ from typing import Any
 
 from aiops._version import __version__
 from aiops.algorithms import find
-from aiops.common import forks, urls
+from aiops.common import forks, generations, urls
 from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks, EncodedReply
 from aiops.durable.follower_recorder import FollowerReplayer, check_follower
@@ -128,6 +128,7 @@ class Server:
         self._state_over = False  # it has left it
         self._feeds: StandbyFeeds | None = None  # once there is a journal
         self._alone = False  # it is known to have no standby
+        self._next_term = False  # it is to begin one
         self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
         options = config.options()
         kept, shard = config.state_folder, None if config.follower else (0, options.shards)
@@ -206,6 +207,8 @@ class Server:
         """Return the generation of this start, which may not have begun; None without a state."""
         if self._state_files is None:
             return None
+        if self._next_term and self._state is None:
+            return generations.next_term(self.generation, 0)
         return self.generation + (self._state is None)
 
     def _lead_proof(self, generation: int) -> bytes:
@@ -301,7 +304,7 @@ class Server:
         ``next_term``: it was a standby, and its state is read again.
         ``alone``: it had no standby when it ended to go back, so it does not wait for one.
         """
-        next_term = next_term or promoted is not None
+        next_term = self._next_term = next_term or promoted is not None
         self._alone = alone or next_term
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
-from aiops.common.generations import generation_text
+from aiops.common.generations import generation_text, term
 from aiops.engine.admission import Admission
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import (
@@ -256,7 +256,7 @@ class Follower:
             if isinstance(hello, LeadHello):
                 self._check_proof(hello)
             if isinstance(hello, LeadHello) and hello.standby:
-                return [welcome, Reply(event.peer, self._promoted())]
+                return [welcome, Reply(event.peer, self._promoted(hello))]
             if isinstance(hello, LeadHello):
                 effects = self._take_lead(event, hello)
                 return [*effects, welcome, Reply(event.peer, self.state())]
@@ -331,16 +331,18 @@ class Follower:
         numbers = shard.shard, shard.shards, shard.version, report.id
         return ShardState(0, self.kept, self.run, *numbers, measured, holds)
 
-    def _promoted(self) -> ShardState:
+    def _promoted(self, hello: LeadHello) -> ShardState:
         """Return what the standby of a lead is told: this is no standby any more.
 
         Raises
         ------
         ValueError
-            When it cannot have been one, as it keeps no state.
+            When it was none: it has no state, or was led in the term of the standby's primary, or
+            before. What it was given in that term has other rows than the standby, or may have.
         """
-        if not self.kept:
-            raise ValueError("this follower is no standby: start it with --standby")
+        stateless = not self.kept or (self.shard is None and not self._recovered)
+        if stateless or (self.led_by and term(self.led_by) <= term(hello.generation)):
+            raise ValueError("this follower is no standby: start it with --standby and --shard")
         found = self.state()
         return replace(found, holds={**found.holds, PROMOTED: True})
 

@@ -250,8 +250,8 @@ class GenerationFile:
         """Return the file of the next generation, which begins after a row at these versions.
 
         ``drawn``: a random number below `DRAWN`: servers of copies of this state are of different
-        generations. ``promoted``: whether the next term begins. ``predecessors``: of a promotion; a
-        later start has the same.
+        generations. ``promoted``: whether the next term begins, which has had no lead yet.
+        ``predecessors``: of a promotion; a later start has the same.
         """
         if promoted:
             newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
@@ -261,7 +261,7 @@ class GenerationFile:
         start = GenerationStart(generation, row, tuple(versions))
         starts = (*self.starts, start)[-MAX_HISTORY:]
         told = tuple(predecessors)
-        secret, led_by = self.secret, self.led_by
+        secret, led_by = self.secret, 0 if promoted else self.led_by
         return GenerationFile(generation, starts, secret=secret, predecessors=told, led_by=led_by)
 
     def pack(self) -> bytes:

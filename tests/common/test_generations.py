@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.common.generations import DRAWN, generation_text, next_start, next_term, term
+from aiops.common.generations import (
+    DRAWN,
+    before_term,
+    generation_text,
+    next_start,
+    next_term,
+    term,
+)
 from tests.strategies import DETERMINISTIC
 
 DRAWS = st.integers(0, DRAWN - 1)
@@ -25,6 +32,13 @@ def test_a_promotion_is_later_than_starts_of_the_old_server(drawn: int, starts: 
         old = next_start(old, each)
     assert next_term(generation, drawn) > old
     assert (term(old), term(next_term(generation, drawn))) == (1, 2)
+
+
+def test_the_number_before_a_term() -> None:
+    promoted = next_term(next_term(0, 5), 7)
+    for generation in (promoted, next_start(promoted, DRAWN - 1)):
+        assert (term(before_term(generation)), term(before_term(generation) + 1)) == (1, 2)
+    assert before_term(next_start(0, 3)) == 0
 
 
 def test_people_read_the_term_and_the_starts() -> None:

@@ -7,6 +7,7 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 
 from aiops.algorithms import find
 from aiops.client import Client
+from aiops.common.generations import next_term
 from aiops.engine.events import Drop, Joined, Left, Options, Received, Reply
 from aiops.errors import UsageError
-from aiops.shards.follower import Follower
+from aiops.shards.follower import PROMOTED, Follower
 from aiops.state.directory import GenerationFile
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Error
@@ -84,6 +86,46 @@ def test_a_lead_without_the_right_proof_is_refused(proof: bytes, standby: bool) 
     assert "without a proof of it that is right, so this follower is not led" in refused.text
     assert isinstance(drop, Drop)
     assert found.lead == 1
+
+
+TERM = [next_term(0, 0), next_term(next_term(0, 0), 0)]  # the generations of two promotions
+
+
+@pytest.mark.parametrize(
+    ("led_by", "fed_by", "taken"),
+    [
+        (0, TERM[0], True),  # it was promoted, and has had no lead yet
+        (TERM[1], TERM[0] + 5, True),  # its lead was promoted as well, and ended
+        (TERM[0] + 7, TERM[0] + 5, False),  # the follower of the standby's own primary
+        (TERM[0] + 3, TERM[0] + 5, False),
+        (1, TERM[0], False),  # one that is left of the term before
+    ],
+)
+def test_only_a_promoted_follower_is_taken_for_one(led_by: int, fed_by: int, taken: bool) -> None:
+    """Another lacks what its standby would have: the group would be promoted without that."""
+    found = follower()
+    has: Any = SimpleNamespace(shard=1, shards=2, version=7, done=None, held=())
+    found.shard, found.led_by = has, led_by
+    proof = generation_proof(SECRET, RUN, fed_by, lead=True)
+    said = joined(found, 2, hello(RUN, fed_by, proof, standby=True))
+    if taken:
+        assert isinstance(said[1], ShardState)
+        assert said[1].holds[PROMOTED]
+    else:
+        assert isinstance(said[0], Error)
+        assert "start it with --standby and --shard" in said[0].text
+    assert found.lead == 1
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_follower_without_a_part_was_promoted_if_it_had_one_before(replayed: bool) -> None:
+    """With ``applied``, the servers that are promoted may all have gone back to the beginning."""
+    found = Follower(ALGORITHM, Options(shards=1, backend="numpy", shard_bytes=1), kept=True)
+    if replayed:
+        found.replaying(RUN)
+        found.replayed()
+    *_, said = joined(found, 1, hello(RUN, TERM[0], b"", standby=True))
+    assert isinstance(said, ShardState if replayed else Drop)
 
 
 @pytest.mark.parametrize("generation", [3, 4, HIGHER])

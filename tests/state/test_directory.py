@@ -118,6 +118,11 @@ class TestGenerations:
         assert later.predecessors == file.predecessors == ("aiops://a",)
         assert GenerationFile.unpack(later.pack()) == later
         assert later.started(20, [9], promoted=True).predecessors == ()
+
+    def test_a_promotion_has_had_no_lead(self) -> None:
+        file = GenerationFile(1, led_by=7)
+        assert file.started(9, [4], 2).led_by == 7
+        assert file.started(9, [4], 2, promoted=True).led_by == 0
         for wrong in ("aiops://a", [1]):
             data = pack_block(GENERATION, {"generation": 1, "starts": [], "predecessors": wrong})
             with pytest.raises(DamagedState, match="predecessor"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from aiops.common.generations import before_term
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Recovered
 from aiops.durable.rows import JournalRow
@@ -137,6 +138,17 @@ class StandbyCopy:
         row = 0 if self.pending or run.replayer.lost else self.row
         proof = run.files.claims.proof
         return StandbyPosition(run.files.run, run.files.generation, row, proof)
+
+    @property
+    def fed_by(self) -> int:
+        """A generation of the last term in which a primary has fed it.
+
+        It may have begun a term itself, in a promotion that was not completed.
+        """
+        run = self._run
+        if run is None or not run.files.generations.predecessors:
+            return self.position.generation
+        return before_term(run.files.generation)
 
     def lead_proof(self, generation: int) -> bytes:
         """Return the proof of a lead of this generation; empty: the run is not known yet."""

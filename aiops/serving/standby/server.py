@@ -543,7 +543,7 @@ class StandbyServer:
             return
         self._shards = ShardStandbys(
             *(self._config, self._env, copy.position.run, *self._named),
-            *(lambda: copy.position.generation, copy.lead_proof, self._servers, copy.keep),
+            *(lambda: copy.fed_by, copy.lead_proof, self._servers, copy.keep),
         )
         self._shards.begin(copy.cuts)
 

@@ -39,7 +39,7 @@ class ShardStandbys:
     policy, settings
         The lead's algorithm.
     generation, prove
-        Return the generation of the primary, and the proof of a lead of it.
+        Return a generation of the primary's term, and the proof of a lead of it.
     servers
         Returns the shards that have a part of the model.
     keep

@@ -247,6 +247,40 @@ def test_a_promotion_that_ends_halfway_is_made_again(
         assert (worker.params["w"] == -5).all()
 
 
+def test_a_follower_from_before_a_promotion_is_not_taken_for_a_promoted_standby(made: Any) -> None:
+    """It has rows of the same numbers as the servers of now, and of other steps."""
+    run = made(acks="written")
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        for step in range(6):
+            if step == 3:  # what comes then is lost
+                run.caught_up()
+                for standby in (run.standby, *run.copies):
+                    standby.call(cut_off)
+            worker.step(ONES)
+    run.stop_primaries()
+    assert isinstance(run.promote(), Promoted)
+    with aiops.Worker(run.standby.url, ZEROS, timeout=30) as worker:
+        for _ in range(9):
+            worker.step({"w": 10 * ONES["w"]})
+        assert (worker.params["w"] == -93).all()
+    run.lead = run.standby
+    old = run.follower("a", 1)  # as it was started before, and not as a standby
+    run.standby = run.standing("a", [old])
+    run.standby.wait(run.lead.call(lambda running: running.server._state.newest))
+    with pytest.raises(Refused, match=r"is not there \(this follower is no standby: start it with"):
+        run.promote()
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        assert worker.step(ONES).version == 13
+    old.stop()
+    [follower], run.copies = run.copies, [run.follower_standby("a", 1, urls.parse(old.url)[1])]
+    for standby, primary in ((run.standby, run.lead), (run.copies[0], follower)):
+        standby.wait(primary.call(lambda running: running.server._state.newest))
+    run.until(lambda state: state["shards"][0].get("whole"), run.standby.url)
+    assert isinstance(run.promote(), Promoted)
+    with aiops.Worker(run.standby.url, ZEROS, timeout=30) as worker:
+        assert (worker.params["w"] == -94).all()
+
+
 def test_the_port_is_held_while_followers_are_promoted(made: Any) -> None:
     """If another process took it, the followers would have no lead any more."""
     run, taken = made(acks="written"), list[socket.socket]()
