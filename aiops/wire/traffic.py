@@ -70,8 +70,14 @@ class Traffic:
         self.messages_in += count
         self.bytes_out += count * (out + nbytes)
         self.bytes_in += count * (back + nbytes)
-        self.kinds_out[kind_out].add(count, count * out, count * nbytes)
-        self.kinds_in[kind_in].add(count, count * back, count * nbytes)
+        counted = self.kinds_out[kind_out]  # `KindTraffic.add` in line: two calls less per exchange
+        counted.messages += count
+        counted.overhead += count * out
+        counted.payload += count * nbytes
+        counted = self.kinds_in[kind_in]
+        counted.messages += count
+        counted.overhead += count * back
+        counted.payload += count * nbytes
 
     def received(self, kind: str, overhead: int, payload: int) -> None:
         """Count a message that was received whole, of these `sizes`."""
