@@ -357,8 +357,7 @@ class Recorder(RowCounter):
         for effect in effects:
             if isinstance(effect, Reply):
                 traffic = self.engine.membership.traffic(effect.peer)
-                if traffic is not None:
-                    traffic.sent(effect.message.kind, *sizes(effect.message), times)
+                traffic.sent(effect.message.kind, *sizes(effect.message), times)
 
     def _begin(self, taking: _Taking, ticket: int, job: CaptureJob, now: float) -> None:
         """Capture the state after the present event, and have its job copy the rest."""

@@ -202,8 +202,7 @@ class Replayer:
             event.traffic.received(event.hello.kind, *sizes(event.hello))
         elif isinstance(event, Received):
             traffic = self._engine.membership.traffic(event.peer)
-            if traffic is not None:
-                traffic.received(event.message.kind, *self._sizes(event.message))
+            traffic.received(event.message.kind, *self._sizes(event.message))
         self._note(self._engine.handle(event, leased))
 
     def _sizes(self, message: Message) -> tuple[int, int]:
@@ -250,8 +249,7 @@ class Replayer:
         for effect in effects:
             if isinstance(effect, Reply):
                 traffic = self._engine.membership.traffic(effect.peer)
-                if traffic is not None:
-                    traffic.sent(effect.message.kind, *self._sizes(effect.message))
+                traffic.sent(effect.message.kind, *self._sizes(effect.message))
             if isinstance(effect, Apply):
                 self._outstanding = effect
                 if self.taken is not None and isinstance(effect.job, CaptureJob):

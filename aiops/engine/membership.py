@@ -211,10 +211,10 @@ class Membership:
         """Return the numbers of the connections that clients are on."""
         return [*self._by_peer]
 
-    def traffic(self, peer: int) -> Traffic | None:
-        """Return what has crossed a connection; None: there is no such client on it."""
+    def traffic(self, peer: int) -> Traffic:
+        """Return what has crossed a client's connection; of any other, counts for nothing."""
         member = self._by_peer.get(peer)
-        return None if member is None else member.traffic
+        return Traffic() if member is None else member.traffic
 
     def present(self) -> list[Member]:
         """Return the workers that are connected."""

@@ -115,10 +115,8 @@ class Recorded(Script):
     def _count(self, peer: int, message: Message, *, sent: bool = False) -> None:
         """Count the bytes of a message, as the connection does."""
         traffic = self.engine.membership.traffic(peer)
-        if traffic is not None and sent:
-            traffic.sent(message.kind, *sizes(message))
-        elif traffic is not None:
-            traffic.received(message.kind, *sizes(message))
+        count = traffic.sent if sent else traffic.received
+        count(message.kind, *sizes(message))
 
 
 def all_of(recovered: tuple[Engine, list[Effect]]) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ class TestSpin:
             self.processor.sleep()
             assert _wait(self.spin, 20) == 20
         self.processor.cold, self.processor.others = 0.0, 9e-6
-        assert _wait(self.spin, 20) == 2  # the second yield is as slow: there is somebody
+        assert _wait(self.spin, 20) == 2  # the second yield is slow too: another thread runs
 
     def test_looks_in_vain_grow_rare(self) -> None:
         tried = [_wait(self.spin) > 0 for _ in range(1024)]

@@ -231,6 +231,13 @@ def test_a_worker_rides_out_the_crashes_of_shards(acks: str, power: bool) -> Non
     main()
 
 
+async def nine_steps(worker: aiops.AsyncWorker) -> None:
+    """Train a model of 24 parameters; some of it is synced by the end, and some is not."""
+    for _ in range(9):
+        await worker.step({"w": np.ones(24)})
+        await asyncio.sleep(0.03)
+
+
 @pytest.mark.parametrize("lead_too", [False, True])
 def test_shards_go_back_in_their_place(lead_too: bool) -> None:
     """What a follower has lost with its power is lost by all; the worker is told."""
@@ -244,9 +251,7 @@ def test_shards_go_back_in_their_place(lead_too: bool) -> None:
         for machine in reversed(machines):
             await machine.start()
         async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
-            for _ in range(9):
-                await worker.step({"w": np.ones(24)})
-                await asyncio.sleep(0.03)
+            await nine_steps(worker)
             if lead_too:
                 lead.crash()
             follower.cut_power()
@@ -298,9 +303,7 @@ def test_a_follower_that_is_lost_when_it_is_to_go_back_does_so_once_it_is_there(
         for machine in reversed(machines):
             await machine.start()
         async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
-            for _ in range(9):
-                await worker.step({"w": np.ones(24)})
-                await asyncio.sleep(0.03)
+            await nine_steps(worker)
             lead.cut_power()
             monkeypatch.setattr(ShardLinks, "roll_back", lost)
             await lead.start()
