@@ -289,12 +289,16 @@ def _whole(view: ClientView, amounts: Array, lossy: bool, offered: bool) -> Iter
 def _scaled(
     view: ClientView, amounts: Array, scaled: Factors, lossy: bool, offered: bool
 ) -> Iterator[str]:
-    known = np.asarray(view.acknowledged, np.float64)
-    last = amounts[len(known) : len(known) + 1]  # its staleness was never told
-    whole = [amounts[: len(known)] / scaled(known), np.sign(last), amounts[len(known) + 1 :]]
-    if last.size and last[0] > 1:
-        yield f"push {len(known)} counts {last[0]:g}"
-    counts: Any = np.concatenate(whole)
+    known = len(view.acknowledged)
+    counts: Any = amounts.astype(np.float64)
+    counts[:known] /= scaled(np.asarray(view.acknowledged, np.float64))
+    # The factor of the last push was never told. Nor was that of one which a model that was offered
+    # had already, and which was ignored when it was sent again.
+    untold = [*(sorted(view.ignored) if offered else ()), *range(known, len(amounts))[:1]]
+    counts[untold] = np.sign(amounts[untold])
+    for push in untold:
+        if amounts[push] > 1:
+            yield f"push {push} counts {amounts[push]:g}"
     rounded = np.rint(counts)
     if not np.allclose(counts, rounded, rtol=0, atol=1e-9):
         yield "a push has another factor than its receipt says"

@@ -76,6 +76,15 @@ def test_pushes_that_are_scaled_have_their_own_cells() -> None:
         assert violations(np.array(wrong), [view], scaled=inverse)
 
 
+def test_the_factor_of_a_push_that_an_offered_model_had_was_never_told() -> None:
+    """It was applied and not acknowledged, and ignored when it was sent again to a new server."""
+    view = ClientView.parse("w", CellRange(0, 3, digits=1), b"ack 0 1 0 1\nack 1 1 0 0\n")
+    for amount, fine in ((0, True), (-1 / 3, True), (-2, False)):
+        model = np.array([-1, amount, 0])
+        assert (not violations(model, [view], scaled=inverse, lossy=True, offered=True)) == fine
+    assert violations(np.array([-1, -1 / 3, 0]), [view], scaled=inverse, lossy=True)
+
+
 def test_what_is_lost_is_what_was_told() -> None:
     counts = {**dict.fromkeys(range(10), 1), 8: 0, 9: 0}
     for told, ended, wrong in ((2, True, 0), (1, True, 1), (3, True, 1), (1, False, 0)):
