@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.seeds import TIMES
+from tests.seeds import examples
 
 # A machine that does other work, or compiles a kernel first, is no failure.
-settings.register_profile("aiops", deadline=None, max_examples=50 * TIMES)
+settings.register_profile("aiops", deadline=None, max_examples=examples(50))
 settings.load_profile("aiops")
 
 # A shell without job control makes its background commands deaf to Ctrl-C, and their children too.

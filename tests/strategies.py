@@ -14,10 +14,10 @@ from aiops.wire.encoding import KINDS
 from aiops.wire.fields import LONGEST, MAX_COUNT
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import HANDSHAKE
-from tests.seeds import TIMES
+from tests.seeds import examples
 
 DETERMINISTIC = settings(
-    max_examples=50 * TIMES,
+    max_examples=examples(50),
     derandomize=True,
     database=None,
     deadline=None,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiops.bandwidth.token_bucket import IN, OUT, USABLE, Budget, TokenBucket, Way
+from tests.seeds import examples
 
 STEP = 1 / 512
 MARGIN = 1 / 64  # of a budget, kept for newcomers
@@ -114,7 +115,7 @@ def play(played: Played, actions: list[tuple]) -> None:  # type: ignore[type-arg
             budget.weigh(*rest)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.integers(1000, 20_000), st.none() | st.integers(1000, 20_000), st.lists(ACTIONS, max_size=80)
 )
@@ -136,7 +137,7 @@ def test_no_second_sees_more_than_the_budget(
             assert played.busiest([flow]) <= each
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1000, 10**9), st.lists(ACTIONS, max_size=40))
 def test_nothing_is_wasted_while_somebody_wants_it(
     total: int,
@@ -171,7 +172,7 @@ def test_shares_are_as_the_weights_when_all_want_more(weights: tuple[float, ...]
         assert played.moved(flow) / total == pytest.approx(weight / sum(weights), rel=0.05)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(2, 40), st.data())
 def test_nobody_starves(flows: int, data: st.DataObject) -> None:
     """A small message among many hungry ones crosses within a round."""
@@ -282,7 +283,7 @@ def test_a_newcomer_is_let_in_though_the_budget_is_used_up() -> None:
     assert played.busiest() <= 10_000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1000, 10**6), st.floats(0.0, 3.0), st.integers(1, 500), st.floats(0, 1e7))
 def test_the_time_said_is_when_there_is_room(
     rate: int, spent: float, nbytes: int, start: float

@@ -30,7 +30,7 @@ from aiops.state.directory import GenerationFile
 from aiops.state.plain import pack, unpack
 from aiops.wire.messages import Hello, Push, Reapply, Welcome
 from tests.client.test_session import Pair, Server
-from tests.seeds import TIMES
+from tests.seeds import examples
 from tests.strategies import DETERMINISTIC
 
 RUN, SIZE = "8c2f", 2048  # elements: small tensors are not coded
@@ -234,7 +234,7 @@ STEP = st.tuples(st.sampled_from(KINDS), st.integers(0, 30_000), st.integers(0, 
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(DETERMINISTIC, max_examples=20 * TIMES)
+@settings(DETERMINISTIC, max_examples=examples(20))
 @given(steps=st.lists(STEP, min_size=10, max_size=40))
 def test_the_accounts_are_right_after_rollbacks(
     case: str, steps: list[tuple[str, int, int]]

@@ -24,7 +24,7 @@ from aiops.wire import encoding
 from aiops.wire.messages import Ack, Message
 from tests.memory import PING, URL, Faults, MemoryServer, patch_select, without_waiting
 from tests.memory_loop import Awaited
-from tests.seeds import TIMES
+from tests.seeds import examples
 from tests.strategies import DETERMINISTIC
 
 SMALL: Mapping[str, Array] = {
@@ -296,14 +296,14 @@ anything = given(
 
 
 @pytest.mark.slow
-@settings(DETERMINISTIC, max_examples=60 * TIMES)
+@settings(DETERMINISTIC, max_examples=examples(60))
 @anything
 def test_both_ways_are_one(model: str, policy: str, does: Does) -> None:
     check(model, policy, "blocking", does)
 
 
 @pytest.mark.parametrize("face", ["async", "worker"])
-@settings(DETERMINISTIC, max_examples=40 * TIMES)
+@settings(DETERMINISTIC, max_examples=examples(40))
 @anything
 def test_both_ways_of_an_async_client_are_one(
     face: str, model: str, policy: str, does: Does

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs.cases import BACKENDS, SPECS, encoded, kind_of, normal
-from tests.seeds import TIMES
+from tests.seeds import examples
 
 SHAPES = [(0,), (1,), (40,), (300,), (20, 17), (1030,)]
 GUARD = 64
@@ -40,7 +40,7 @@ def judge(spec: str, payload: np.ndarray, shape: tuple[int, ...]) -> str | None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=30 * TIMES, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_bytes(spec: str, data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from(SHAPES))
@@ -49,7 +49,7 @@ def test_any_bytes(spec: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=60 * TIMES, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_good_payloads_gone_bad(spec: str, data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from(SHAPES))

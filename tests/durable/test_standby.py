@@ -46,6 +46,7 @@ from aiops.wire.standby_messages import (
     SnapshotPart,
     StandbyWelcome,
 )
+from tests.seeds import examples
 
 RUN = "8c2f"
 ORIGIN = RUN, 0, 1
@@ -115,7 +116,7 @@ def read_all(feed: RowFeed, row: int) -> int:
 
 
 class TestFeed:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(
         st.lists(st.tuples(st.integers(0, 900), st.booleans()), min_size=1, max_size=60), st.data()
     )

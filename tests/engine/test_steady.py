@@ -35,7 +35,7 @@ from tests import foreign
 from tests.peers import define, enclose
 from tests.pipes import Piped
 from tests.recording import replayed
-from tests.seeds import TIMES
+from tests.seeds import examples
 
 MODELS: dict[str, dict[str, Array]] = {
     "one tensor": {"w": np.linspace(-1, 1, 7, dtype=np.float32)},
@@ -375,7 +375,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @settings(
-    max_examples=30 * TIMES,
+    max_examples=examples(30),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,

@@ -26,6 +26,7 @@ from aiops.state.snapshot_file import (
     SnapshotHeader,
     SnapshotPlan,
 )
+from tests.seeds import examples
 
 HEADER = SnapshotHeader(
     row=18_220,
@@ -84,7 +85,7 @@ def test_what_is_written_is_read(map_: Any) -> None:
     file.verify(map_)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(0, 3000)), max_size=6),
     st.integers(1, 1 << 14),

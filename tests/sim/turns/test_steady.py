@@ -27,7 +27,7 @@ from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.steady import SteadyTurn
 from tests.contract.cases import CASES as POLICIES
 from tests.recording import Recording
-from tests.seeds import TIMES
+from tests.seeds import examples
 
 START: dict[str, Array] = {
     "w": np.linspace(-2, 2, 60).reshape(10, 6).astype(np.float32),
@@ -167,7 +167,7 @@ def compare(course: Course) -> int:
     return count
 
 
-@settings(max_examples=60 * TIMES, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     options=st.sampled_from(OPTIONS),
