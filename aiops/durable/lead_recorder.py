@@ -20,7 +20,7 @@ from aiops.durable.recorder import (
 from aiops.durable.recovery import Replayer, differs, unexpected
 from aiops.durable.rows import AppliedMark, check_of, passes
 from aiops.durable.shard_rows import (
-    KEPT_ORDERS,
+    DATED_ORDERS,
     lead_events,
     lead_row,
     measured_row,
@@ -121,7 +121,7 @@ class LeadRecorder(Recorder):
         is captured there.
         """
         message = order.message
-        if not isinstance(message, KEPT_ORDERS):
+        if not isinstance(message, DATED_ORDERS):
             return order
         row = self.next - self.recording
         if isinstance(message, RunUpdate):
@@ -182,6 +182,8 @@ class LeadReplayer(Replayer):
     def goes_on_with(self, frame: JournalFrame) -> bool:
         """Return whether the followers support a row, after those that have been replayed."""
         moment, number = self._moment, frame.number
+        if moment is not None and number > moment.end:
+            return False
         if moment is None or frame.kind not in (RowKind.SPREAD, RowKind.MEASURED, RowKind.APPLIED):
             return True
         found = row_fields(frame.kind, frame.row, f"row {number:,}")

@@ -41,11 +41,15 @@ from aiops.wire.server_messages import (
     FinishPush,
     HoldVersion,
     LoadShard,
+    NoteHistory,
     RunUpdate,
     ShardParts,
 )
 
-KEPT_ORDERS = (LoadShard, RunUpdate, HoldVersion, FinishPush)
+DATED_ORDERS = (LoadShard, RunUpdate, HoldVersion, FinishPush)
+"""The orders that have the lead's newest row."""
+
+KEPT_ORDERS = (*DATED_ORDERS, NoteHistory)
 """The orders that a follower journals. The others are about connections, which a restart ends."""
 
 

@@ -395,14 +395,16 @@ class Server:
         which each was fed.
         """
         files, lead = self._state_files, self._coordinator
-        states, ahead = await links.connect(self.config.hello_deadline), list[int]()
+        states, ahead = await links.connect(self.config.hello_deadline), dict[int, int]()
         if files is not None and isinstance(lead, Lead):
-            moment = CommonMoment(states)
+            moment = CommonMoment(states, files.generations.history)
+            if lead.refused(moment):
+                raise UsageError(lead.refused(moment))
             recovered = self.recover(LeadReplayer(lead, self._runner.perform, moment))
             row = 0 if recovered is None else recovered.row
             ahead = moment.ahead(row)
             files.claim()  # or followers would have gone back for a server that serves no client
-            await links.roll_back(ahead, row)
+            await links.roll_back(ahead)
             self._state = self._recovered(files, loop, recovered, next_term=next_term)
         links.lead(ahead)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,15 +155,17 @@ class ShardLinks:
             if follower.state is not None
         }
 
-    async def roll_back(self, shards: Iterable[int], row: int) -> None:
-        """Have followers go back to a row of this lead's journal, and wait until they have.
+    async def roll_back(self, rows: Mapping[int, int]) -> None:
+        """Have followers go back to rows of this lead's journal, and wait until they have.
+
+        ``rows``: that of each, by shard.
 
         Raises
         ------
         UsageError
             When one does not come back in a minute.
         """
-        going = [asyncio.ensure_future(self._go_back(shard, row)) for shard in shards]
+        going = [asyncio.ensure_future(self._go_back(*each)) for each in rows.items()]
         try:
             await asyncio.gather(*going)
         finally:

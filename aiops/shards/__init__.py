@@ -30,6 +30,7 @@ them out in the order in which they were decided:
 ==================  ==============================================================================
 `ShareSecret`       have the run's secret, with which later leads prove that they are its leads
 `LoadShard`         begin with these bytes of the model; it comes before all other orders
+`NoteHistory`       have the lead's generations, of the last of which the next orders are
 `ExpectPush`        reserve room for a client's portion of push n
 `FinishPush`        free that portion, or keep it without counting its room
 `RunUpdate`         run one update with push n, or bring the delta replica up to the model

@@ -34,6 +34,7 @@ from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
+from aiops.shards.common_moment import History
 from aiops.shards.orders import LOST, write_fault
 from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
@@ -51,6 +52,7 @@ from aiops.wire.server_messages import (
     KeepSets,
     LeadHello,
     LoadShard,
+    NoteHistory,
     PushArrived,
     RunUpdate,
     SendIncrements,
@@ -98,6 +100,8 @@ class Follower:
         The run of its lead.
     reached
         The row of the lead's journal that its last order is of, among those that it journals.
+    history
+        The generations of its lead up to the one of that order (`aiops.shards.common_moment`).
     snapshots
         By row of the lead's journal, the row of its own after which there is a snapshot of it.
     state_report
@@ -131,7 +135,7 @@ class Follower:
         self.run = ""
         self.state_report: Callable[[], dict[str, Any]] = dict
         self.snapshots: dict[int, int] = {}
-        self.reached = 0
+        self.reached, self.history = 0, History()
         self.secret = b""
         self.led_by = 0
         self._recovered = False  # there was a state of its run
@@ -319,7 +323,7 @@ class Follower:
         """Return what a lead needs to know of the state that is held here."""
         shard = self.shard
         if shard is None:
-            lost = {"reached": self.reached} if self._recovered else {}
+            lost = {"reached": self.reached, "history": self.history} if self._recovered else {}
             return ShardState(0, self.kept, "", 0, 0, 0, 0, False, lost)
         report, measured = shard.done or (UpdateDone(0, b""), False)
         holds = {
@@ -327,6 +331,7 @@ class Follower:
             "versions": tuple(shard.held),
             "snapshots": tuple(sorted(self.snapshots)),
             "reached": self.reached,
+            "history": self.history,
         }
         numbers = shard.shard, shard.shards, shard.version, report.id
         return ShardState(0, self.kept, self.run, *numbers, measured, holds)
@@ -443,6 +448,9 @@ class Follower:
                 return self._loaded.send_increments(order, peer)
             case HoldVersion():
                 self._loaded.hold(order)
+                return []
+            case NoteHistory():
+                self.history = tuple(zip(order.generations, order.began, strict=True))
                 return []
             case KeepSets():
                 return []

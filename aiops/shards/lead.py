@@ -47,8 +47,10 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.layout import Layout
+from aiops.model.parts import LARGEST
 from aiops.model.placement import Placement
 from aiops.shards.collecting import Collecting
+from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.counting import TrafficCount, state_of_all
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
@@ -72,6 +74,8 @@ from aiops.wire.messages import (
 )
 from aiops.wire.server_messages import (
     KeepSets,
+    LoadShard,
+    NoteHistory,
     PushArrived,
     ShardParts,
     ShardState,
@@ -104,6 +108,8 @@ class Lead:
         The snapshots that all servers have.
     secret
         The run's, which followers are told; empty: it keeps no state.
+    history
+        Its generations, which followers are told; empty: it keeps no state.
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class Lead:
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._count = TrafficCount(len(addresses))
         self.sets = SnapshotSets()
-        self.secret = b""
+        self.secret, self.history = b"", History()
         self._now = 0.0  # the time of the last event
 
     # ------------------------------------------------------------ the shell's calls
@@ -330,10 +336,11 @@ class Lead:
 
         `RolledBack`: the lead has to begin again, at an earlier moment that both have.
         """
-        why = self._refusal(shard, state)
+        moment = CommonMoment({shard: state}, self.history)
+        why = self._refusal(shard, state) or self.refused(moment)
         if why:
             return UsageError(why)
-        if self.kept and self._model is not None and self._model.resume(shard, state) is None:
+        if self.kept and self._model is not None and not self._goes_on(shard, state, moment):
             return RolledBack(
                 f"{self._name(shard)} is at version {state.version:,}, and its lead at"
                 f" {self.engine.version:,}, or it lacks its part of a push that its lead has: it"
@@ -342,6 +349,20 @@ class Lead:
                 shard=shard,
             )
         return None
+
+    def _goes_on(self, shard: int, state: ShardState, moment: CommonMoment) -> bool:
+        """Return whether a follower is where this lead has it, with no rows of another history."""
+        assert self._model is not None, "else it is anywhere"
+        return not moment.ahead(LARGEST) and self._model.resume(shard, state) is not None
+
+    def refused(self, moment: CommonMoment) -> str:
+        """Return why no moment is that of all of some followers; empty: one may be."""
+        names = ", ".join(self._followers.name(shard) for shard in moment.strange)
+        return names and (
+            f"{names}: its last lead is none that this one knows of, so their rows may be others"
+            " under the same numbers: give all servers of the model states of one time, or have a"
+            " standby fetch its own again, into an empty folder"
+        )
 
     def _refusal(self, shard: int, state: ShardState) -> str:
         run, shards, name = self.engine.options.run, len(self._followers) + 1, self._name(shard)
@@ -372,12 +393,30 @@ class Lead:
             effects.append(Order(shard, ShareSecret(0, self.secret)))
         cuts = state.holds.get("snapshots", ())
         self.sets.holds(shard, [cut for cut in cuts if type(cut) is int])
+        if state.run and state.holds.get("history", ()) != self.history:
+            effects += self._noted(shard)
         if self._model is not None:
-            effects += self._model.resume(shard, state) or []
+            effects += self._with_history(self._model.resume(shard, state) or [])
         if lost is None or self._followers.lost:
             return effects
         effects.append(Note(f"{self._name(shard)} is back, and all of the model with it"))
         return effects + [Drop(peer, "all shards are there again") for peer in self._clients]
+
+    def _noted(self, shard: int) -> list[Order]:
+        """Return the order that tells a follower of which generation the next ones are."""
+        if not self.history:
+            return []
+        generations, began = zip(*self.history, strict=True)
+        return [Order(shard, NoteHistory(0, generations, began, began[-1]))]
+
+    def _with_history(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Tell each follower that begins with its part of the model of its lead's history, too."""
+        found = list[Effect]()
+        for effect in effects:
+            found.append(effect)
+            if isinstance(effect, Order) and isinstance(effect.message, LoadShard):
+                found += self._noted(effect.shard)
+        return found
 
     def saved(self, shard: int, cut: int, *, well: bool) -> list[Effect]:
         """Note that a server (0: this one) has synced its snapshot, or has none; return orders."""
@@ -490,7 +529,7 @@ class Lead:
         for effect in effects:
             match effect:
                 case DistributeModel() if training is not None:
-                    found += self._distribute(effect, training)
+                    found += self._with_history(self._distribute(effect, training))
                 case Apply() if self._model is not None and not self._model.alone:
                     if isinstance(effect.job, CaptureJob) and effect.job.row:
                         self.sets.begin(effect.job.row)

@@ -6,6 +6,7 @@ delta replica, and further:
 ==============  ==================================================================================
 ``load``        the order that the shard was made of, as bytes of the wire
 ``cut``         the row of the lead's journal that the capture is of
+``history``     the generations of the lead, each with the row behind which it began
 ``ticket``      the number of the capture among the updates
 ``held``        the versions that are held: number, whether of the replica, place in ``versions``
 ``queue``       portions that are to be applied: the rows of the journal that have them
@@ -57,6 +58,7 @@ def capture_shard(follower: Follower, shard: Shard, cut: int, ticket: int) -> Ca
     found.owners = {
         "load": bytes(encode(shard.order)),
         "cut": cut,
+        "history": [*map(list, follower.history)],
         "ticket": ticket,
         "held": held,
         "queue": [["push", [each.row, each.number]] for each in portions if not each.kept],
@@ -104,6 +106,7 @@ def restore_shard(follower: Follower, found: Captured, read: ReadArray) -> Shard
     held = {(number, mine): versions.lease(place) for number, mine, place in owners["held"]}
     shard.restore(owners["ticket"], held)
     follower.reached = owners["cut"]
+    follower.history = tuple((number, row) for number, row in owners.get("history", ()))
     for number, rows in owners["kept"]:
         parts = tuple(Part(*row) for row in rows)
         data = aligned_array(read, f"portion/{number}", sum(part.nbytes for part in parts))

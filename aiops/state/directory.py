@@ -238,6 +238,11 @@ class GenerationFile:
     back_to: int | None = None
     led_by: int = 0
 
+    @property
+    def history(self) -> tuple[tuple[int, int], ...]:
+        """The latest generations, and the row behind which each began."""
+        return tuple((start.generation, start.row) for start in self.starts)
+
     def started(
         self,
         row: int,

@@ -186,6 +186,22 @@ class FinishPush(Message):
 
 
 @value
+class NoteHistory(Message):
+    """The generations of the lead: the orders that follow are of the last of them.
+
+    A lead that has lost rows writes others under their numbers. So a row of its journal is known by
+    its number and the generation that wrote it. ``generations`` rise, each began behind a row of
+    ``began``, and ``row`` is the last of these. It is the first order of a start, but for
+    `LoadShard`.
+    """
+
+    kind = "note_history"
+    generations: Versions
+    began: Versions
+    row: UInt = 0
+
+
+@value
 class KeepSets(Message):
     """The snapshots of these rows of the lead's journal (``cuts``) are on all shards.
 
@@ -223,9 +239,10 @@ class ShardState(Message):
     that it has computed, ``update`` the last that it has done (0: none), or has ``measured``.
     ``holds`` has the numbers of the pushes of which it has the ``portions``, and the ``versions``
     that it keeps: number, and true for one of the delta replica. Its ``snapshots`` are the rows of
-    the lead's journal of which it has one, and ``reached`` is the row of its last order. A follower
-    that keeps a state has ``reached`` alone if it has lost its model. ``kept``: it keeps a state of
-    its own.
+    the lead's journal of which it has one. ``reached`` is the row of its last order, and of
+    ``history`` the last generation is that which gave it: each with the row behind which it began.
+    A follower that keeps a state has these two alone if it has lost its model. ``kept``: it keeps a
+    state of its own.
     """
 
     kind = "shard_state"

@@ -164,6 +164,7 @@ class TestUpToDate:
             "share_secret",
             "snapshot_saved",
             "keep_sets",
+            "note_history",
             "roll_back",
         }  # of shards with a state
         unsent.add("send_increments")  # tensors as small as those here do not travel coded

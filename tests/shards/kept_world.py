@@ -70,6 +70,7 @@ class KeptHost(Host):
         world: Any = self.world
         given, recording = (CommitGate(world.acks), first), world.acks > Acks.APPLIED
         if isinstance(self.coordinator, Lead):
+            self.coordinator.history = self.generations.history
             return LeadRecorder(self.coordinator, *given, self.generations, recording=recording)
         return FollowerRecorder(self.coordinator, *given, recording=recording)
 
@@ -162,11 +163,11 @@ class KeptHost(Host):
     @property
     def files(self) -> tuple[Any, ...]:
         """What it has kept."""
-        return {**self.journal}, {**self.snapshots}, self.rows, self.synced
+        return {**self.journal}, {**self.snapshots}, self.rows, self.synced, self.generations
 
     @files.setter
     def files(self, found: tuple[Any, ...]) -> None:
-        self.journal, self.snapshots, self.rows, self.synced = found
+        self.journal, self.snapshots, self.rows, self.synced, self.generations = found
 
     def lose_rows(self) -> None:
         """Lose a part of what is not on the disk."""
@@ -320,11 +321,11 @@ class KeptWorld(World):
             self.engine, self.lead_brain = engine, lead
             hosts[0].orders = []
             states = {n: host.coordinator.state() for n, host in enumerate(self.followers, 1)}
-            moment, files = CommonMoment(states), hosts[0].files
+            moment, files = CommonMoment(states, hosts[0].generations.history), hosts[0].files
             hosts[0].restart(lead, moment)
-            for number in moment.ahead(hosts[0].resumed_after):
+            for number, row in moment.ahead(hosts[0].resumed_after).items():
                 [*_others, followers] = self.coordinators(len(hosts))
-                hosts[number].restart(followers[number - 1], back_to=hosts[0].resumed_after)
+                hosts[number].restart(followers[number - 1], back_to=row)
                 if (
                     self.losses and self.random.random() < self.losses * 20
                 ):  # before the lead has changed its own

@@ -15,9 +15,12 @@ from aiops.client import Client
 from aiops.client.params import Params
 from aiops.durable.commit_gate import Acks
 from aiops.errors import NotReady, Restarted
+from aiops.model.parts import LARGEST
 from aiops.net.disk import SystemDisk
+from aiops.shards.common_moment import CommonMoment, History
 from aiops.state.directory import StateListing, journal_name
 from aiops.state.frames import SegmentScan
+from aiops.wire.server_messages import ShardState
 from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_kept_shards import MODEL as SMALL
@@ -25,6 +28,57 @@ from tests.shards.test_kept_shards import gradients, undisturbed
 from tests.shards.test_orders_of_events import MODEL, Checker, final
 from tests.shards.test_policies import model
 from tests.support import PATIENCE, ServerThread, assert_same
+
+
+def state(reached: int, history: History, update: int = 9) -> ShardState:
+    """What a follower says that has done all updates up to one, and has portion 7."""
+    holds = {"reached": reached, "history": history, "portions": (7,)}
+    return ShardState(0, True, "run", 1, 2, 5, update, False, holds)
+
+
+class TestHistories:
+    """The lead's generation 3 began behind row 60, generation 5 behind row 50."""
+
+    mine = ((1, 0), (3, 60), (5, 50))
+
+    @pytest.mark.parametrize(
+        ("reached", "theirs", "newest", "ahead", "end"),
+        [
+            (80, mine, 80, {}, LARGEST),  # of the same start
+            (95, mine, 95, {1: 90}, LARGEST),
+            (50, mine[:2], 50, {}, LARGEST),  # of an earlier one
+            (80, mine[:2], 50, {1: 50}, LARGEST),
+            (80, mine[:1], 50, {1: 50}, LARGEST),
+            (80, (*mine, (6, 70)), 70, {1: 70}, 70),  # of a later one
+            (65, (*mine, (6, 70)), 65, {}, 70),
+            (80, (*mine, (6, 70), (7, 40)), 40, {1: 40}, 40),
+            (80, (*mine[:2], (6, 70)), 50, {1: 50}, 50),  # of neither: both begin with 3
+            (80, (), 80, {}, LARGEST),  # of a release that noted none
+        ],
+        ids=str,
+    )
+    def test_a_follower_counts_up_to_where_its_history_is_the_leads(
+        self, reached: int, theirs: History, newest: int, ahead: dict[int, int], end: int
+    ) -> None:
+        moment = CommonMoment({1: state(reached, theirs)}, self.mine)
+        assert (moment.newest([1]), moment.ahead(90), moment.end) == (newest, ahead, end)
+        assert not moment.strange
+
+    def test_what_was_done_in_another_history_is_not_done(self) -> None:
+        """Updates and pushes have the same numbers in both."""
+        moment = CommonMoment({1: state(80, self.mine[:2])}, self.mine)
+        for row, there in ((50, True), (51, False), (80, False)):
+            assert moment.has_done(row, [1], 4, measured=False) == there
+            assert moment.has_portions(row, [1], 7) == there
+        moment = CommonMoment({1: state(50, self.mine[:2])}, self.mine)
+        assert moment.has_done(60, [1], 9, measured=False)
+        assert not moment.has_done(60, [1], 10, measured=False)
+        assert moment.has_portions(60, [1], 7)
+
+    def test_a_follower_of_which_no_generation_is_known_is_told(self) -> None:
+        states = {1: state(80, self.mine), 2: state(80, ((2, 0), (4, 7)))}
+        assert CommonMoment(states, self.mine).strange == [2]
+        assert not CommonMoment(states).strange
 
 
 class Loser(Checker):

@@ -411,6 +411,7 @@ def orders() -> list[Message]:
         server_messages.SendParams(9, "c", 1, 0, run),
         server_messages.SendIncrements(9, "", 1, 0, (), run),
         server_messages.HoldVersion(9, 0, True, False),
+        server_messages.NoteHistory(9, (1, 2), (0, 7), 7),
         server_messages.RollBack(9, 0),
         server_messages.FinishPush(9, False),
         server_messages.CountTraffic(9),

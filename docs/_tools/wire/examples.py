@@ -39,6 +39,7 @@ from aiops.wire.server_messages import (
     KeepSets,
     LeadHello,
     LoadShard,
+    NoteHistory,
     PushArrived,
     RollBack,
     RunUpdate,
@@ -193,7 +194,13 @@ def one_of_each() -> list[Example]:
     return sorted(found, key=lambda example: order.index(example.name))
 
 
-_HOLDS = {"portions": (9,), "versions": (), "snapshots": (18_000, 18_220), "reached": 18_240}
+_HOLDS = {
+    "portions": (9,),
+    "versions": (),
+    "snapshots": (18_000, 18_220),
+    "reached": 18_240,
+    "history": ((1 << 20, 0), (2 << 20, 18_200)),
+}
 
 
 def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
@@ -221,6 +228,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", SendIncrements(3, "5f0c", 1, 8, (), ((8, 12, 1),))),
         _sent("client", HoldVersion(0, 8, True, False)),
         _sent("client", FinishPush(1, False)),
+        _sent("client", NoteHistory(0, (1 << 20, 2 << 20), (0, 18_200), 18_200)),
         _sent("client", KeepSets(0, (18_000, 18_220))),
         _sent("client", RollBack(0, 18_231)),
         _sent("client", CountTraffic(2)),

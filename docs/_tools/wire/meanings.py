@@ -187,7 +187,10 @@ MEANINGS: Mapping[str, str] = {
     "measured": "Whether it has only measured that update's norm.",
     "holds": "`portions`: the pushes of which it has its part, by the lead's count; `versions`:"
     " those that it keeps, each with whether it is one of the delta replica; `snapshots`: the rows"
-    " of the lead's journal of which it has a snapshot.",
+    " of the lead's journal of which it has a snapshot; `reached`: the row of its last order;"
+    " `history`: the generations of its lead, each with the row behind which it began.",
+    "generations": "Numbers of generations, rising.",
+    "began": "For each of them, the row of the lead's journal behind which it began.",
     "cuts": "Rows of the lead's journal, rising.",
     "why": "Empty, or the reason, a sentence.",
     "shard_state.run": "Empty, or the run that it holds a shard of.",

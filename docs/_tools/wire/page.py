@@ -37,8 +37,9 @@ SHARD_KINDS = ("shard_hello", "shard_welcome", "shard_parts")
 ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
 SERVER_KINDS = (
     *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
-    *("send_increments", "hold_version", "finish_push", "keep_sets", "roll_back", "count_traffic"),
-    *("shard_state", "push_arrived", "update_done", "snapshot_saved", "traffic_counted"),
+    *("send_increments", "hold_version", "finish_push", "note_history", "keep_sets", "roll_back"),
+    *("count_traffic", "shard_state", "push_arrived", "update_done", "snapshot_saved"),
+    "traffic_counted",
 )
 """The kinds that servers send to each other, and no client ever."""
 

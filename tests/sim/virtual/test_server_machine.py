@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -286,16 +286,16 @@ def test_a_follower_that_is_lost_when_it_is_to_go_back_does_so_once_it_is_there(
         lead, follower = machines[0], machines[2]
         orders = list[list[int]]()
 
-        async def lost(links: ShardLinks, shards: Iterable[int], row: int) -> None:
-            orders.append([*shards])
-            ordering = asyncio.ensure_future(order(links, orders[-1], row))
+        async def lost(links: ShardLinks, rows: Mapping[int, int]) -> None:
+            orders.append([*rows])
+            ordering = asyncio.ensure_future(order(links, rows))
             if ordered:
                 await asyncio.sleep(0)  # it is sent
             follower.crash()
             if not ordered:
                 ordering.cancel()
                 await asyncio.sleep(0.1)  # the lead learns of it
-                ordering = asyncio.ensure_future(order(links, orders[-1], row))
+                ordering = asyncio.ensure_future(order(links, rows))
             await asyncio.sleep(1.0)
             await follower.start()
             await ordering
@@ -328,10 +328,10 @@ async def test_a_follower_that_is_to_go_back_is_waited_for_for_a_minute(
     lead, follower = shards("written", 2)
     order = ShardLinks.roll_back
 
-    async def lost(links: ShardLinks, shards: Iterable[int], row: int) -> None:
+    async def lost(links: ShardLinks, rows: Mapping[int, int]) -> None:
         follower.crash()
         await asyncio.sleep(0.1)
-        await order(links, shards, row)
+        await order(links, rows)
 
     await follower.start()
     await lead.start()
@@ -349,6 +349,60 @@ async def test_a_follower_that_is_to_go_back_is_waited_for_for_a_minute(
             receipt = await worker.step({"w": np.ones(24)})
         assert receipt.used
     await lead.stop()
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+@pytest.mark.parametrize("behind", ["lead", "follower"])
+def test_standbys_of_shards_with_rows_of_two_histories_go_back_to_where_they_part(
+    behind: str, steps: int
+) -> None:
+    """The servers have lost rows, and wrote others under their numbers; one standby has the old.
+
+    ``behind``: the server whose standby has not been fed since. The other one has lost the rows.
+    """
+
+    @testing.virtual()
+    async def main() -> None:
+        settings = {**SETTINGS, "acks": "written", "shard_bytes": 1, "snapshot_every": 60.0}
+        copied = {**settings, "standby": "aiops://a:7171"}
+        follower = ServerMachine("a-1", port=7181, follower=True, **settings)
+        lead = ServerMachine("a", followers=["a-1:7181"], **settings)
+        copy = ServerMachine("b-1", port=7181, follower=True, shard=1, **copied)
+        standby = ServerMachine("b", followers=["b-1:7181"], **copied)
+        for machine in (follower, lead, copy, standby):
+            await machine.start()
+        loses, old = (lead, copy) if behind == "follower" else (follower, standby)
+        async with aiops.AsyncWorker("aiops://a:7171,b:7171", {"w": np.zeros(24)}) as worker:
+            await train(worker, 3, 1.0)
+            loses.disk.seconds = 5.0
+            await train(worker, steps, 1.0)
+            testing.network().silence(old.host)
+            loses.cut_power()
+            loses.disk.seconds = 0.0
+            await loses.start()
+            await train(worker, 12, 10.0)  # one of them was of a version that is lost
+            assert worker.rolled_back == steps
+            assert (worker.params["w"] == -113).all()
+            lead.crash()
+            follower.crash()
+            testing.network().restore(old.host)
+            assert standby.promote()
+            await testing.until(lambda: standby.serving, "it is promoted", limit=60.0)
+            await train(worker, 2, 10.0)
+            assert worker.rolled_back == steps + 11
+            assert (worker.params["w"] == -13).all()
+        for machine in (standby, copy):
+            await machine.stop()
+            assert machine.error is None
+
+    main()
+
+
+async def train(worker: aiops.AsyncWorker, steps: int, amount: float) -> None:
+    """Add ``-amount`` to each of 24 parameters, some times, and wait until standbys are fed."""
+    for _ in range(steps):
+        await worker.step({"w": np.full(24, amount)})
+    await asyncio.sleep(1.0)
 
 
 @testing.virtual()
