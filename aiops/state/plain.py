@@ -140,10 +140,10 @@ def _pack(value: Plain, depth: int) -> bytes:
             items = sorted(_pack(each, depth - 1) for each in item)
             head = msgpack.Packer().pack_array_header(len(items))
             return msgpack.ExtType(SET if kind is set else FROZENSET, head + b"".join(items))
-        if kind is np.ndarray and item.dtype.name in DTYPES:
-            little = item.dtype if item.dtype.name == "bfloat16" else item.dtype.newbyteorder("<")
+        if kind is np.ndarray and (name := item.dtype.name) in DTYPES:
+            little = item.dtype if name == "bfloat16" else item.dtype.newbyteorder("<")
             data = np.ascontiguousarray(item, little).tobytes()
-            described = [item.dtype.name, list(item.shape), data]
+            described = [name, list(item.shape), data]
             return msgpack.ExtType(ARRAY, _pack(described, depth - 1))
         raise TypeError(f"a {kind.__qualname__} is not plain")
 
