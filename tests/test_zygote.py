@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from aiops.net.process_tree import having
 from tests import zygote
-from tests.zygote import IMPORTED, ForkedPopen
+from tests.zygote import IMPORTED, NESTED, ForkedPopen
 
 PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
@@ -106,4 +108,93 @@ def test_another_environment_is_a_start(tmp_path: Path) -> None:
     assert zygote._zygote(words, {**here, "PYTHONHASHSEED": "1"}) is None
     assert zygote._zygote(words, {**here, "PYTHONPATH": str(tmp_path)}) is None
     assert zygote._zygote([sys.executable, "-X", "dev", "-m", "aiops"], here) is None
-    assert zygote._zygote([sys.executable, "examples/numpy_loop.py"], here) is None
+    assert zygote._zygote(["/bin/true"], here) is None
+
+
+SCRIPT = """
+import sys
+from beside import VALUE
+if __name__ == "__main__":
+    print(sys.argv, VALUE, sys.path[0], __file__, sys.modules["__main__"].VALUE)
+"""
+
+
+def test_a_script_is_the_main_module_and_finds_what_is_beside_it(
+    popen: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 5")
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    words = [sys.executable, "program.py", "-c", "x"]
+    with popen(words, **PIPES, text=True, cwd=os.path.relpath(tmp_path)) as process:
+        said = process.communicate()
+    assert said == (f"['program.py', '-c', 'x'] 5 {tmp_path} {script} 5\n", "")
+
+
+def test_the_system_shows_its_command_and_its_environment(popen: Any) -> None:
+    words = command("print('begun', flush=True); input()", "word", "of many")
+    with popen(words, **PIPES, text=True, env={**os.environ, "AIOPS_X": "1 2"}) as process:
+        assert process.stdout.readline() == "begun\n"
+        shown = Path(f"/proc/{process.pid}")
+        assert (shown / "cmdline").read_bytes().rstrip(b"\0").split(b"\0") == [
+            os.fsencode(word) for word in words
+        ]
+        assert having("AIOPS_X=1 2") == [process.pid]
+        process.communicate("")
+
+
+OUTER = """
+import asyncio, os, subprocess, sys
+from tests.test_zygote import INNER, deaf
+
+async def main():
+    made = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", INNER, str(os.getpid())),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "RANK": "7", "OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1"},
+        preexec_fn=deaf,
+    )
+    print((await made.stdout.readline()).decode(), end="")
+    made.terminate()
+    made.stdin.close()
+    print(await made.wait())
+
+asyncio.run(main())
+"""
+
+INNER = """
+import os, sys
+print(
+    *(os.environ["RANK"], os.environ["OMP_NUM_THREADS"], os.getppid() == int(sys.argv[1])),
+    *(os.getsid(0) == os.getpid(), "imported" if "aiops.serving.main" in sys.modules else "new"),
+)
+sys.stdin.read()
+sys.exit(5)
+"""
+
+
+def deaf() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("nested", "how"), [("", "new"), ("1", "imported")])
+def test_what_a_process_starts_is_forked_if_that_is_asked_for(nested: str, how: str) -> None:
+    environment = {**os.environ, NESTED: nested}
+    with ForkedPopen(command(OUTER), **PIPES, text=True, env=environment) as process:
+        out, err = process.communicate()
+    assert (out, err) == (f"7 3 True True {how}\n5\n", "")
+
+
+def test_a_process_leaves_no_zygote_of_its_own() -> None:
+    text = "import os; print(open('/proc/self/task/%d/children' % os.getpid()).read()); input()"
+    with ForkedPopen(command(text), **PIPES, text=True, env={**os.environ, NESTED: "1"}) as process:
+        [own] = map(int, process.stdout.readline().split())
+        handle = os.pidfd_open(own)
+        process.kill()
+        process.communicate()
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        assert poll.poll(60_000)
+        os.close(handle)

@@ -2,8 +2,13 @@
 
 Python's start and the imports are most of the work of a short test of a server process. A process
 that is forked is as real as any other: it has its own descriptors, environment, signals and exit
-status, and is a child of the test's process. Only its start is not repeated, so a test whose point
-is the start (what is imported, and when; the interpreter's options) uses `subprocess.Popen`.
+status, and is a child of the test's process; the system shows it with its own command line and
+environment. Only its start is not repeated, so a test whose point is the start (what is imported,
+and when; the interpreter's options) uses `subprocess.Popen`.
+
+What a forked process starts is started, unless `NESTED` asks for forks. Then the process, before it
+begins, forks one more: a zygote of its own, which forks its children as a test's zygote forks those
+of the test.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import os
 import pickle
 import runpy
@@ -39,12 +45,22 @@ _IMPORTS = (
     *("aiops.cli.main", "aiops.cli.serve", "aiops.serving.main", "aiops.serving.state.kept_state"),
     *("aiops.serving.standby.server", "aiops.client.asyncio.worker"),
     *("aiops.client.sync.worker", "aiops.lab.processes", "aiops.net.child_guard", "uvloop"),
+    *("aiops.launch.job", "aiops.launch.reaper"),
 )
 _LENGTH = struct.Struct("!I")
 _PR_SET_CHILD_SUBREAPER = 36
 IMPORTED = "AIOPS_TEST_IMPORTED"
 """The variable with modules, separated by commas, that a process finds imported."""
+NESTED = "AIOPS_TEST_NESTED"
+"""The variable that, if it is set, has a process fork what it starts by `subprocess` or asyncio."""
 _ABOVE = 512  # descriptors from here on are not a program's
+_KEPT = 768  # the descriptor by which a process asks its own zygote
+_ROOM = 1 << 14  # bytes for a command line, and for an environment, that the system shows
+_THREADS = frozenset(ONE_THREAD)
+_NOT_AT_THE_START = (
+    *("AIOPS_", "GLOO_", "OMPI_COMM_", "PMIX_", "PYTEST_", "PYTHONPATH", "PYTHONUNBUFFERED"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR"),
+)
 
 
 class _Order(NamedTuple):
@@ -56,14 +72,16 @@ class _Order(NamedTuple):
     targets: list[int]  # the numbers that the descriptors get
     session: bool
     group: int  # -1: that of its parent
+    first: Callable[[], Any] | None  # what it calls before its program
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """`subprocess.Popen`; it forks a process of ``python -m`` or ``python -c`` where it can.
+    """`subprocess.Popen`; it forks a process that runs Python where it can.
 
     It cannot if the environment differs from this process's in more than variables of aiops or
-    of a launcher, or numbers of threads. `IMPORTED` in the environment names modules that are to be
-    imported before it forks, of which PyTorch alone is two seconds in every process.
+    of a launcher, or numbers of threads (which a `NESTED` fork has in its environment, but NumPy
+    does not read them again). `IMPORTED` in the environment names modules that are to be imported
+    before it forks, of which PyTorch alone is two seconds in every process.
     """
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
@@ -73,7 +91,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         words = None if isinstance(args, str | bytes | os.PathLike) else list(map(str, args))
         own = os.environ if environment is None else environment
         zygote = None
-        if words is not None and not (shell or preexec_fn or executable) and umask < 0:
+        if words is not None and not (shell or executable) and umask < 0 and _named(preexec_fn):
             zygote = _zygote(words, own)
         if zygote is None or words is None:
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
@@ -82,7 +100,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         files = {to: to if fd == -1 else fd for to, fd in given.items()}
         files |= {fd: fd for fd in pass_fds}
         order = _Order(
-            words[1:], dict(own), str(folder or os.getcwd()), list(files), session, group
+            *(words, dict(own), os.path.abspath(folder or os.getcwd()), list(files)),
+            *(session, group, preexec_fn),
         )
         self.pid = zygote.start(order, list(files.values()))
         self._child_created = True
@@ -112,19 +131,10 @@ class ForkingModule(types.ModuleType):
 
 
 class _Zygote:
-    """The process that forks, seen from the tests' process."""
+    """The process that forks, seen from one whose children it forks."""
 
-    def __init__(self, environment: Mapping[str, str], imported: str) -> None:
-        self._sock, theirs = socket.socketpair()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), imported],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=dict(environment),
-                cwd=ROOT,
-                pass_fds=[theirs.fileno()],
-            )
+    def __init__(self, sock: socket.socket, popen: subprocess.Popen[Any] | None = None) -> None:
+        self._sock, self._popen = sock, popen
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         atexit.register(self.close)
 
@@ -145,30 +155,58 @@ class _Zygote:
     def close(self) -> None:
         """End it; the processes that it forked go on."""
         self._sock.close()
-        self._popen.wait()
+        if self._popen is not None:
+            self._popen.wait()
 
 
 _zygotes: dict[tuple[bool, str], _Zygote] = {}
+_nested: _Zygote | None = None
+"""That of a process which was itself forked, and forks what it starts."""
 _making = threading.Lock()
 _forking = threading.Lock()
 
 
+def _begun(environment: Mapping[str, str], imported: str) -> _Zygote:
+    """Start a zygote of the tests' process, with an environment and modules to import."""
+    sock, theirs = socket.socketpair()
+    module = ["-m", "tests.zygote", str(theirs.fileno()), imported]
+    with theirs:
+        popen = subprocess.Popen(
+            [sys.executable, *module, "." * _ROOM],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**environment, "AIOPS_TEST_ROOM": "." * _ROOM},
+            cwd=ROOT,
+            pass_fds=[theirs.fileno()],
+        )
+    return _Zygote(sock, popen)
+
+
+def _named(first: Callable[[], Any] | None) -> bool:
+    """Return whether another process finds a function by its module and name, or there is none."""
+    if first is None:
+        return True
+    module = sys.modules.get(getattr(first, "__module__", ""))
+    return first.__module__ != "__main__" and getattr(module, first.__qualname__, None) is first
+
+
 def _own(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a process reads before it runs a program."""
-    ours = ("AIOPS_", "GLOO_", "OMPI_COMM_", "PMIX_", "PYTEST_", "PYTHONPATH", "TMPDIR")
-    return {key: value for key, value in environment.items() if not key.startswith(ours)}
+    return {k: v for k, v in environment.items() if not k.startswith(_NOT_AT_THE_START)}
 
 
 def _zygote(words: Sequence[str], environment: Mapping[str, str]) -> _Zygote | None:
     """Return what forks such a process; None: it must be started."""
-    options = [word for word in words[1:] if word.startswith("-")][:1]
-    if (
-        sys.platform != "linux"
-        or words[0] != sys.executable
-        or options not in (["-m"], ["-c"], ["-W"])
-    ):
+    option = next((word for word in words[1:] if word.startswith("-")), "")
+    script = len(words) > 1 and words[1].endswith(".py")
+    if sys.platform != "linux" or words[0] != sys.executable:
+        return None
+    if not script and option not in ("-m", "-c", "-W"):
         return None
     wanted, mine = _own(environment), _own(os.environ)
+    if _nested is not None:
+        same = {k: v for k, v in wanted.items() if k not in _THREADS}
+        return _nested if same == {k: v for k, v in mine.items() if k not in _THREADS} else None
     single = wanted != mine
     if single and wanted != mine | dict(ONE_THREAD):
         return None
@@ -177,7 +215,7 @@ def _zygote(words: Sequence[str], environment: Mapping[str, str]) -> _Zygote | N
     key = single, environment.get(IMPORTED, "")
     with _making:
         if key not in _zygotes:
-            _zygotes[key] = _Zygote(wanted, key[1])
+            _zygotes[key] = _begun(wanted, key[1])
     return _zygotes[key]
 
 
@@ -231,13 +269,23 @@ def _serve(sock: socket.socket) -> Callable[[], Any]:
 
 def _prepared(order: _Order, files: Sequence[int], writing: int) -> Callable[[], Any]:
     """Make this process the one that is wanted; return its program."""
+    if order.environment.get(NESTED):
+        ours, theirs = socket.socketpair()
+        if not os.fork():
+            return _prepared_zygote(theirs)
+        theirs.close()
     if order.session:
         os.setsid()
     elif order.group >= 0:
         os.setpgid(0, order.group)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order.first is not None:
+        order.first()
+    _show(order.words, order.environment)
     os.write(writing, _LENGTH.pack(os.getpid()))  # from now on it may be sent signals
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE) for fd in files]
+    if order.environment.get(NESTED):
+        _fork_from(socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, _KEPT)))
     os.closerange(3, _ABOVE)
     for fd, to in zip(moved, order.targets, strict=True):
         os.dup2(fd, to)
@@ -249,13 +297,21 @@ def _prepared(order: _Order, files: Sequence[int], writing: int) -> Callable[[],
     folders = order.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
     gc.enable()
-    words = list(order.words)
+    if order.environment.get("PYTHONUNBUFFERED"):
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(fd, "w"), errors=how, write_through=True)  # type: ignore[arg-type]
+            for fd, how in ((1, "strict"), (2, "backslashreplace"))
+        )
+    words = order.words[1:]
     while words[0] == "-W":
         warnings._processoptions([words[1]])  # type: ignore[attr-defined]
         del words[:2]
+    if words[0].endswith(".py"):
+        return lambda: _run_script(words)
     option, what, *arguments = words
     if option == "-c":
-        return lambda: _run_text(what, arguments)
+        sys.argv, sys.path[0] = ["-c", *arguments], ""
+        return lambda: _run_text(what, "<string>")
     sys.argv = [what, *arguments]
     sys.path[0] = order.folder
     for name in (what, *arguments[:1]):  # it is run, perhaps by a `ChildGuard`, not imported
@@ -264,13 +320,53 @@ def _prepared(order: _Order, files: Sequence[int], writing: int) -> Callable[[],
     return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
-def _run_text(text: str, arguments: list[str]) -> None:
-    sys.argv, sys.path[0] = ["-c", *arguments], ""
+def _prepared_zygote(sock: socket.socket) -> Callable[[], Any]:
+    """Be the zygote of the process that forked this one; return in what it forks, as `_serve`."""
+    os.setsid()
+    kept = socket.socket(fileno=fcntl.fcntl(sock.detach(), fcntl.F_DUPFD_CLOEXEC, _KEPT))
+    os.closerange(3, _KEPT)
+    return _serve(kept)
+
+
+def _fork_from(sock: socket.socket) -> None:
+    """Have this process's children forked by the zygote at the other end of a socket."""
+    global _nested
+    _nested = _Zygote(sock)
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+
+
+def _show(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Have the system show a command line and an environment for this process.
+
+    The system reads them where it wrote those of the process that was started (proc(5), "stat").
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    its_words, end_of_words, its_variables, end_of_variables = map(int, fields[45:49])
+    variables = [f"{key}={value}" for key, value in environment.items()]
+    for texts, begin, end in (
+        (words, its_words, end_of_words),
+        (variables, its_variables, end_of_variables),
+    ):
+        data = b"".join(os.fsencode(text) + b"\0" for text in texts)
+        assert len(data) <= end - begin, f"{len(data)} bytes, and room for {end - begin}"
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, data, len(data))
+
+
+def _run_script(words: list[str]) -> None:
+    path = Path(words[0]).absolute()
+    sys.argv, sys.path[0] = words, str(path.parent)
+    _run_text(path.read_bytes(), words[0], __file__=str(path))
+
+
+def _run_text(text: str | bytes, name: str, **names: str) -> None:
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    exec(compile(text, "<string>", "exec"), main.__dict__)
+    main.__dict__.update(names)
+    exec(compile(text, name, "exec"), main.__dict__)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Import what there is to import, fork, and in each fork run its program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the tests
     for name in (*_IMPORTS, *filter(None, sys.argv[2].split(","))):
         with contextlib.suppress(ImportError):
@@ -280,3 +376,9 @@ if __name__ == "__main__":
     gc.freeze()
     # Here the interpreter ends as any other does: exit status, tracebacks, functions at the end.
     _serve(socket.socket(fileno=int(sys.argv[1])))()
+
+
+if __name__ == "__main__":
+    from tests import zygote  # this module, for those that it forks too
+
+    zygote.main()

@@ -14,7 +14,7 @@ import pytest
 from aiops.net.process_tree import having
 from tests.peers import eventually
 from tests.support import PATIENCE
-from tests.zygote import ForkedPopen
+from tests.zygote import NESTED, ForkedPopen
 
 PROGRAM = """
 import os, sys, time
@@ -64,6 +64,7 @@ def processes(
                 "OMPI_COMM_WORLD_SIZE": str(count),
                 "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
                 "OMPI_COMM_WORLD_LOCAL_SIZE": str(count),
+                NESTED: "1",
                 **environment,
             },
             start_new_session=True,

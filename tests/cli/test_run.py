@@ -16,7 +16,7 @@ import pytest
 from aiops.net.process_tree import having
 from tests.peers import eventually
 from tests.support import PATIENCE
-from tests.zygote import ForkedPopen
+from tests.zygote import NESTED, ForkedPopen
 
 MARK = "AIOPS_TEST_RUN"
 
@@ -54,9 +54,9 @@ def program(tmp_path: Path) -> Path:
 
 
 class Running:
-    """``aiops run`` as a process, and what it has printed."""
+    """``aiops run`` as a process, and what it has printed; its processes are forked, too."""
 
-    def __init__(self, *words: str | Path, folder: Path) -> None:
+    def __init__(self, *words: str | Path, folder: Path, forked: bool = True) -> None:
         self.mark = uuid4().hex
         self.process = ForkedPopen(
             [sys.executable, "-m", "aiops", "run", *map(str, words)],
@@ -64,7 +64,7 @@ class Running:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=folder,
-            env={**os.environ, MARK: self.mark},
+            env={**os.environ, MARK: self.mark, NESTED: "1" if forked else ""},
             start_new_session=True,
         )
         self.seen: list[str] = []
@@ -104,8 +104,8 @@ class Running:
 
 
 @contextmanager
-def running(*words: str | Path, folder: Path) -> Iterator[Running]:
-    made = Running(*words, folder=folder)
+def running(*words: str | Path, folder: Path, forked: bool = True) -> Iterator[Running]:
+    made = Running(*words, folder=folder, forked=forked)
     try:
         yield made
     finally:
@@ -116,7 +116,7 @@ def running(*words: str | Path, folder: Path) -> Iterator[Running]:
 
 def test_workers_find_their_server_and_their_place(program: Path, tmp_path: Path) -> None:
     flags = "-n", "2", "--seed", "7", "--worker-threads", "3", "--policy", "asgd", "--lr", "1"
-    with running(*flags, program, "a", "--lr", "x", folder=tmp_path) as run:
+    with running(*flags, program, "a", "--lr", "x", folder=tmp_path, forked=False) as run:
         assert run.end() == 0, run.output
         for rank in range(2):
             assert f"[{rank}] rank {rank} of 2 seed 7 a --lr x\n" in run.output

@@ -16,6 +16,7 @@ import pytest
 
 from aiops.lab.demo.settings import RECIPES
 from tests.support import PATIENCE, Process
+from tests.zygote import NESTED
 
 FEW = ["--workers", "2", "--no-plot"]
 
@@ -27,7 +28,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"
 
 @contextmanager
 def demo(*flags: str, env: dict[str, str] | None = None) -> Iterator[Process]:
-    process = Process("-m", "aiops", "demo", *flags, env=env)
+    process = Process("-m", "aiops", "demo", *flags, env={NESTED: "1", **(env or {})})
     try:
         yield process
     finally:
@@ -49,13 +50,19 @@ def until(process: Process, text: str) -> list[str]:
 
 
 class Watched:
-    """The children of a process, by handles that stay theirs when they are gone."""
+    """The children of a process, by handles that stay theirs when they are gone.
+
+    They are those that it started; the process that forks them is none of them.
+    """
 
     def __init__(self, parent: int) -> None:
         listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        self.commands = {
+        commands = {
             int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
             for pid in listed
+        }
+        self.commands = {
+            pid: command for pid, command in commands.items() if "tests.zygote" not in command
         }
         self._handles = [os.pidfd_open(pid) for pid in self.commands]
 
@@ -101,11 +108,11 @@ def watch() -> Iterator[Any]:
     ],
 )
 def test_a_short_demo(policy: str, setting: str, updates: int, tmp_path: Path) -> None:
-    """The first as users run it: with four workers, its plot and the kernels of its own choice."""
+    """The first as users run it: started, with four workers, a plot and its choice of kernels."""
     few = policy != "fasgd"
     flags = ["--steps", "600", "--policy", policy, "--set", setting, "--seed", "3", "--json"]
     flags += FEW if few else ["--out", str(tmp_path)]
-    status, out, err = run(*flags, env={} if few else {"AIOPS_KERNELS": "auto"})
+    status, out, err = run(*flags, env={} if few else {"AIOPS_KERNELS": "auto", NESTED: ""})
     assert status == 0, err
     assert out.count("\n") == 1
     found = json.loads(out)
