@@ -147,11 +147,16 @@ def server_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[P
 
 
 class Process:
-    """A child process whose lines can be waited for, and which never outlives its test."""
+    """A child process whose lines can be waited for, and which never outlives its test.
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    It is forked, unless ``started`` asks for an interpreter's own start.
+    """
+
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, started: bool = False
+    ) -> None:
         self.url = ""
-        self.popen = ForkedPopen(
+        self.popen = (subprocess.Popen if started else ForkedPopen)(
             [sys.executable, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ import pytest
 
 from aiops.algorithms import find
 from tests.support import PATIENCE, Process, ServerThread
+from tests.zygote import NESTED
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
@@ -46,9 +47,13 @@ def test_there_are_examples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_by_itself(example: str) -> None:
+    """One of them, and its server, is started with the kernels of its choice; others are forked."""
     need(example)
-    kernels = "auto" if example == "numpy_loop.py" else "numpy"
-    process = Process(f"examples/{example}", env={"AIOPS_URL": "", "AIOPS_KERNELS": kernels})
+    started = example == "numpy_loop.py"
+    env = {"AIOPS_URL": "", "AIOPS_KERNELS": "auto" if started else "numpy"}
+    if not started:
+        env[NESTED] = "1"
+    process = Process(f"examples/{example}", env=env, started=started)
     try:
         status, out, err = process.end(3 * PATIENCE)
     finally:
