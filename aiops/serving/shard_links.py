@@ -377,7 +377,8 @@ class ShardLinks:
                 link.fault(ConnectionLost("the lead is shutting down"))
 
     def forked(self) -> None:
-        """Let go of all of them in a fork."""
+        """Let go of all of them in a fork, and connect to none again."""
+        self._ending = True
         for follower in self._followers.values():
             follower.link.forked()
 

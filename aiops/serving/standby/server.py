@@ -265,6 +265,13 @@ class StandbyServer:
             self._ending = True
             self.server.stop_with_lead()
 
+    def forked(self) -> None:
+        """Be no standby any more in a fork, nor the server that it has become."""
+        if self._shards is not None:
+            self._shards.forked()
+        if self.server is not None:
+            self.server.forked()
+
     @property
     def whole(self) -> bool:
         """True if it has a whole state of its primary, so that it can be promoted."""

@@ -128,6 +128,10 @@ class ShardStandbys:
             self._ticker.cancel()
         self._links.end(leave=leave)
 
+    def forked(self) -> None:
+        """Let go of them in a fork."""
+        self._links.forked()
+
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ticker = loop.call_later(_TICK, self._tick, loop)
         self._send(self._group.ask())

@@ -242,10 +242,8 @@ class ServerMachine:
             self.faults.end()
             self._network.kill(self.host)
             self._network.close_ports(self.host)
-            made = self._process
-            server = made.server if isinstance(made, StandbyServer) else made
-            if server is not None:
-                server.forked()  # nothing of it is its own any more
+            if self._process is not None:
+                self._process.forked()  # nothing of it is its own any more
             self._forget(self._life)
             Context().run(self._loop.call_soon, self._bury, self._life, self._task)
             if not self._ready.done():

@@ -398,6 +398,69 @@ def test_standbys_of_shards_with_rows_of_two_histories_go_back_to_where_they_par
     main()
 
 
+@pytest.mark.parametrize("acks", ["replicated", "durable", "written"])
+def test_a_promotion_that_failed_is_made_again_after_the_old_servers_went_on(acks: str) -> None:
+    """One follower's standby was promoted, and is where it was then: all go back to that moment.
+
+    Nothing that was acknowledged as replicated is behind it, as its primary has no standby. With
+    ``written`` the lead has lost rows by then, and has written others.
+    """
+
+    @testing.virtual()
+    async def main() -> None:
+        settings = {**SETTINGS, "acks": acks, "shard_bytes": 1, "standby_deadline": 1e6}
+        copied = {**settings, "standby": "aiops://a:7171"}
+        ports = [7181, 7182]
+        followers = [ServerMachine(f"a-{p}", port=p, follower=True, **settings) for p in ports]
+        lead = ServerMachine("a", followers=[f"a-{p}:{p}" for p in ports], **settings)
+        copies = [
+            ServerMachine(f"b-{port}", port=port, follower=True, shard=shard, **copied)
+            for shard, port in enumerate(ports, 1)
+        ]
+        standby = ServerMachine("b", followers=[f"b-{p}:{p}" for p in ports], **copied)
+        for machine in (*followers, lead, *copies, standby):
+            await machine.start()
+        async with aiops.AsyncWorker("aiops://a:7171,b:7171", {"w": np.zeros(24)}) as worker:
+            await train(worker, 3, 1.0)
+            lead.disk.seconds = 9.0 if acks == "written" else 0.0
+            await train(worker, 3, 1.0)
+            standby.standby.on_promotion = copies[1].crash
+            assert standby.promote()
+            await testing.until(lambda: copies[0].serving, "it is promoted", limit=10.0)
+            standby.standby.on_promotion = lambda: None
+            await copies[1].start()
+            if acks == "written":
+                lead.cut_power()
+                lead.disk.seconds = 0.0
+                await lead.start()
+            training = asyncio.create_task(train(worker, 5, 10.0))
+            await asyncio.sleep(30.0)
+            assert lead.serving
+            assert not standby.serving
+            assert training.done() == (acks != "replicated")
+            lost = worker.rolled_back
+            assert (lost > 0) == (acks == "written")
+            for machine in (lead, *followers):
+                machine.crash()
+            assert standby.promote()
+            await training
+            await testing.until(lambda: standby.serving, "it is promoted", limit=60.0)
+            await train(worker, 2, 10.0)
+            version = standby.server.version
+            if acks == "replicated":
+                assert (worker.rolled_back, version) == (0, 13)
+                assert (worker.params["w"] == -76).all()
+            else:  # the first step was of a version that is lost
+                assert worker.rolled_back == (lost + 4 if lost else 5)
+                assert version == 6 - lost + 1
+                assert (worker.params["w"] == -6 + lost - 10).all()
+        for machine in (standby, *copies):
+            await machine.stop()
+            assert machine.error is None
+
+    main()
+
+
 async def train(worker: aiops.AsyncWorker, steps: int, amount: float) -> None:
     """Add ``-amount`` to each of 24 parameters, some times, and wait until standbys are fed."""
     for _ in range(steps):
@@ -467,6 +530,25 @@ async def test_a_server_that_is_stopped_while_it_starts_keeps_no_connection() ->
         assert not follower.running
         await follower.start()
         assert (await worker.step({"w": np.ones(24)})).version == 2
+    await lead.stop()
+
+
+@testing.virtual()
+async def test_a_lead_that_has_crashed_connects_to_no_follower_again() -> None:
+    """Not in its next life either, in which it could take a follower from the lead of then."""
+    lead, follower = shards("written", 2)
+    await follower.start()
+    await lead.start()
+    ghost = lead.server
+    lead.crash()
+    follower.crash()
+    await follower.start()
+    testing.network().revive(lead.host)
+    await asyncio.sleep(10.0)
+    assert not follower.server.coordinator.led  # type: ignore[union-attr]
+    await lead.start()
+    assert lead.server is not ghost
+    assert follower.server.coordinator.led  # type: ignore[union-attr]
     await lead.stop()
 
 
