@@ -161,7 +161,8 @@ async def main():
     made.stdin.close()
     print(await made.wait())
 
-asyncio.run(main())
+with asyncio.Runner(loop_factory=LOOP.new_event_loop) as runner:
+    runner.run(main())
 """
 
 INNER = """
@@ -179,10 +180,17 @@ def deaf() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize(("nested", "how"), [("", "new"), ("1", "imported")])
-def test_what_a_process_starts_is_forked_if_that_is_asked_for(nested: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("nested", "loop", "how"),
+    [("", "asyncio", "new"), ("1", "asyncio", "imported"), ("1", "uvloop", "imported")],
+)
+def test_what_a_process_starts_is_forked_if_that_is_asked_for(
+    nested: str, loop: str, how: str
+) -> None:
+    pytest.importorskip(loop)
     environment = {**os.environ, NESTED: nested}
-    with ForkedPopen(command(OUTER), **PIPES, text=True, env=environment) as process:
+    outer = f"import {loop} as LOOP{OUTER}"
+    with ForkedPopen(command(outer), **PIPES, text=True, env=environment) as process:
         out, err = process.communicate()
     assert (out, err) == (f"7 3 True True {how}\n5\n", "")
 

@@ -14,6 +14,7 @@ of the test.
 from __future__ import annotations
 
 import array
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -56,6 +57,7 @@ NESTED = "AIOPS_TEST_NESTED"
 _ABOVE = 512  # descriptors from here on are not a program's
 _KEPT = 768  # the descriptor by which a process asks its own zygote
 _ROOM = 1 << 14  # bytes for a command line, and for an environment, that the system shows
+_OF_LOOPS = ("subprocess_exec", "_make_subprocess_transport", "_child_watcher_callback")
 _THREADS = frozenset(ONE_THREAD)
 _NOT_AT_THE_START = (
     *("AIOPS_", "GLOO_", "OMPI_COMM_", "PMIX_", "PYTEST_", "PYTHONPATH", "PYTHONUNBUFFERED"),
@@ -333,6 +335,15 @@ def _fork_from(sock: socket.socket) -> None:
     global _nested
     _nested = _Zygote(sock)
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
+    # A loop of uvloop starts processes without `subprocess`: here it does as asyncio's own do,
+    # which from 3.14 on have what watches their children.
+    with contextlib.suppress(ImportError):
+        from uvloop import Loop
+
+        for name in _OF_LOOPS if sys.version_info < (3, 14) else ():
+            if found := getattr(asyncio.SelectorEventLoop, name, None):
+                setattr(Loop, name, found)
+                Loop._debug = False
 
 
 def _show(words: Sequence[str], environment: Mapping[str, str]) -> None:

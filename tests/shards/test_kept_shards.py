@@ -36,7 +36,9 @@ from aiops.serving.state import kept_state
 from aiops.state.directory import StateListing, snapshot_name
 from tests.shards.world import Actor, World
 from tests.support import PATIENCE, Process, ServerThread, assert_same
+from tests.zygote import NESTED
 
+FORKED = {NESTED: "1"}  # the shards of a process, too
 FLAGS = ("--policy", "fasgd", "--lr", "0.01", "--kernels", "numpy", "--shard-bytes", "1")
 MODEL = {
     "w": np.linspace(-1, 1, 60).astype(np.float32).reshape(20, 3),
@@ -111,7 +113,7 @@ def test_killed_it_goes_on_to_the_last_bit(
     try:
         for kill in (*kills, None):
             if server is None:
-                server = Process("-m", "aiops.server", "--port", "0", *flags)
+                server = Process("-m", "aiops.server", "--port", "0", *flags, env=FORKED)
                 server.url, log = server.line(), Log(server)
                 client = Client(server.url, role="worker", name="w", timeout=PATIENCE)
                 params = client.define(MODEL)
@@ -152,7 +154,7 @@ def test_followers_elsewhere_keep_their_own_state(tmp_path: Path) -> None:
     urls = ",".join(process.url for process in processes)
     flags = (*FLAGS, "--followers", urls, "--state", str(tmp_path / "lead"))
     flags += ("--snapshot-every", "0.01")
-    lead = Process("-m", "aiops.server", "--port", "0", *flags)
+    lead = Process("-m", "aiops.server", "--port", "0", *flags, env=FORKED)
     try:
         with Client(lead.line(), role="worker", name="w", timeout=PATIENCE) as client:
             params = client.define(MODEL)
@@ -165,7 +167,7 @@ def test_followers_elsewhere_keep_their_own_state(tmp_path: Path) -> None:
             for step in range(3, 6):
                 client.exchange(params, gradients(step))
         lead.kill()
-        lead = Process("-m", "aiops.server", "--port", "0", *flags)
+        lead = Process("-m", "aiops.server", "--port", "0", *flags, env=FORKED)
         with Client(lead.line(), role="worker", name="w", timeout=PATIENCE) as client:
             params = client.fetch()
             for step in range(6, 9):
@@ -411,7 +413,7 @@ def test_a_lead_that_is_asked_to_end_while_it_waits_ends_with_status_0(tmp_path:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]  # at which no server listens
         flags = ["--shards", "2", "--followers", f"127.0.0.1:{port}", "--state", str(tmp_path)]
-        lead = Process("-m", "aiops.server", "--port", "0", "--policy", "asgd", *flags)
+        lead = Process("-m", "aiops.server", "--port", "0", "--policy", "asgd", *flags, env=FORKED)
         try:
             assert lead.popen.stderr is not None
             while "it is waited for" not in (line := lead.popen.stderr.readline()):

@@ -19,6 +19,7 @@ from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
 from aiops.serving.config import Config
 from aiops.serving.shard_processes import FOLLOWERS_SETTINGS, ShardProcesses
 from tests.support import PATIENCE, Process, assert_same, server_process
+from tests.zygote import NESTED
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--shard-bytes", "1")
 MODEL = {
@@ -57,7 +58,7 @@ def test_stopped_it_saves_all_of_it_and_ends_with_status_0(tmp_path: Path) -> No
 def test_when_all_are_asked_to_end_the_lead_still_saves_all_of_it(tmp_path: Path) -> None:
     """As systemd does, which asks every process of a service."""
     save = tmp_path / "save.safetensors"
-    with server_process(*FLAGS, "--shards", "2", "--save", str(save)) as server:
+    with server_process(*FLAGS, "--shards", "2", "--save", str(save), env={NESTED: "1"}) as server:
         with Client(server.url, role="worker") as client:
             params = client.define(MODEL)
             client.exchange(params, ones())
@@ -95,7 +96,7 @@ def test_a_follower_that_is_asked_twice_does_not_wait_for_its_lead() -> None:
 
 @pytest.mark.slow
 def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
-    with server_process(*FLAGS, "--shards", "3") as server:
+    with server_process(*FLAGS, "--shards", "3", env={NESTED: "1"}) as server:
         with Client(server.url, role="worker", timeout=10) as client:
             params = client.define(MODEL)
             client.exchange(params, ones())
@@ -250,7 +251,9 @@ def test_followers_end_when_their_lead_is_killed_before_it_reached_them(
     ],
 )
 def test_what_does_not_work_yet_is_refused_at_the_start(flags: tuple[str, ...], text: str) -> None:
-    process = Process("-m", "aiops.server", "--port", "0", *FLAGS, "--shards", "2", *flags)
+    process = Process(
+        "-m", "aiops.server", "--port", "0", *FLAGS, "--shards", "2", *flags, env={NESTED: "1"}
+    )
     try:
         status, out, log = process.end()
         assert (status, out) == (2, "")
