@@ -284,7 +284,7 @@ def lengthened(header: dict[str, Any]) -> dict[str, Any]:
 
 class TestBytes:
     @each_example
-    def test_message_to_bytes(self, example: dict[str, Any]) -> None:
+    def test_message_to_bytes_and_back(self, example: dict[str, Any]) -> None:
         message = message_of(example)
         assert encoding.encode(message).hex() == example["header_hex"]
         wire = Driven(example["sender"], no_sink)
@@ -294,10 +294,6 @@ class TestBytes:
         views = [[memoryview(payload)] for payload in payloads_of(example)]
         frame = b"".join(wire.send(message, views, places_of(example)))
         assert frame.hex() == example["frame_hex"]
-
-    @each_example
-    def test_bytes_to_message(self, example: dict[str, Any]) -> None:
-        message = message_of(example)
         assert decode(bytes.fromhex(example["header_hex"])) == message
         wire = near(Driven(OTHER[example["sender"]], Landing), example)
         wire.state = next(
@@ -378,13 +374,12 @@ class TestFromThePageAlone:
         assert imported <= set(sys.stdlib_module_names)
 
     @each_example
-    def test_it_writes_the_same_bytes(self, example: dict[str, Any]) -> None:
+    def test_it_writes_the_same_bytes_and_reads_the_same_values(
+        self, example: dict[str, Any]
+    ) -> None:
         payloads = places_of(example) or payloads_of(example)
         data = foreign.frame(lengthened(plain(example["header"])), payloads)
         assert data.hex() == example["frame_hex"]
-
-    @each_example
-    def test_it_reads_the_same_values(self, example: dict[str, Any]) -> None:
         rest = bytes.fromhex(example["frame_hex"])
 
         def receive(count: int) -> bytes:
@@ -394,7 +389,6 @@ class TestFromThePageAlone:
             return data
 
         client = ForeignClient(lambda data: None, receive)
-        payloads = places_of(example) or payloads_of(example)
         assert client.receive() == (plain(example["header"]), payloads)
         assert rest == b""
 

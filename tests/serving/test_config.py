@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -153,29 +154,20 @@ class TestSources:
         assert getattr(read(), name) == getattr(Config(), name)
 
     @pytest.mark.parametrize("name", NAMES)
-    @pytest.mark.parametrize(
-        ("sources", "winner"),
-        [
-            (("file",), 0),
-            (("variable",), 1),
-            (("flag",), 2),
-            (("file", "variable"), 1),
-            (("file", "flag"), 2),
-            (("variable", "flag"), 2),
-            (("file", "variable", "flag"), 2),
-        ],
-    )
-    def test_flag_then_variable_then_file(
-        self, read: Run, name: str, sources: tuple[str, ...], winner: int
-    ) -> None:
-        arguments = given(name, *sources)
-        config = read(*arguments["flags"], variables=arguments["variables"], file=arguments["file"])
-        got, wanted = getattr(config, name), VALUES[name][winner]
-        if name == "set":  # each changes what it names
-            places = [("file", "variable", "flag").index(source) for source in sources]
-            wanted = [item for place in places for item in VALUES["set"][place]]
-        assert got == wanted
-        assert type(got) is type(wanted)
+    def test_flag_then_variable_then_file(self, read: Run, name: str) -> None:
+        places = ("file", "variable", "flag")
+        for count in (1, 2, 3):
+            for sources in combinations(places, count):
+                arguments = given(name, *sources)
+                config = read(
+                    *arguments["flags"], variables=arguments["variables"], file=arguments["file"]
+                )
+                tried = [places.index(source) for source in sources]
+                got, wanted = getattr(config, name), VALUES[name][tried[-1]]
+                if name == "set":  # each changes what it names
+                    wanted = [item for place in tried for item in VALUES["set"][place]]
+                assert got == wanted, sources
+                assert type(got) is type(wanted), sources
 
     def test_underscores_and_dashes_in_a_file(self, read: Run) -> None:
         assert read(file="worker_deadline = 7").worker_deadline == 7.0
