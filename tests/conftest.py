@@ -52,10 +52,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[Any]:
     try:
         return (yield)
     finally:
-        gc.enable()
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # first: enabled, it would walk through all of them at once
         gc.set_threshold(50_000, 10, 10)
+        gc.enable()
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ from aiops.state.snapshot_file import SnapshotHeader
 from aiops.store.resources import Resources
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
+from tests.peers import eventually
 from tests.support import PATIENCE, Process, ServerThread, server_process
 
 START: Mapping[str, Array] = {
@@ -546,6 +547,8 @@ def test_sigterm_ends_with_status_2_when_the_last_snapshot_has_no_room(tmp_path:
     flags = "--policy=asgd", "--acks=applied", f"--state={tmp_path / 's'}"
     with server_process(*flags) as server:
         train(server.url, PLAIN, 1, 3)
+        eventually(lambda: any((tmp_path / "s").glob("snapshot-*")), "a first snapshot")
+        train(server.url, PLAIN, 2, 3)
         _soft, hard = resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE, (16, hard))
         server.signal(signal.SIGTERM)
