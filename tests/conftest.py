@@ -22,6 +22,9 @@ settings.load_profile("aiops")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Threads for matrix products wait for the next one in a busy loop, which other tests pay.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Servers that tests start as processes update with NumPy's loops, which agree with Numba's to the
 # last bit and load in half the time. Tests whose point is a process with Numba's say so.
 os.environ.setdefault("AIOPS_KERNELS", "numpy")
