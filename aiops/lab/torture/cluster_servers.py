@@ -279,7 +279,8 @@ class ClusterServers:
         """Wait until one server serves and no other; return what is wrong, or nothing."""
         site = self.site(0)
         others = [one for one in self.machines if one not in site]
-        if not await self._until(lambda: not any(one.serving for one in others)):
+        # An operator who has not begun yet to start old servers is to learn it first.
+        if not await self._until(lambda: not (self._naive or any(one.serving for one in others))):
             return f"a server that was superseded serves for {_PATIENCE:g} s"
         if not await self._until(lambda: all(one.serving for one in site)):
             away = ", ".join(one.host for one in site if not one.serving)

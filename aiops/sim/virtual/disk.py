@@ -158,7 +158,8 @@ class VirtualDisk:
         The virtual event loop of its threads, whose syncs and renames take time; None: it has no
         threads, and takes no time.
     seconds
-        The virtual seconds of a sync, if a thread waits for it; the event loop does not.
+        The virtual seconds of a sync, if a thread waits for it; the event loop does not. The
+        attribute may be set while threads run.
     history
         Whether operations are kept, so that `after` and `after_power_cut` know earlier moments.
     inline
@@ -328,7 +329,7 @@ class VirtualDisk:
     def thread(self, run: Callable[[], None], name: str) -> DiskThread:
         """Begin a thread in virtual time."""
         if self._inline:
-            return InlineThread(self._running(), run, self.seconds)
+            return InlineThread(self._running(), run, lambda: self.seconds)
         return VirtualThread(self._running(), run, name)
 
     def queue(self) -> DiskQueue:

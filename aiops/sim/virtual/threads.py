@@ -116,11 +116,13 @@ class InlineThread:
     run
         What it does. An error of it is raised on the loop.
     seconds
-        Virtual seconds between the time at which there is something to do and that at which it is
-        done, all that has come meanwhile at once.
+        Tells, whenever there is something to do, after how many virtual seconds it is done, all
+        that has come meanwhile at once.
     """
 
-    def __init__(self, loop: VirtualLoop, run: Callable[[], None], seconds: float) -> None:
+    def __init__(
+        self, loop: VirtualLoop, run: Callable[[], None], seconds: Callable[[], float]
+    ) -> None:
         self._loop, self._call, self._seconds = loop, run, seconds
         self._over = self._due = False
         self.context = copy_context()
@@ -141,7 +143,7 @@ class InlineThread:
         """Have it run in a moment."""
         if not (self._due or self._over):
             self._due = True
-            self._loop.call_later(self._seconds, self._run, context=self.context)
+            self._loop.call_later(self._seconds(), self._run, context=self.context)
 
     def end(self) -> None:
         """Do nothing any more."""

@@ -169,6 +169,32 @@ class TestThreads:
         run_on(loop, main())
         assert seen == [("early", 3.0), ("late", 5.0), ("last", 6.0)]
 
+    @pytest.mark.parametrize("inline", [False, True])
+    def test_a_disk_may_become_faster_under_it(self, inline: bool) -> None:
+        loop = VirtualLoop(100.0)
+        disk, seen = VirtualDisk(loop, 4.0, inline=inline), list[tuple[bytes, float]]()
+
+        async def main() -> None:
+            work, file = disk.queue(), disk.create(FOLDER / "a")
+
+            def run() -> None:
+                while (item := work.get()) is not None:
+                    file.sync()
+                    seen.append((item, loop.time()))
+
+            thread = disk.thread(run, "disk")
+            await disk_idle(10.0)
+            work.put(b"slow")
+            await disk_idle(10.0)
+            disk.seconds = 0.5
+            work.put(b"fast")
+            await disk_idle(10.0)
+            work.put(None)
+            thread.join()
+
+        run_on(loop, main())
+        assert seen == [(b"slow", 14.0), (b"fast", 20.5)]
+
     def test_its_error_ends_the_run(self) -> None:
         loop = VirtualLoop(100.0)
 
