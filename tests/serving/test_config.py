@@ -112,15 +112,16 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         monkeypatch.delenv("AIOPS_" + name.upper(), raising=False)
 
     def run(*flags: str, variables: dict[str, str] | None = None, file: str = "") -> Config:
-        for name, value in (variables or {}).items():
-            monkeypatch.setenv(name, value)
         if file:
             path = tmp_path / "server.toml"
             path.write_text(file)
             flags = ("--config", str(path), *flags)
         command, seen = command_line()
         seen.clear()
-        command(list(flags), standalone_mode=False)
+        with monkeypatch.context() as patch:
+            for name, value in (variables or {}).items():
+                patch.setenv(name, value)
+            command(list(flags), standalone_mode=False)
         return seen[0]
 
     return run
