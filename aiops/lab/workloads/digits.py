@@ -28,8 +28,8 @@ def load_digits() -> Dataset:
     and each writer has its share in both parts. Within a part the file's order is kept.
     """
     packed = resources.files(__package__).joinpath("data", "optdigits.tes.gz").read_bytes()
-    rows = gzip.decompress(packed).decode("ascii").splitlines()
-    table = np.array([row.split(",") for row in rows]).astype(np.uint8)
+    text = gzip.decompress(packed).decode("ascii").strip().replace("\n", ",")
+    table = np.fromstring(text, np.uint8, sep=",").reshape(-1, 8 * 8 + 1)
     x = unit_range(table[:, :-1].reshape(-1, 8, 8), _TOP)
     y = table[:, -1].astype(np.int64)
     test = np.zeros(len(y), dtype=bool)
