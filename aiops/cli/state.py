@@ -301,31 +301,18 @@ def export(
     --at they are those after a row, tables included: the rows since the snapshot before it are
     replayed, which takes about as long as the training did.
 
-    Of the folder with those of all shards it writes the whole model, at the newest moment of which
-    all servers have a snapshot.
+    Of the folder with those of all shards it writes the whole model, tables included, at the newest
+    moment of which all servers have a snapshot; rows are those of the lead's journal, in shard-0.
     """
-    from aiops.cli.state_folder import (
-        StateFolder,
-        exported_set,
-        is_one_file,
-        opened_file,
-        shard_folders,
-    )
+    from aiops.cli.state_folder import StateFolder, is_one_file, opened_file, shard_folders
     from aiops.serving.safetensors_io import write_model
 
+    if at is not None and (snapshot is not None or is_one_file(folder)):
+        raise UsageError("--at is for a directory, and without --snapshot")
     if shard_folders(folder):
-        if at is not None:
-            raise UsageError(
-                f"{folder} is of several shards, and --at replays one journal: leave it out, or"
-                " start the servers with this --state and --save"
-            )
-        arrays, row, version = exported_set(folder, snapshot)
-        write_model(out, arrays, version)
-        _exported(out, row, version, len(arrays), as_json=as_json)
+        _export_shards(folder, snapshot, at, out, as_json=as_json)
         return
     if at is not None:
-        if snapshot is not None or is_one_file(folder):
-            raise UsageError("--at is for a directory, and without --snapshot")
         _export_at(StateFolder(folder), at, out, as_json=as_json)
         return
     if is_one_file(folder):
@@ -346,6 +333,23 @@ def export(
         version = file.header.versions[0]
     write_model(out, arrays, version)
     _exported(out, row, version, len(arrays), as_json=as_json)
+
+
+def _export_shards(
+    folder: Path, snapshot: int | None, row: int | None, out: Path, *, as_json: bool
+) -> None:
+    """Write the model of several shards: of a set of snapshots, or after a row."""
+    from aiops.cli.shards_replay import ModelAt, model_at, tables_at
+    from aiops.cli.state_folder import exported_set
+    from aiops.serving.safetensors_io import write_model
+
+    if row is None:
+        arrays, row, version = exported_set(folder, snapshot)
+        found = ModelAt(arrays, version, tables_at(folder, row))
+    else:
+        found = model_at(folder, row)
+    write_model(out, found.arrays, found.version, found.tables)
+    _exported(out, row, found.version, len(found.arrays), as_json=as_json)
 
 
 def _export_at(state: Any, row: int, out: Path, *, as_json: bool) -> None:

@@ -101,7 +101,7 @@ def exported_set(path: Path, row: int | None) -> tuple[dict[str, Any], int, int]
     Raises
     ------
     UsageError
-        When there is no such set, or the model has tables.
+        When there is no such set.
     DamagedState
         When a snapshot of it is damaged.
     """
@@ -141,14 +141,9 @@ def _model_at(
     layout = described_layout(header)
     options = Options(**header.settings["options"])
     placement, arena = Placement.even(layout, options.shards, options.shard_bytes), Arena(layout)
-    for shard in placement.used[1:]:
-        if shard > len(followers):
-            raise UsageError(
-                f"{lead.path.parent} lacks the folder of shard {shard} of {options.shards}: copy it"
-                f" from its host to {lead.path.parent / shard_folder(shard)}, of the same time"
-            )
-        if rows[shard - 1] is None:
-            return None
+    check_folders(lead.path.parent, followers, placement)
+    if any(rows[shard - 1] is None for shard in placement.used[1:]):
+        return None
     for shard in placement.used:
         folder, row = (followers[shard - 1], rows[shard - 1]) if shard else (lead, cut)
         assert row is not None, "it was looked for"
@@ -165,13 +160,29 @@ def _model_at(
     return arena.views
 
 
+def check_folders(path: Path, followers: Sequence[StateFolder], placement: Placement) -> None:
+    """Check that all followers that hold a part of a model have their folders beside the lead's.
+
+    Raises
+    ------
+    UsageError
+        When one has not.
+    """
+    for shard in placement.used[1:]:
+        if shard > len(followers):
+            raise UsageError(
+                f"{path} lacks the folder of shard {shard} of {len(placement)}: copy it from its"
+                f" host to {path / shard_folder(shard)}, of the same time"
+            )
+
+
 def described_layout(header: SnapshotHeader) -> Layout:
     """Return the layout of the whole model of a snapshot.
 
     Raises
     ------
     UsageError
-        When it has none, or has tables.
+        When it has none; when one server's has tables, which a replay alone brings back.
     DamagedState
         When it is none.
     """
@@ -183,9 +194,7 @@ def described_layout(header: SnapshotHeader) -> Layout:
         layout = Layout([(name, dtype, shape) for name, dtype, shape in tensors], empty=True)
     except (TypeError, ValueError) as error:
         raise DamagedState(f"the snapshot's model is damaged: {error}") from None
-    if described and header.shards > 1:
-        raise UsageError("it has tables: start its servers with --save, which writes them too")
-    if described:
+    if described and header.shards == 1:
         raise UsageError(f"it has tables: give --at {header.row}, with the directory")
     return layout
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiops.algorithms import find
 from aiops.common.frozen import value
+from aiops.durable.lead_recorder import LeadReplayer
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import Replayer
 from aiops.durable.rows import JournalRow, RowCounter, passes, row_of
@@ -18,6 +19,7 @@ from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Options
 from aiops.errors import DamagedState, UsageError
+from aiops.shards.lead import Lead
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
 from aiops.state.row_kinds import RowKind, row_fields
@@ -103,7 +105,7 @@ def replay(frames: Iterable[JournalFrame], kernels: str = "auto") -> Replayed:
     found = row_fields(first.kind, first.row, "row 1")
     settings = {"policy": found["policy"], **found["settings"]}
     engine = engine_of({"algorithm": settings, "options": found["options"]}, kernels)
-    replayer = Replayer(engine)
+    replayer = replayer_of(engine)
     replayer.begin(first)
     return replay_on(engine, replayer, rows, first.number)
 
@@ -146,6 +148,14 @@ def engine_of(settings: Any, kernels: str) -> Engine:
         )
     except (KeyError, TypeError) as error:
         raise DamagedState(f"the state's settings are damaged: {error!r}") from None
+
+
+def replayer_of(engine: Engine) -> Replayer:
+    """Return what replays rows to a fresh engine; to a lead's, without its followers."""
+    followers = engine.options.shards - 1
+    if not followers:
+        return Replayer(engine)
+    return LeadReplayer(Lead(engine, [("", 0)] * followers, kept=True))
 
 
 def _check_end(engine: Engine, frame: JournalFrame) -> None:

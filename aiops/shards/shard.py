@@ -163,6 +163,11 @@ class Shard:
         return self.store.version + (self._computed is not None)
 
     @property
+    def newest(self) -> Version:
+        """That version, published or not; its numbers are those of the one before until it is."""
+        return self.store.current if self._computed is None else self._computed[0]
+
+    @property
     def held(self) -> list[tuple[int, bool]]:
         """The versions that are kept for the rule; True: those of the delta replica."""
         return sorted(self._held)

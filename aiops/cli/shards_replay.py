@@ -1,0 +1,141 @@
+"""Bring the model of several shards to the state that their directories have at a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aiops.cli.state_folder import StateFolder, check_folders, shard_folders
+from aiops.cli.state_replay import frames_of, from_newest, own_snapshot, queued_rows, replayed_to
+from aiops.common.frozen import value
+from aiops.durable.shards_replay import PartReplay
+from aiops.engine.engine import Engine
+from aiops.errors import DamagedState, UsageError
+from aiops.model.arena import Arena
+from aiops.model.placement import Placement
+from aiops.state.directory import StateIdentity, foreign
+
+
+@value
+class ModelAt:
+    """A model at one moment: its tensors by name, its version, and its tables.
+
+    ``tables``: as `aiops.serving.safetensors_io.write_model` takes them.
+    """
+
+    arrays: dict[str, Any]
+    version: int
+    tables: list[Any]
+
+
+def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
+    """Return the model after a row of the lead's journal, of the replays of all servers.
+
+    Parameters
+    ----------
+    path
+        The folder with those of all shards.
+    row
+        The row.
+    kernels
+        The kernels to use; all give the same bits.
+
+    Raises
+    ------
+    UsageError
+        When the servers do not have that moment together.
+    DamagedState
+        When the directory of one is damaged.
+    """
+    lead, *followers = map(StateFolder, shard_folders(path))
+    engine = replayed_to(lead, row, kernels)
+    store, options = engine.store, engine.options
+    if store is None:
+        raise UsageError(f"no model was defined at row {row:,}")
+    placement = Placement.even(store.layout, options.shards, options.shard_bytes)
+    check_folders(path, followers, placement)
+    arena, short = Arena(store.layout), dict[int, PartReplay]()
+    arena.data[: placement.edges[1]] = store.current.arena.data[: placement.edges[1]]
+    identity, history = lead.identity(), lead.generations().history
+    for shard in placement.used[1:]:
+        folder, (low, high) = followers[shard - 1], placement.edges[shard : shard + 2]
+        _check_place(folder, identity, shard, row)
+        part = _replayed(folder, engine, identity.run, row)
+        part.check_history(history, str(folder.path))
+        if part.version == store.version:
+            arena.data[low:high] = part.data[: high - low]
+        else:
+            short[shard] = part
+    if short:
+        raise UsageError(_lacking(path, row, store.version, short))
+    return ModelAt(arena.views, store.version, engine.saved_tables())
+
+
+def tables_at(path: Path, row: int) -> list[Any]:
+    """Return the tables of the snapshots of a row, which the lead alone has."""
+    lead = StateFolder(shard_folders(path)[0])
+    with lead.snapshot(row) as file:
+        _tensors, described = file.header.owners["model"]
+    return replayed_to(lead, row).saved_tables() if described else []
+
+
+def _check_place(folder: StateFolder, lead: StateIdentity, shard: int, row: int) -> None:
+    """Check that a folder is that of a follower, and that it need not go back before a row."""
+    why = foreign(str(folder.path), folder.identity().origin, (lead.run, shard, lead.shards))
+    if why:
+        raise DamagedState(f"{why}: put back the folder that was there")
+    back_to = folder.generations().back_to
+    if back_to is not None and back_to < row:
+        raise UsageError(
+            f"{folder.path} goes back to row {back_to:,} of the lead's journal at its next start,"
+            f" and row {row:,} is later: give --at {back_to}, or start the servers first"
+        )
+
+
+def _replayed(folder: StateFolder, lead: Engine, run: str, row: int) -> PartReplay:
+    """Bring a fresh follower to the version of its lead, or to the newest before that it has."""
+
+    def from_snapshot(base: int) -> PartReplay:
+        part = PartReplay(lead, run)
+        with own_snapshot(folder, base) as file:
+            part.restore(base, file.header, file.array, queued_rows(folder, file.header))
+            part.go_on(frames_of(folder, base + 1), base)
+        return part
+
+    def from_first() -> PartReplay:
+        part = PartReplay(lead, run)
+        part.go_on(frames_of(folder, 1))
+        return part
+
+    moment = f"row {row:,} of the lead's"
+    bases = _bases(folder, lead, row)
+    try:
+        return from_newest(folder, bases, from_snapshot, from_first, moment)
+    except DamagedState as error:
+        raise DamagedState(f"{folder.path}: {error}", **error.details) from error
+
+
+def _bases(folder: StateFolder, lead: Engine, row: int) -> list[int]:
+    """Return the rows of a follower's snapshots of a moment or earlier, the newest first."""
+    found = list[int]()
+    for base in folder.listing.snapshots:
+        try:
+            with folder.snapshot(base) as file:
+                header = file.header
+        except DamagedState:
+            continue
+        cut = header.owners.get("cut")
+        if type(cut) is int and cut <= row and header.versions[0] <= lead.version:
+            found.append(base)
+    return found
+
+
+def _lacking(path: Path, row: int, version: int, short: dict[int, PartReplay]) -> str:
+    """Return why the servers do not have a moment together, and which one they have."""
+    names = ", ".join(f"shard {shard} at version {short[shard].version:,}" for shard in short)
+    newest = min(part.reached for part in short.values())
+    return (
+        f"row {row:,} is of version {version:,}, which not all journals of {path} lead to: {names};"
+        f" the newest row that all lead to is {newest:,}: give --at {newest}, if the lead has it"
+        " still"
+    )
