@@ -14,6 +14,22 @@ from aiops.model.layout import Array
 from aiops.net.faulty_disk import points
 
 _SHARDED = ("asgd", "ssp", "sasgd", "softsync", "fasgd", "hardsync", "momentum", "adam")
+LAYOUTS: Mapping[str, tuple[int, int]] = {
+    "single": (1, 1),
+    "standby": (2, 1),
+    "shards": (1, 2),
+    "shards with standbys": (2, 2),
+}
+"""The sites of a layout, of which the second has standbys of the first, and the servers of each."""
+
+_TARGETS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "single": ((0,),),
+    "standby": ((0,), (0,), (1,)),
+    "shards": ((0,), (0,), (0,), (1,), (1,), (0, 1)),
+    "shards with standbys": ((0, 1), (0, 1), (0,), (1,), (2,), (3,), (2, 3)),
+}
+"""What is killed together: never a server and its standby, as a promotion needs one of them."""
+
 _TINY, _LENT = 0, 12_288  # cells; what is above 64 KiB is lent through shared memory
 
 
@@ -152,8 +168,9 @@ class KillMoment:
     point, count
         The point of ``AIOPS_FAULTS`` at which it ends itself, and for which time, unless the rest
         comes first; empty: none.
-    target
-        0: the server that workers speak to; 1: its standby, or a follower; 2: lead and follower.
+    targets
+        The servers that are killed together, by their numbers: those that serve, the lead first,
+        and behind them their standbys in the same order.
     """
 
     pushes: int = 0
@@ -161,7 +178,7 @@ class KillMoment:
     early: bool = False
     point: str = ""
     count: int = 1
-    target: int = 0
+    targets: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +207,8 @@ class TrialPlan:
     cells
         Those of each worker.
     layout
-        ``single``; ``standby``: a server and its standby; ``shards``: a lead and a follower.
+        ``single``; ``standby``: a server and its standby; ``shards``: a lead and a follower;
+        ``shards with standbys``: these, and a standby of each.
     snapshot_every
         Seconds between snapshots.
     """
@@ -213,6 +231,16 @@ class TrialPlan:
         return len(self.moments)
 
     @property
+    def sites(self) -> int:
+        """2 with standbys, else 1."""
+        return LAYOUTS[self.layout][0]
+
+    @property
+    def shards(self) -> int:
+        """The servers that have a part of the model."""
+        return LAYOUTS[self.layout][1]
+
+    @property
     def lossy(self) -> bool:
         """True if acknowledged pushes may be lost, as clients are told."""
         return self.acks == "applied"
@@ -227,7 +255,7 @@ class TrialPlan:
         flags = [*self.checked.flags, "--kernels", "numpy"]
         if self.acks:
             flags += ["--acks", self.acks, "--snapshot-every", str(self.snapshot_every)]
-        if self.layout == "shards":
+        if self.shards > 1:
             flags += ["--shard-bytes", "1"]
         if self.checked.counted:
             flags += ["--workers", str(self.workers)]
@@ -245,9 +273,10 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
     rng = random.Random(seed)
     variant = rng.choice(names)
     checked = PROCESS_VARIANTS[variant]
-    layout = rng.choice(("single",) * 16 + ("standby",) + ("shards",) * (variant in _SHARDED))
+    sharded = ("shards", "shards with standbys") * (variant in _SHARDED)
+    layout = rng.choice(("single",) * 16 + ("standby", *sharded))
     acks = rng.choice(("written", "written", "durable", *("applied",) * checked.tells))
-    if layout == "standby":
+    if LAYOUTS[layout][0] > 1:
         acks = "replicated"
     elif layout == "shards":
         acks = rng.choice(("written", "durable", *("applied",) * checked.tells))
@@ -269,21 +298,16 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
 
 
 def _server_moment(rng: random.Random, layout: str) -> KillMoment:
-    kind = rng.random()
-    if layout == "standby":
-        return KillMoment(rng.randint(1, 20), _moment(rng), target=int(rng.random() < 0.3))
-    if layout == "shards":
-        target = rng.choice((0, 0, 0, 1, 1, 2))
-        if kind < 0.15:  # it may be going back to an earlier moment
-            return KillMoment(seconds=rng.uniform(0, 0.3), early=True, target=target)
-        return KillMoment(rng.randint(1, 20), _moment(rng), target=target)
-    if kind < 0.15:
-        return KillMoment(seconds=rng.uniform(0, 0.1), early=True)
-    if kind < 0.4:
+    kind, (sites, shards) = rng.random(), LAYOUTS[layout]
+    targets = rng.choice(_TARGETS[layout])
+    if kind < 0.15 and sites == 1:  # shards may be going back to an earlier moment
+        seconds = rng.uniform(0, 0.3 if shards > 1 else 0.1)
+        return KillMoment(seconds=seconds, early=True, targets=targets)
+    if kind < 0.4 and layout == "single":
         point = rng.choice(sorted(points()))
         count = rng.randint(1, 15) if point.startswith("journal.") else rng.choice((1, 1, 2, 3))
         return KillMoment(rng.randint(20, 30), point=point, count=count)
-    return KillMoment(rng.randint(1, 25), _moment(rng))
+    return KillMoment(rng.randint(1, 25), _moment(rng), targets=targets)
 
 
 def _moment(rng: random.Random) -> float:

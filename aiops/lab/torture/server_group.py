@@ -1,21 +1,30 @@
-"""The server processes of a trial: one, or a server and its standby, or a lead and a follower."""
+"""The server processes of a trial: one or several shards, and perhaps a standby of each.
+
+They have numbers: the shards of the first site, the lead first, and behind them those of the
+second. One site serves; the servers of the other one are their standbys, until they are promoted.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from aiops.client.sync.client import Client
 from aiops.errors import AiopsError
 from aiops.lab.torture.plan import TrialPlan
 from aiops.lab.torture.spawner import Forked, Spawner
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faults import VARIABLE
 from aiops.serving.config import shard_folder
+from aiops.serving.standby.link import ask
+from aiops.wire.standby_messages import Promote
 
 PATIENCE = 300.0
 """Seconds for anything that should take a moment, on a machine that is busy."""
@@ -59,89 +68,108 @@ class ServerGroup:
         Forks them.
     run_server
         Runs a server with these flags.
-
-    Attributes
-    ----------
-    main
-        The number of the server that workers speak to; the other one is 1 - ``main``.
     """
 
     def __init__(
         self, plan: TrialPlan, folder: Path, spawner: Spawner, run_server: RunServer
     ) -> None:
-        self.main = 0
+        self._site = 0  # that serves
         self._plan, self._folder, self._spawner = plan, folder, spawner
         self._run_server = run_server
         self._rng = random.Random()  # ports: two trials of one seed may run side by side
-        self._ports = [self.free_port(), self.free_port()]
+        self._ports = [self.free_port() for _ in range(plan.sites * plan.shards)]
         self._processes: dict[int, Forked] = {}
         self._all: list[Forked] = []
 
     @property
     def url(self) -> str:
         """The address for workers."""
-        ports = sorted(self._ports) if self._plan.layout == "standby" else [self.port]
-        return "aiops://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        leads = range(0, len(self._ports), self._plan.shards)
+        return "aiops://" + ",".join(map(self._address, leads))
 
     @property
     def port(self) -> int:
         """The port of the server that workers speak to."""
-        return self._ports[self.main]
+        return self._ports[self._lead]
 
     @property
     def current(self) -> Forked:
         """The server that workers speak to."""
-        return self._processes[self.main]
+        return self._processes[self._lead]
 
     @property
     def state(self) -> Path:
         """The folder of its state."""
-        return self._folder / f"state-{self.main}"
+        return self._folder / f"state-{self._lead}"
 
     @property
     def have_snapshots(self) -> bool:
         """True if each server that has a part of the model has a snapshot to begin with."""
-        folders = [self.state]
-        if self._plan.layout == "shards":
-            folders = [self.state / shard_folder(0), self._folder / "state-1"]
+        folders = [self._folder / f"state-{number}" for number in self._serving]
+        if self._plan.shards > 1:
+            folders[0] /= shard_folder(0)
         names = [[path.name for path in folder.glob("snapshot-*")] for folder in folders]
         return all(any(not name.endswith(".part") for name in mine) for mine in names)
 
+    @property
+    def _lead(self) -> int:
+        """The number of the server that workers speak to."""
+        return self._site * self._plan.shards
+
+    @property
+    def _serving(self) -> range:
+        """The numbers of the servers that have the model, the lead first."""
+        return range(self._lead, self._lead + self._plan.shards)
+
     def begin(self, faults: str = "") -> None:
         """Start all of them; ``faults``: of the one that workers speak to."""
-        if self._plan.layout == "shards":
-            self._start(1)
-            self.ready(self._processes[1])
-            self.start(faults)
-            return
-        self.start(faults)
-        if self._plan.layout == "standby":
-            self.ready()
-            self._start(1)
-            self.ready(self._processes[1])
+        self._start_each(range(len(self._ports)), faults)
 
     def start(self, faults: str = "") -> None:
         """Start the one that workers speak to."""
-        self._start(self.main, faults)
+        self._start(self._lead, faults)
 
-    def strike(self, target: int) -> None:
-        """Kill the server that workers speak to (0), the other one (1), or both (2).
+    def strike(self, targets: Collection[int]) -> None:
+        """Kill servers: those of `KillMoment.targets`."""
+        for number in self._numbers(targets):
+            self._processes[number].kill()
 
-        Then see to what follows.
+    def recover(self, targets: Collection[int], faults: str = "") -> None:
+        """See to what follows: what was killed is started again.
+
+        Behind the lead its standby is promoted, and the standbys of its followers with it. The
+        servers of its site are then started as standbys of the new ones, also a follower that lives
+        on.
         """
-        if target == 2:
-            for process in self._processes.values():
-                process.kill()
-            self.begin()
-            return
-        number = self.main if target == 0 else 1 - self.main
-        self._processes[number].kill()
-        if self._plan.layout == "standby" and target == 0:
-            self.main = 1 - number
-            self.current.signal(signal.SIGUSR1)
-        self._start(number)
-        if number != self.main:  # a lead does not start without its follower
-            self.ready(self._processes[number])
+        numbers = self._numbers(targets)
+        if self._plan.sites > 1 and self._lead in numbers:
+            numbers = [*self._serving]
+            self._site = 1 - self._site
+            self._promote()
+            for number in numbers:
+                self._processes[number].kill()
+        self._start_each(numbers, faults)
+
+    def _numbers(self, targets: Collection[int]) -> list[int]:
+        """Return the numbers of servers, given those that count from the lead on."""
+        return [(self._lead + target) % len(self._ports) for target in targets]
+
+    def _promote(self) -> None:
+        """Have the standbys take their servers' places, as ``aiops promote`` does."""
+        env, url = CURRENT_ENVIRONMENT.get(), f"aiops://{self._address(self._lead)}"
+        asyncio.run(ask(env, url, None, lambda local: Promote(1), PATIENCE))
+
+    def _start_each(self, numbers: Collection[int], faults: str = "") -> None:
+        """Start servers, followers before their lead, which does not start without them.
+
+        The one that workers speak to may be killed before it is ready: it is not waited for.
+        """
+        for number in sorted(numbers, reverse=True):
+            if number == self._lead:
+                self._start(number, faults)
+            else:
+                self._start(number)
+                self.ready(self._processes[number])
 
     def ready(self, server: Forked | None = None) -> None:
         """Wait until a server, default the main one, has printed its URL."""
@@ -152,12 +180,25 @@ class ServerGroup:
             if (status := server.wait(0)) is not None:
                 raise TrialFailed(f"a server ended with status {status}: {last_line(server)}")
 
-    def wait_for_standby(self) -> None:
-        """Wait until acknowledgements mean ``replicated``: without a standby they mean less."""
-        with Client(f"aiops://127.0.0.1:{self.port}", timeout=PATIENCE) as client:
-            for _ in looks("acknowledgements did not mean 'replicated'"):
-                if client.stats()["state"]["acks"] == "replicated":
-                    return
+    def wait_for_standbys(self) -> None:
+        """Wait until acknowledgements mean ``replicated``, if there are standbys, on each shard.
+
+        Without a standby they mean less. That of the lead is to know the others.
+        """
+        if self._plan.sites == 1:
+            return
+        for _ in looks("acknowledgements did not mean 'replicated'"):
+            serving, standing = self._states(self._site), self._states(1 - self._site)
+            fed = [line.get("acks") == "replicated" and line.get("standbys") for line in serving]
+            there = [line.get("whole") and not line["gone"] for line in standing[1:]]
+            if len(fed) == self._plan.shards == 1 + len(there) and all(fed) and all(there):
+                return
+
+    def _states(self, site: int) -> list[dict[str, Any]]:
+        """Return what the lead of a site tells of the states of its shards, its own first."""
+        with Client(f"aiops://{self._address(site * self._plan.shards)}", timeout=PATIENCE) as told:
+            state = told.stats()["state"]
+        return [state, *state.get("shards", ())]
 
     def end(self, server: Forked | None = None) -> None:
         """End a server, default the main one, in good order."""
@@ -197,15 +238,22 @@ class ServerGroup:
                 return port
 
     def _start(self, number: int, faults: str = "") -> None:
-        flags = [*self._plan.flags(), *self._kept(f"state-{number}")]
-        other = f"127.0.0.1:{self._ports[1 - number]}"
-        if self._plan.layout == "shards":
-            flags += ["--follower"] if number == 1 else ["--followers", other]
-        elif self._plan.layout == "standby":
+        flags, (site, shard) = self._plan.flags(), divmod(number, self._plan.shards)
+        flags += self._kept(f"state-{number}")
+        if shard:
+            flags.append("--follower")
+        elif self._plan.shards > 1:
+            followers = range(number + 1, number + self._plan.shards)
+            flags += ["--followers", ",".join(map(self._address, followers))]
+        if self._plan.sites > 1:
             flags += ["--standby-deadline", str(PATIENCE)]
-            if number != self.main:
-                flags += ["--standby", f"aiops://{other}"]
+        if site != self._site:
+            flags += ["--standby", f"aiops://{self._address(self._lead)}"]
+            flags += ["--shard", str(shard)] if shard else []
         self._processes[number] = self._fork(flags, self._ports[number], faults)
+
+    def _address(self, number: int) -> str:
+        return f"127.0.0.1:{self._ports[number]}"
 
     def _kept(self, folder: str) -> list[str]:
         return ["--state", str(self._folder / folder)] if self._plan.acks else []

@@ -128,14 +128,10 @@ class Trial:
         for moment, following in zip(moments, (*moments[1:], None), strict=True):
             if self._await(moment):
                 self.result.points[moment.point] += 1
-            self.result.kills += 1 + (moment.target == 2)
-            if self._plan.layout == "single":
-                servers.current.kill()
-                self._offered |= self._plan.lossy and not servers.have_snapshots
-                servers.start(_faults(following))
-            else:
-                self._offered |= self._plan.lossy and not servers.have_snapshots
-                servers.strike(moment.target)
+            self.result.kills += len(moment.targets)
+            servers.strike(moment.targets)
+            self._offered |= self._plan.lossy and not servers.have_snapshots
+            servers.recover(moment.targets, _faults(following))
         servers.ready()
         self._start_workers()
         self._wait_for_progress(1)
@@ -155,8 +151,7 @@ class Trial:
         try:
             self._servers.ready()
             self._start_workers()
-            if self._plan.layout == "standby":
-                self._servers.wait_for_standby()
+            self._servers.wait_for_standbys()
             if self._plan.lossy:
                 self._wait_for_snapshot()
             self._wait_for_progress(moment.pushes, server if moment.point else None)
@@ -312,20 +307,22 @@ class Trial:
     def _compare(self, before: tuple[int, Array]) -> None:
         """Compare the servers after a restart, and one on a copy of a folder, with the last."""
         servers, plan = self._servers, self._plan
-        if plan.layout == "standby":
-            servers.wait_for_standby()
-            servers.strike(0)  # the standby has all
+        everyone = range(plan.shards)
+        if plan.sites > 1:
+            servers.wait_for_standbys()
+            servers.strike(everyone)  # the standbys have all
+            servers.recover(everyone)
             self._same(before, servers.port, "promoted")
-        elif plan.layout == "shards" and plan.lossy:
+        elif plan.shards > 1 and plan.lossy:
             servers.end_all()  # they write snapshots
             servers.begin()
             servers.ready()
             self._same(before, servers.port, "restarted")
             servers.end_all()
             return
-        elif plan.layout == "shards":
-            servers.strike(1)
-            servers.strike(0)
+        elif plan.shards > 1:
+            servers.strike(everyone)
+            servers.recover(everyone)
             servers.ready()
             self._same(before, servers.port, "restarted")
         elif plan.lossy:
@@ -346,7 +343,7 @@ class Trial:
             servers.ready(other)
             self._same(before, port, "copied")
             servers.end(other)
-        self.result.kills += 1 if plan.layout != "shards" else 2
+        self.result.kills += plan.shards
 
     def _same(self, before: tuple[int, Array], port: int, what: str) -> None:
         version, model = self._fetch(port)

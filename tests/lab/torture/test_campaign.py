@@ -11,7 +11,7 @@ import pytest
 from aiops.algorithms import BUILT_IN
 from aiops.errors import UsageError
 from aiops.lab.torture.campaign import Campaign, merged, read_earlier
-from aiops.lab.torture.plan import PROCESS_VARIANTS, draw_servers, draw_workers
+from aiops.lab.torture.plan import LAYOUTS, PROCESS_VARIANTS, draw_servers, draw_workers
 from aiops.net.faulty_disk import points
 from tests.lab.torture import broken
 from tests.support import Process
@@ -80,10 +80,14 @@ def test_a_seed_decides_the_plan(draw: Any) -> None:
 def test_servers_are_killed_in_every_way() -> None:
     plans = [draw_servers(seed) for seed in range(600)]
     assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
-    assert {plan.layout for plan in plans} == {"single", "standby", "shards"}
+    assert {plan.layout for plan in plans} == {*LAYOUTS}
     shards = [plan for plan in plans if plan.layout == "shards"]
     assert {plan.acks for plan in shards} == {"applied", "written", "durable"}
-    assert {moment.target for plan in shards for moment in plan.moments} == {0, 1, 2}
+    assert {moment.targets for plan in shards for moment in plan.moments} == {(0,), (1,), (0, 1)}
+    both = [plan for plan in plans if plan.layout == "shards with standbys"]
+    assert {plan.acks for plan in both} == {"replicated"}
+    struck = {moment.targets for plan in both for moment in plan.moments}
+    assert struck == {(0, 1), (0,), (1,), (2,), (3,), (2, 3)}
     moments = [moment for plan in plans for moment in plan.moments]
     assert {moment.point for moment in moments} == {"", *points()}
     assert any(moment.early for moment in moments)

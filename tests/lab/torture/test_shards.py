@@ -1,37 +1,55 @@
-"""A lead, its follower or both are killed at random instants, and what is lost is told."""
+"""A lead, its follower, their standbys are killed at random instants; what is lost is told."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from aiops.lab.torture.plan import KillMoment, TrialPlan
 from aiops.lab.torture.spawner import Spawner
-from aiops.lab.torture.trial import Trial
+from aiops.lab.torture.trial import Trial, TrialResult
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("acks", ["applied", "written"])
-def test_shards_that_are_killed(acks: str, tmp_path: Path) -> None:
-    early = KillMoment(seconds=0.05, early=True)
+def struck(
+    folder: Path, acks: str, layout: str, targets: Sequence[tuple[int, ...]], *more: KillMoment
+) -> TrialResult:
+    """Return what is found when servers are killed, those of each of ``targets`` together."""
     plan = TrialPlan(
         seed=0,
         variant="asgd",
         near=False,
         acks=acks,
         workers=2,
-        moments=(*(KillMoment(10, target=target) for target in (0, 1, 2)), early),
+        moments=(*(KillMoment(10, targets=each) for each in targets), *more),
         pauses=(0.0, 0.001),
         size=1024,
         cells=512,
-        layout="shards",
+        layout=layout,
         snapshot_every=0.02,
     )
     with Spawner() as spawner:
         spawner.rehearse()
-        result = Trial(plan, tmp_path, spawner).kill_servers()
+        return Trial(plan, folder, spawner).kill_servers()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acks", ["applied", "written"])
+def test_shards_that_are_killed(acks: str, tmp_path: Path) -> None:
+    early = KillMoment(seconds=0.05, early=True)
+    result = struck(tmp_path, acks, "shards", [(0,), (1,), (0, 1)], early)
     assert result.wrong == []
     assert result.kills >= 5
     assert result.acknowledged > 0
     assert acks == "applied" or not result.lost
+
+
+@pytest.mark.slow
+def test_shards_with_standbys_that_are_killed(tmp_path: Path) -> None:
+    """Each promotion has another site serve: one with its old follower gone, and one with it."""
+    result = struck(tmp_path, "replicated", "shards with standbys", [(3,), (0, 1), (1,), (0,)])
+    assert result.wrong == []
+    assert result.kills == 7
+    assert result.acknowledged > 0
+    assert not result.lost
