@@ -48,7 +48,7 @@ async def run(record: DemoRecord, data: Dataset, display: Display) -> None:
     painter = asyncio.create_task(_paint(record, display))
     try:
         async with TrainingRun("demo", record.settings.workers, on_ready) as processes:
-            await _Demo(record, data, processes).run()
+            await _Demo(record, data, processes, display).run()
     finally:
         painter.cancel()
         display.show(record)
@@ -63,27 +63,35 @@ async def _paint(record: DemoRecord, display: Display) -> None:
 class _Demo:
     """The phases of one demo."""
 
-    def __init__(self, record: DemoRecord, data: Dataset, processes: TrainingRun) -> None:
+    def __init__(
+        self, record: DemoRecord, data: Dataset, processes: TrainingRun, display: Display
+    ) -> None:
         self._record, self._data, self._processes = record, data, processes
+        self._display = display
         self._model = MLP((data.features, record.settings.hidden, data.classes))
         self._began = 0.0
 
     async def run(self) -> None:
         record, processes = self._record, self._processes
-        record.phase = "starting the server"
+        self._begin("starting the server")
         record.url = await processes.start_server(record.settings.server)
-        record.phase = "starting the workers"
+        self._begin("starting the workers")
         for index in range(len(record.workers)):
             self._start_worker(index)
         await processes.wait_ready()
         await processes.within(LOOK_DEADLINE, "the first look", self._look())
-        record.phase = "training"
+        self._begin("training")
         self._began = time.monotonic()
         processes.go()
         await self._train()
-        record.phase = "testing"
+        self._begin("testing")
         await processes.within(LOOK_DEADLINE, "the last look", self._look())
-        record.phase = "done"
+        self._begin("done")
+
+    def _begin(self, phase: str) -> None:
+        """Begin a phase, and show it: it may be shorter than a frame."""
+        self._record.phase = phase
+        self._display.show(self._record)
 
     def _start_worker(self, index: int) -> None:
         settings, worker = self._record.settings, self._record.workers[index]

@@ -28,7 +28,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"
 
 @contextmanager
 def demo(*flags: str, env: dict[str, str] | None = None) -> Iterator[Process]:
-    process = Process("-m", "aiops", "demo", *flags, env={NESTED: "1", **(env or {})})
+    process = Process("-m", "aiops", "demo", *flags, env=env)
     try:
         yield process
     finally:
@@ -36,7 +36,7 @@ def demo(*flags: str, env: dict[str, str] | None = None) -> Iterator[Process]:
 
 
 def run(*flags: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    with demo(*flags, env=env) as process:
+    with demo(*flags, env={NESTED: "1", **(env or {})}) as process:
         return process.end(60)
 
 
@@ -214,10 +214,10 @@ class TestCleanup:
             until(process, "accuracy")
             children = watch(process)
             os.kill(children.worker(), signal.SIGKILL)
-            status, _out, err = process.end()
+            status, out, err = process.end()
             assert children.gone(0)
         assert status == 1
-        assert err == "aiops: worker-2 was ended by signal 9\n"
+        assert err == "aiops: worker-2 was ended by signal 9\n", out
 
     @pytest.mark.slow
     def test_a_server_that_does_not_start(self) -> None:
