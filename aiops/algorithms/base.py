@@ -68,6 +68,10 @@ class Policy:
     """Whether the class's own `push` goes by its arguments alone, and changes nothing: asked twice
     about a gradient, it says the same. A server answers more quickly where that is so."""
 
+    each_at_once: ClassVar[bool] = False
+    """Whether the class's own `push` uses every gradient, in a step with it alone; answers may be
+    held. Then a model may have sparse tables, whose rows are updated push by push."""
+
     def push(self, worker: int, staleness: int) -> Decision:
         """Decide on a gradient.
 
@@ -114,6 +118,7 @@ class Immediate(Policy):
     """Apply every gradient at once; no worker waits for another."""
 
     repeatable = True
+    each_at_once = True
 
     def push(self, worker: int, staleness: int) -> Decision:
         """Apply it."""
@@ -125,8 +130,17 @@ def repeatable(policy: Policy) -> bool:
 
     What a class says does not hold for the `push` of a class that is derived from it.
     """
+    return _said_of_push(policy, "repeatable")
+
+
+def each_at_once(policy: Policy) -> bool:
+    """Return whether the class that brought a policy's `push` in says that it is `each_at_once`."""
+    return _said_of_push(policy, "each_at_once")
+
+
+def _said_of_push(policy: Policy, what: str) -> bool:
     owner = next(cls for cls in type(policy).__mro__ if "push" in vars(cls))
-    return bool(vars(owner).get("repeatable", False))
+    return bool(vars(owner).get(what, False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,10 +275,10 @@ class Algorithm:
 
     @property
     def sparse(self) -> bool:
-        """True if elements without a gradient may keep their value and their state.
+        """True if rows that a push does not name may keep their values and their state.
 
-        True where a gradient of 0 changes nothing, or where skipping is as good; then the model may
-        have sparse tables.
+        Then the model may have sparse tables. It is right where a gradient of 0 changes nothing, or
+        where skipping is as good, as in the lazy optimisers of `aiops.algorithms.optimizers`.
         """
         return self.rule().function is sgd
 

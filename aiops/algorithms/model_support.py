@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-from aiops.algorithms.base import Algorithm, Immediate
+from aiops.algorithms.base import Algorithm, each_at_once
 from aiops.kernels import STATISTIC_MOST
 
 
-def tables_obstacle(algorithm: Algorithm) -> str | None:
+def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
     """Return why the model may have no sparse tables, or None if it may.
 
     The rows of a table are updated one push at a time, and a row that a push does not name keeps
-    its parameters and its state. So every gradient must be applied at once, and
-    `Algorithm.sparse` must hold.
+    its parameters and its state. So every gradient must be applied at once, by a rule that reads
+    nothing else than the row, and `Algorithm.sparse` must hold.
+
+    Parameters
+    ----------
+    algorithm
+        The server's.
+    alone
+        Whether the model has no tensor beside its tables.
     """
-    if not isinstance(algorithm.policy(1), Immediate):
+    name, policy = algorithm.name, algorithm.policy(1)
+    if not each_at_once(policy):
         return (
-            f"{algorithm.name} collects gradients or holds answers before a step, and the rows of a"
-            " table are updated push by push: choose a policy that applies every gradient at"
-            " once, such as asgd, sasgd or fasgd"
+            f"{name} collects gradients before a step or leaves some out, and the rows of a table"
+            " are updated push by push: choose a policy that applies every gradient at once, such"
+            " as asgd, sasgd, ssp or fasgd"
+        )
+    if alone and policy.awaits_workers:
+        return (
+            f"{name} counts a worker's steps by its pushes of tensors, and a model of tables alone"
+            " has none: add a tensor (a bias will do), or choose a policy that makes no worker"
+            " wait, such as asgd"
         )
     if algorithm.clip:
         return (
-            f"{algorithm.name} with clip measures a gradient over all that an update touches, and a"
-            " push of rows is no whole gradient: set clip to 0"
+            f"{name} with clip measures a gradient over all that an update touches, and a push of"
+            " rows is no whole gradient: set clip to 0"
+        )
+    if algorithm.rule().reads:
+        return (
+            f"{name} compares with the parameters that a worker was sent, and the server does not"
+            " keep rows that it has sent: choose asgd, sasgd or fasgd"
         )
     if not algorithm.sparse:
         return (
-            f"the rule of {algorithm.name} has state that would stand still in the rows that a push"
-            " does not name, and it does not say that this is right: choose asgd or sasgd"
-            " (optimizer sgd or adagrad), or fasgd"
+            f"the rule of {name} does not say that it suits rows: its state would stand still in"
+            " those that a push does not name, and a push of rows is a gradient. Choose asgd,"
+            " sasgd or ssp with any optimizer, or fasgd"
         )
     return None
 

@@ -24,6 +24,17 @@ factor of the gradient cancels out in adagrad, rmsprop and adam. t counts the up
 from 1. The powers βᵗ are computed on the host in double precision, because their last bit differs
 between NumPy and Numba.
 
+**In sparse tables** every optimiser is lazy: a push updates the parameters and the states of the
+rows that it names, by the equations above with the sum of each row's gradients, and all other rows
+stand still. Their moments do not decay, and ``weight_decay`` shrinks a row once for each push that
+names it. t counts the pushes applied to the table, and not those that named the row. So adam is
+``torch.optim.SparseAdam`` but for the place of ε, which that adds to √v instead of √v̂
+(TensorFlow's ``LazyAdam`` and ElasticDL's Adam on embeddings count t the same way); momentum and
+rmsprop are TensorFlow's sparse ``ApplyMomentum`` and ``ApplyRMSProp``; sgd and adagrad are those of
+``torch.optim`` for sparse gradients. A row whose first push comes late starts with moments of 0 but
+a correction for many updates: its first step with adam is up to (1−β₁)/√(1−β₂) = 3.2 times α, as in
+those libraries.
+
 Note
 ----
 Momentum and staleness add up: asynchrony alone acts like momentum (Mitliagkas et al. 2016), so µ
@@ -90,9 +101,6 @@ class Optimizer:
         The update.
     scalars
         Returns ``rule.scalars`` for the number t ≥ 1 of a tensor's update.
-    sparse
-        Whether an element whose gradient is 0 keeps its value and its state, so that the untouched
-        rows of a table may be skipped.
     linear
         Whether the step is proportional to the gradient.
     """
@@ -100,7 +108,6 @@ class Optimizer:
     name: str
     rule: Rule
     scalars: Callable[[int], tuple[float, ...]]
-    sparse: bool
     linear: bool
 
 
@@ -240,25 +247,25 @@ def _none(t: int) -> tuple[float, ...]:
 def _sgd(settings: OptimizerSettings) -> Optimizer:
     decay = settings.weight_decay
     rule = Rule(decayed_sgd, constants={"decay": decay}) if decay else Rule(sgd)
-    return Optimizer("sgd", rule, _none, sparse=not decay, linear=not decay)
+    return Optimizer("sgd", rule, _none, linear=not decay)
 
 
 def _momentum(settings: OptimizerSettings) -> Optimizer:
     constants = {"mu": settings.momentum, "decay": settings.weight_decay}
     rule = Rule(momentum, {"m": 0.0}, constants)
-    return Optimizer("momentum", rule, _none, sparse=False, linear=False)
+    return Optimizer("momentum", rule, _none, linear=False)
 
 
 def _nesterov(settings: OptimizerSettings) -> Optimizer:
     constants = {"mu": settings.momentum, "decay": settings.weight_decay}
     rule = Rule(nesterov, {"m": 0.0}, constants)
-    return Optimizer("nesterov", rule, _none, sparse=False, linear=False)
+    return Optimizer("nesterov", rule, _none, linear=False)
 
 
 def _adagrad(settings: OptimizerSettings) -> Optimizer:
     decay = settings.weight_decay
     rule = Rule(adagrad, {"s": 0.0}, {"eps": settings.eps or 1e-10, "decay": decay})
-    return Optimizer("adagrad", rule, _none, sparse=not decay, linear=False)
+    return Optimizer("adagrad", rule, _none, linear=False)
 
 
 def _rmsprop(settings: OptimizerSettings) -> Optimizer:
@@ -269,7 +276,7 @@ def _rmsprop(settings: OptimizerSettings) -> Optimizer:
         "decay": settings.weight_decay,
     }
     rule = Rule(rmsprop, {"v": 0.0}, constants)
-    return Optimizer("rmsprop", rule, _none, sparse=False, linear=False)
+    return Optimizer("rmsprop", rule, _none, linear=False)
 
 
 def _of_moments(
@@ -289,7 +296,7 @@ def _of_moments(
         return 1 / (1 - beta1**t), 1 / math.sqrt(1 - beta2**t)
 
     rule = Rule(function, {"m": 0.0, "v": 0.0}, constants, scalars=("unbias", "root"))
-    return Optimizer(name, rule, corrections, sparse=False, linear=False)
+    return Optimizer(name, rule, corrections, linear=False)
 
 
 OPTIMIZERS: Mapping[str, Callable[[OptimizerSettings], Optimizer]] = {

@@ -68,8 +68,8 @@ class Optimised(Algorithm):
 
     @property
     def sparse(self) -> bool:
-        """True if the optimiser leaves elements without a gradient alone."""
-        return _optimizer(self).sparse
+        """True, unless a derived class has another rule: in tables the optimisers are lazy."""
+        return self.rule().function is _optimizer(self).rule.function
 
 
 @functools.lru_cache(maxsize=64)

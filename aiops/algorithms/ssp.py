@@ -18,6 +18,7 @@ class BoundedLead(Policy):
     """
 
     awaits_workers = True
+    each_at_once = True
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -76,6 +77,11 @@ class SSP(Optimised):
     A worker that pushes in the background computes one step while its answer is held, so its bound
     is one tighter, and s must be at least 1. ``clip`` and ``optimizer`` apply to the server; local
     steps are plain SGD.
+
+    Rows of sparse tables are pushed and fetched directly, as in the source: a push of rows is
+    applied and answered at once, a fetch brings the newest rows, and local steps do not touch them.
+    The clock counts the pushes of tensors, of which each step has one; held back, it holds the next
+    step's rows back too. So a model under SSP has a tensor beside its tables.
 
     Example
     -------

@@ -53,7 +53,7 @@ def offered(
     """
     tables = _tables_of(message)
     if tables:
-        why = tables_obstacle(algorithm)
+        why = tables_obstacle(algorithm, alone=not message.tensors)
         if why is not None:
             raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
         nbytes = sum(named.table.nbytes for named in tables.values())
@@ -82,7 +82,7 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     """
     layout = Layout(event.rows, empty=bool(event.tables))
     tables = Tables.from_description((row for row, _count in event.tables), layout.index)
-    why = tables_obstacle(algorithm) if tables else None
+    why = tables_obstacle(algorithm, alone=not event.rows) if tables else None
     if why is not None:
         raise ConflictError(f"the model to begin with has tables, but {why}")
     why = size_obstacle(algorithm, layout.parameters)

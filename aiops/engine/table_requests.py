@@ -210,6 +210,7 @@ class TableRequests:
             work.staleness = store.version - sink.version
             job.pushed = sink.pushed, sink.grads
             job.step = self._rate(store.version) * self._algorithm.modulation(work.staleness)
+            job.scalars = self._algorithm.scalars(store.version + 1)
         if len(sink.wanted):
             job.wanted = sink.wanted, sink.out
         return job

@@ -40,12 +40,14 @@ class TableJob:
     """One piece of work on a table, fixed when it is issued: a push, a gather, or both in turn.
 
     ``pushed``: the rows pushed, and their gradients. ``step``: learning rate times modulation.
-    ``wanted``: the rows to gather, and the buffer for them.
+    ``scalars``: the rule's, for this update of the table. ``wanted``: the rows to gather, and the
+    buffer for them.
     """
 
     store: SparseTable
     pushed: tuple[Ints, Array] | None = None
     step: float = 0.0
+    scalars: tuple[float, ...] = ()
     wanted: tuple[Ints, Array] | None = None
 
     @property
@@ -63,7 +65,7 @@ class TableJob:
         """
         done = np.array([-1, 0, 0])
         if self.pushed is not None:
-            done = self.store.update(*self.pushed, self.step)
+            done = self.store.update(*self.pushed, self.step, self.scalars)
         if self.wanted is not None and done[0] < 0:
             self.store.gather(*self.wanted)
         return done
@@ -102,7 +104,7 @@ class SparseTable:
         later: bool = False,
         guard: Guard = nullcontext,
     ) -> None:
-        if rule.reads or rule.scalars:
+        if rule.reads:
             raise UsageError(f"rule {rule.name!r} reads more than a row has: it takes no tables")
         table = named.table
         self.named, self.table, self.dtype = named, table, np.dtype(table.dtype)
@@ -120,7 +122,7 @@ class SparseTable:
         self._mover = self._make_mover("numpy" if later else backend)
         self._kernel = (kernels.build_later if later else kernels.build)(rule, self.dtype, backend)
         self._survey = kernels.surveyor(self.dtype, backend)
-        self._spans = kernels.Spans.whole(0, 0.0)
+        self._spans = kernels.Spans.whole(0, 0.0, (0.0,) * len(rule.scalars))
         self._arrays = 1 + len(states)
         self._images: tuple[TableImage, ...] = ()
         self._guard = guard
@@ -146,10 +148,10 @@ class SparseTable:
         """Write the parameters of these rows to ``out``, ``dtype[len(ids), width]``."""
         self._mover.gather(self._store, ids, out)
 
-    def update(self, ids: Ints, grads: Array, step: float) -> Ints:
+    def update(self, ids: Ints, grads: Array, step: float, scalars: tuple[float, ...] = ()) -> Ints:
         """Apply one push and return as `TableJob.run` does.
 
-        Gradients of the same row are added up first.
+        Gradients of the same row are added up first. ``scalars``: those that the rule names.
         """
         if len(ids) > self._room:
             self._make_room(len(ids))
@@ -163,6 +165,8 @@ class SparseTable:
                 return np.array([place, 0, 0])
         spans = self._spans
         spans.hi[0], spans.step[0] = size, step
+        if scalars:
+            spans.scalars[0] = scalars
         arrays = [array[:size] for array in work]
         self._kernel(spans, 1.0, arrays[0], total[:size], arrays[0], arrays[1:])
         for image in self._images:

@@ -155,19 +155,6 @@ def test_the_whole_step_scales_with_the_step(name: str, decay: float) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sparse_says_whether_a_gradient_of_zero_leaves_everything_as_it_is(
-    name: str, decay: float
-) -> None:
-    run = Run(Given(name, weight_decay=decay), np.float32, "numba").warmed()
-    before = [array.copy() for array in (run.base, *run.state)]
-    run.step(np.zeros(SIZE, np.float32), 0.5)
-    same = all(map(np.array_equal, before, (run.base, *run.state)))
-    assert run.optimizer.sparse == same
-    assert run.optimizer.sparse == (name in ("sgd", "adagrad") and not decay)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.25])
-@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_linear_says_whether_the_step_is_proportional_to_the_gradient(
     name: str, decay: float
 ) -> None:

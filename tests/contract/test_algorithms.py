@@ -13,6 +13,7 @@ import pytest
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
+from aiops.algorithms.model_support import tables_obstacle
 from aiops.algorithms.policies import EveryNth
 from aiops.cli.policy_catalog import described
 from aiops.cli.policy_docstring import summary
@@ -23,6 +24,7 @@ from aiops.model.layout import Array, dtype_named
 from aiops.wire import messages
 from tests.contract.cases import CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
+from tests.engine.seeded_run import Case, Driver, Script
 from tests.hands import Gradient, Hand, crew_of, train
 from tests.inline import Inline
 from tests.recording import Recording
@@ -608,3 +610,19 @@ class TestSettings:
     ) -> None:
         with pytest.raises(UsageError, match=words):
             find(name).make(settings)
+
+
+def test_tables_come_to_the_same_on_both_backends(case: tuple[str, dict[str, Any]]) -> None:
+    """And to what the script saw, so a run with tables replays; or the reason names a way out."""
+    name, settings = case
+    why = tables_obstacle(find(name).make(settings))
+    if why is not None:
+        assert find(name).make(settings).name in why
+        assert "choose" in why.lower() or "set clip to 0" in why
+        return
+    seeded = Case(name, tuple(settings.items()), tables=True)
+    script, driver = Script(seeded, 6).run(60), Driver(seeded.engine(backend="numba"))
+    for row, step in enumerate(script.steps, 1):
+        assert driver.take(step, row) == script.effects[row - 1]
+    assert digest(driver.engine) == digest(script.engine)
+    assert all(table.version for table in driver.engine.tables)

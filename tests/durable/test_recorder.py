@@ -133,7 +133,7 @@ def all_of(recovered: tuple[Engine, list[Effect]]) -> tuple[Any, ...]:
 
 CASES = {
     "fasgd": Case("fasgd", (("gamma", 0.9),), push="topk:0.1", tables=True),
-    "adam": Case("asgd", (("optimizer", "adam"),), fetch="int8", float32=True),
+    "adam": Case("ssp", (("optimizer", "adam"),), fetch="int8", float32=True, tables=True),
     "held": Case("hardsync", (("admission", "wait"),)),
     "sum": Case("softsync", (("n", 3),), push="int8"),
     "reads": Case("dcasgd", fetch="lowrank:rank=2"),

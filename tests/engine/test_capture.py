@@ -253,10 +253,13 @@ class TestThroughAFile:
 class TestTablesBesideUpdates:
     """Rows of tables are read while later events are handled."""
 
-    @pytest.mark.parametrize("policy", ["asgd", "fasgd"])
-    def test_they_are_those_of_the_moment(self, policy: str) -> None:
+    @pytest.mark.parametrize(
+        ("policy", "settings"),
+        [("asgd", {"optimizer": "adagrad"}), ("fasgd", {}), ("ssp", {"optimizer": "adam"})],
+    )
+    def test_they_are_those_of_the_moment(self, policy: str, settings: dict[str, Any]) -> None:
         """A capture after each event, whose rows are read a few events later."""
-        case = Case(policy, (("optimizer", "adagrad"),) if policy == "asgd" else (), tables=True)
+        case = Case(policy, tuple(settings.items()), tables=True)
         compared = 0
         for seed in seeds(2):
             script, driver = Script(case, seed).run(60), Driver(case.engine())

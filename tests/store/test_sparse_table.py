@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.algorithms import BUILT_IN, find
+from aiops.algorithms.asgd import ASGD
+from aiops.algorithms.fasgd import FASGD
 from aiops.algorithms.model_support import tables_obstacle
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
 from aiops.engine.digest import digest
@@ -32,6 +36,7 @@ from tests.strategies import DETERMINISTIC, cut
 TABLE = Table(50, 3, scale=0.5, seed=4)
 FIRST = RowInitialiser("uniform", 0.5, 4)
 POLICIES = ("asgd", "sasgd", "fasgd")
+LAZY = ("momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw")
 
 
 class Tabled(Inline):
@@ -42,11 +47,10 @@ class Tabled(Inline):
         policy: str = "asgd",
         table: Table = TABLE,
         record: bool = False,
-        optimizer: str | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> None:
-        chosen = {} if optimizer is None else {"optimizer": optimizer}
-        super().__init__(policy, {"lr": 0.5, **chosen}, **options)
+        super().__init__(policy, {"lr": 0.5, **settings}, **options)
         self.table = table
         self.record = Recording(policy, self.engine)
         if record:
@@ -99,8 +103,9 @@ def ones(count: int, value: float = 1.0) -> Array:
 class Oracle:
     """Every row and its state, updated one by one as the rule's equations say."""
 
-    def __init__(self, policy: str, rows: int) -> None:
-        self.algorithm = find(policy).make({"lr": 0.5})
+    def __init__(self, policy: str, rows: int, settings: Mapping[str, Any] | None = None) -> None:
+        self.algorithm = find(policy).make({"lr": 0.5, **(settings or {})})
+        self.updates = 0
         rule = self.algorithm.rule()
         self.function = rule.function
         self.constants = {k: np.float32(v) for k, v in rule.constants.items()}
@@ -109,13 +114,16 @@ class Oracle:
 
     def push(self, ids: Array, grads: Array, staleness: int) -> None:
         step = np.float32(0.5 * self.algorithm.modulation(staleness))
+        self.updates += 1
+        scalars = [np.float32(scalar) for scalar in self.algorithm.scalars(self.updates)]
         for row in dict.fromkeys(ids.tolist()):
             total = np.zeros(3, np.float32)
             for grad in grads[ids == row]:
                 total += grad
             arrays = [self.w, *self.state]
             new = self.function(
-                self.w[row], total, *(s[row] for s in self.state), step, **self.constants
+                *(self.w[row], total, *(s[row] for s in self.state), step, *scalars),
+                **self.constants,
             )
             for array, value in zip(arrays, new, strict=True):
                 array[row] = value
@@ -137,6 +145,42 @@ class TestPush:
             oracle.push(ids, grads, stale)
             got = inline.values(np.arange(50))
             assert got.tobytes() == oracle.w.tobytes()
+
+    @pytest.mark.parametrize("backend", ["numpy", "numba"])
+    @pytest.mark.parametrize("optimizer", LAZY)
+    def test_every_optimiser_is_lazy(self, optimizer: str, backend: str) -> None:
+        settings = {"optimizer": optimizer, "weight_decay": 0.25}
+        inline = Tabled(settings=settings, backend=backend)
+        oracle = Oracle("asgd", 50, settings)
+        rng = np.random.default_rng(4)
+        for count in (1, 20, 7, 30):
+            ids = rng.integers(0, 50, count)
+            grads = rng.standard_normal((count, 3)).astype(np.float32)
+            assert isinstance(inline.push_rows(ids, grads), TableRows)
+            oracle.push(ids, grads, 0)
+            assert inline.values(np.arange(50)).tobytes() == oracle.w.tobytes()
+
+    @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+    @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's Adagrad
+    def test_it_equals_the_optimiser_of_sparse_gradients_in_torch(self, name: str) -> None:
+        torch = pytest.importorskip("torch")
+        settings = {"optimizer": name, "lr": 0.1, "eps": 1e-30}  # whose place differs in torch
+        inline = Tabled(settings=settings, table=Table(50, 3, "float64", seed=4))
+        layer = torch.nn.Embedding(50, 3, sparse=True, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(inline.values(np.arange(50)).copy()))
+        kinds = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "SparseAdam"}
+        eps = {} if name == "sgd" else {"eps": 1e-30}
+        peer = getattr(torch.optim, kinds[name])(list(layer.parameters()), lr=0.1, **eps)
+        rng = np.random.default_rng(5)
+        for count in (3, 20, 1, 30):
+            ids, slopes = rng.integers(0, 50, count), rng.standard_normal((count, 3))
+            peer.zero_grad()
+            (layer(torch.from_numpy(ids)) * torch.from_numpy(slopes)).sum().backward()
+            peer.step()
+            inline.push_rows(ids, slopes)
+            theirs = layer.weight.detach().numpy()
+            np.testing.assert_allclose(inline.values(np.arange(50)), theirs, rtol=1e-12, atol=1e-14)
 
     def test_an_answer_brings_the_rows_after_the_push(self) -> None:
         inline = Tabled()
@@ -470,28 +514,68 @@ class TestDefine:
 
         why = tables_obstacle(Signum())
         assert why is not None
-        assert "state that would stand still" in why
+        assert "state would stand still" in why
         assert all(tables_obstacle(find(policy).make({})) is None for policy in POLICIES)
+
+    @pytest.mark.parametrize(
+        ("policy", "reason"),
+        [
+            ("ringmaster", "or leaves some out"),
+            ("dcasgd", "does not keep rows that it has sent"),
+            ("easgd", "does not say that it suits rows"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_with_its_reason(self, policy: str, reason: str) -> None:
+        why = tables_obstacle(find(policy).make({}))
+        assert why is not None
+        assert reason in why
+        assert "choose" in why.lower()
+
+    def test_a_policy_that_makes_workers_wait_counts_pushes_of_tensors(self) -> None:
+        ssp = find("ssp").make({})
+        assert tables_obstacle(ssp) is None
+        inline = Inline("ssp", {"optimizer": "adam"})
+        inline.join(1)
+        answer = inline.receive(1, messages.Define(1, (), (), Tables({"t": TABLE}).described))
+        assert isinstance(answer, Error)
+        assert "a model of tables alone has none: add a tensor" in answer.text
+
+    def test_under_ssp_rows_are_answered_at_once_and_tensors_within_the_bound(self) -> None:
+        inline = Inline("ssp", {"optimizer": "adam", "s": 0})
+        inline.join(1)
+        inline.join(2)
+        part, described = Part(0, 12, "raw", 12, 0), Tables({"t": TABLE}).described
+        define = messages.Define(1, (("w", "float32", (3,)),), (part,), described)
+        inline.receive(1, define, bytes(12))
+        for peer in (1, 2):
+            push = PushRows(1, 1, 0, 0, push_parts(TABLE, 1, 1))
+            rows = packed([1]) + packed([1]) + ones(1).tobytes()
+            assert isinstance(inline.receive(peer, push, rows), TableRows)
+        assert inline.engine.tables[0].version == 2
+        assert inline.push(1, {"w": np.ones(3, np.float32)}, 0, seq=2) is None, "it is ahead"
+        fetch = FetchRows(7, 0, fetch_parts(TABLE, 1))
+        assert isinstance(inline.receive(1, fetch, packed([1])), TableRows)
+        assert inline.push(2, {"w": np.ones(3, np.float32)}, 0, seq=2) is not None
+        assert [m.kind for m in inline.said[1]].count("ack") == 1
 
     @pytest.mark.parametrize("name", sorted(BUILT_IN))
     def test_every_algorithm_takes_tables_or_says_why_not(self, name: str) -> None:
         why = tables_obstacle(find(name).make({}))
         assert (why is None) if name in POLICIES else (why is None or name in why)
 
-    def test_optimisers_that_leave_untouched_rows_alone(self) -> None:
+    def test_all_optimisers(self) -> None:
         for optimizer in OPTIMIZERS:
-            why = tables_obstacle(find("asgd").make({"optimizer": optimizer}))
-            assert (why is None) == (optimizer in ("sgd", "adagrad"))
-        assert tables_obstacle(find("asgd").make({"optimizer": "adagrad", "weight_decay": 0.1}))
+            settings = {"optimizer": optimizer, "weight_decay": 0.1}
+            assert tables_obstacle(find("asgd").make(settings)) is None
 
-    def test_adagrad_on_rows(self) -> None:
-        inline = Tabled(optimizer="adagrad")
-        before = inline.values([1, 2])
-        for _ in range(2):
-            inline.push_rows([1], ones(1))
-        moved = before - inline.values([1, 2])
-        np.testing.assert_allclose(moved[0], 0.5 * (1 + 2**-0.5), rtol=1e-6)
-        np.testing.assert_array_equal(moved[1], 0)
+    def test_a_derived_algorithm_with_another_rule_has_to_say_so(self) -> None:
+        class Other(ASGD):
+            def rule(self) -> Rule:
+                return FASGD().rule()
+
+        why = tables_obstacle(Other())
+        assert why is not None
+        assert "does not say that it suits rows" in why
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_clipping_is_over_whole_gradients(self, policy: str) -> None:
