@@ -195,6 +195,20 @@ def test_what_a_process_starts_is_forked_if_that_is_asked_for(
     assert (out, err) == (f"7 3 True True {how}\n5\n", "")
 
 
+MANY = f"""
+import os, subprocess, sys
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+words = [sys.executable, "-c", {OPEN!r}]
+subprocess.run(words, pass_fds=files, check=True, env={{**os.environ, "{NESTED}": ""}})
+"""
+
+
+def test_what_is_forked_by_a_forked_process_has_all_descriptors_that_it_is_given() -> None:
+    with ForkedPopen(command(MANY), **PIPES, text=True, env={**os.environ, NESTED: "1"}) as process:
+        out, err = process.communicate()
+    assert (out, err) == (" ".join(map(str, range(23))) + " ", "")
+
+
 def test_a_process_leaves_no_zygote_of_its_own() -> None:
     text = "import os; print(open('/proc/self/task/%d/children' % os.getpid()).read()); input()"
     with ForkedPopen(command(text), **PIPES, text=True, env={**os.environ, NESTED: "1"}) as process:

@@ -274,6 +274,7 @@ def _prepared(order: _Order, files: Sequence[int], writing: int) -> Callable[[],
     if order.environment.get(NESTED):
         ours, theirs = socket.socketpair()
         if not os.fork():
+            ours.close()
             return _prepared_zygote(theirs)
         theirs.close()
     if order.session:

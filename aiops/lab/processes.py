@@ -117,6 +117,7 @@ class ChildProcess(Closing):
         # A handler that raises in here leaves no child behind: the pipe closes with the object.
         self.popen = subprocess.Popen(
             words,
+            bufsize=0,  # or `close` would write what a child that has ended did not take, and fail
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if lines else log,
             stderr=subprocess.STDOUT if lines == "both" else log,

@@ -165,6 +165,12 @@ class TestChildProcess:
             child.first_line(0.01)
         assert child.popen.returncode in (-signal.SIGTERM, -signal.SIGKILL)
 
+    def test_a_line_to_a_child_that_has_ended_is_no_failure(self, modules: Path) -> None:
+        with ChildProcess("it", write(modules, "ends", "")) as child:
+            child.popen.wait(PATIENCE)
+            child.write_line("go")
+        assert child.popen.returncode == 0
+
     def test_its_session_is_killed_with_it(self, modules: Path) -> None:
         text = (
             "import signal, subprocess, time\nsignal.signal(15, signal.SIG_IGN)\n"

@@ -28,7 +28,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"
 
 @contextmanager
 def demo(*flags: str, env: dict[str, str] | None = None) -> Iterator[Process]:
-    process = Process("-m", "aiops", "demo", *flags, env=env)
+    process = Process("-m", "aiops", "demo", *flags, env={NESTED: "1", **(env or {})})
     try:
         yield process
     finally:
@@ -36,7 +36,7 @@ def demo(*flags: str, env: dict[str, str] | None = None) -> Iterator[Process]:
 
 
 def run(*flags: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    with demo(*flags, env={NESTED: "1", **(env or {})}) as process:
+    with demo(*flags, env=env) as process:
         return process.end(60)
 
 
