@@ -89,7 +89,8 @@ IMPURE = {
 
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.numba_jit",
-    "torch": "client.torch client.torch_params client.torch_replica lab.experiments.convnet",
+    "torch": "client.torch client.torch_params client.torch_embedding client.torch_replica"
+    " lab.experiments.convnet",
     "jax": "client.jax",
     "cupy": "",
     "grpc": "",

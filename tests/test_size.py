@@ -17,7 +17,7 @@ SIZES = {
     "averaging": (2, 269),
     "bandwidth": (7, 1643),
     "cli": (32, 5170),
-    "client": (57, 11901),
+    "client": (59, 12482),
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),

@@ -18,6 +18,7 @@ from aiops.client.session import Session
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.errors import UsageError
+from aiops.model.tables import Table
 from aiops.net.environment import CURRENT_ENVIRONMENT
 
 
@@ -58,6 +59,16 @@ class SessionFacade:
         At most these, if the server has forgotten this client: it remembers 4,096 that have left.
         """
         return self._session.restarts.rolled_back
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The model's sparse parameters by name; none before the model is known."""
+        return {named.name: named.table for named in self._session.info.rows.tables.each}
+
+    @property
+    def row_versions(self) -> Mapping[str, int]:
+        """By table: the newest version of which this client has fetched rows."""
+        return dict(self._session.info.rows.versions)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -175,11 +186,6 @@ class Facade(SessionFacade):
                 " themselves, so they need arrays of their own: leave out views=True"
             )
         return steps
-
-    @property
-    def row_versions(self) -> Mapping[str, int]:
-        """By table: the newest version of which this client has fetched rows."""
-        return dict(self._session.info.rows.versions)
 
 
 def initial(params: Any, tables: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -15,11 +15,22 @@ before; `RemoteTree.step` talks to the server and stays outside of ``jit``.
 A leaf's name on the server is its path joined with dots: ``params["dense"]["kernel"]`` is
 ``dense.kernel``. So workers written with NumPy, PyTorch and JAX can train one model, if they give
 its tensors the same names in the same order (JAX sorts the keys of a dict).
+
+**Embeddings** too large for a worker are sparse tables (`aiops.Table`), whose rows stay on the
+server. `RemoteTree.lookup` fetches the rows that a mini-batch names, each once; the loss takes them
+as an argument, and `step` pushes their gradients::
+
+    remote = RemoteTree(params, url, tables={"words": aiops.Table(10_000_000, 16)})
+    grad = jax.jit(jax.grad(lambda p, rows, index, y: loss(p, rows[index], y), argnums=(0, 1)))
+    for ids, y in data:
+        words = remote.lookup("words", ids)
+        gradients, of_rows = grad(remote.params, words.rows, words.index, y)
+        remote.step(gradients, rows=[(words, of_rows)])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,17 +42,49 @@ except ImportError as missing:
         "aiops.client.jax needs JAX, which is not here: pip install 'aiops-ps[jax]'", name="jax"
     ) from missing
 
+from aiops.client.embedding_rows import fetch_unique, push_unique
 from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
+from aiops.common.frozen import value
 from aiops.errors import UsageError, nearest
 from aiops.model.arena import aligned
-from aiops.model.layout import DTYPES, Array
+from aiops.model.layout import DTYPES, Array, Ints
+from aiops.model.tables import Table
 
-__all__ = ["RemoteTree"]
+__all__ = ["LookedUpRows", "RemoteTree"]
 
 _tree = _jax.tree_util
+
+
+@value
+class LookedUpRows:
+    """The rows of a table that some ids name, for one mini-batch.
+
+    ``rows[index]`` has the row of each id. It is no pytree: give ``rows`` and ``index`` to a jitted
+    function, which is compiled once for each shape of ids.
+
+    Attributes
+    ----------
+    name
+        The table's name.
+    rows
+        JAX array, ``dtype[k, width]``, k the number of ids: each row that they name once, in the
+        order of the rows' numbers, and then zeros.
+    index
+        JAX array, int32, of the shape of the ids: the place in ``rows`` of each.
+    ids
+        int64[n], n ≤ k: the numbers of the first n rows.
+    version
+        Of the table, when they were fetched.
+    """
+
+    name: str
+    rows: Any
+    index: Any
+    ids: Ints
+    version: int
 
 
 class RemoteTree(Remote):
@@ -53,6 +96,8 @@ class RemoteTree(Remote):
         A pytree whose leaves are float64, float32, float16 or bfloat16 arrays of JAX or NumPy, of
         any shape. float64 becomes float32 unless JAX has 64 bits enabled. The first worker's define
         the model; the others receive the server's.
+    tables
+        The sparse parameters (`aiops.Table`) by name; default: none. `lookup` fetches their rows.
     url, token, name, timeout
         As `Worker`'s.
 
@@ -83,6 +128,7 @@ class RemoteTree(Remote):
         tree: Any,
         url: str | None = None,
         *,
+        tables: Mapping[str, Table] | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -97,10 +143,39 @@ class RemoteTree(Remote):
         ]
         arrays = dict(zip(self._names, map(np.asarray, _jax.device_get(leaves)), strict=True))
         self.last: Receipt | None = None
-        self._hold(Worker(url, arrays, token=token, name=name, timeout=timeout))
+        self._hold(Worker(url, arrays, tables=tables, token=token, name=name, timeout=timeout))
         self.params = self._current()
 
-    def step(self, gradients: Any) -> Receipt:
+    def lookup(self, name: str, ids: Any) -> LookedUpRows:
+        """Fetch the rows of a table that ids name, each once.
+
+        Parameters
+        ----------
+        name
+            The table's name.
+        ids
+            Integers from 0 to the table's rows - 1, of any shape: an array of JAX or NumPy, or a
+            list. The rows have as many places as there are ids, so their shape depends on the
+            shape of the ids alone.
+
+        Raises
+        ------
+        UsageError
+            When there is no such table, or an id is none of its rows.
+        ConnectionLost, DeadlineExceeded
+            When the server cannot be reached, or does not answer.
+        """
+        if isinstance(ids, _jax.core.Tracer):
+            raise UsageError(
+                "lookup() talks to the server and cannot be traced: keep it out of jit"
+            )
+        numbers = np.asarray(ids)
+        found = fetch_unique(self.worker, name, numbers, room=numbers.size)
+        index = _jax.numpy.asarray(found.index.astype(np.int32).reshape(numbers.shape))
+        rows = _jax.numpy.asarray(found.rows)
+        return LookedUpRows(name, rows, index, found.ids, found.version)
+
+    def step(self, gradients: Any, rows: Iterable[tuple[LookedUpRows, Any]] = ()) -> Receipt:
         """Push the gradients of one mini-batch, and bring `params` up to date.
 
         Parameters
@@ -110,6 +185,9 @@ class RemoteTree(Remote):
             instead of an array or a subtree, those parameters take no part in this step. Or a
             function params → gradients: the server may refuse a stale gradient (``hardsync`` with
             ``admission=reject``), and the function is then called again, with newer parameters.
+        rows
+            Rows that were looked up, each with its gradients, of the shape of its ``rows``. They
+            are pushed before the parameters' gradients.
 
         Returns
         -------
@@ -127,6 +205,10 @@ class RemoteTree(Remote):
             When the server cannot be reached, or does not answer.
         """
         if _is_function(gradients):
+            if rows:
+                raise UsageError(
+                    "step(function) has no gradients of rows: compute them first, and give arrays"
+                )
             self.last = self.worker.step(self._computed_by(gradients))
         else:
             if self.worker.plan.get("recompute"):
@@ -134,7 +216,10 @@ class RemoteTree(Remote):
                     f"{self.worker.policy} may ask for gradients to be computed again: call"
                     " step(function) with a function params → gradients"
                 )
-            self.last = self.worker.step(self._arrays(gradients))
+            arrays = self._arrays(gradients)
+            for looked_up, of_rows in rows:
+                self._push_rows(looked_up, of_rows)
+            self.last = self.worker.step(arrays)
         self.params = self._current()
         return self.last
 
@@ -151,6 +236,17 @@ class RemoteTree(Remote):
         )
 
     # ------------------------------------------------------------ inside
+
+    def _push_rows(self, looked_up: LookedUpRows, of_rows: Any) -> None:
+        grads = np.asarray(_jax.device_get(of_rows))
+        if grads.shape != looked_up.rows.shape:
+            raise UsageError(
+                f"table {looked_up.name!r}: the gradients have shape {grads.shape}, but the rows"
+                f" that were looked up have {looked_up.rows.shape}"
+            )
+        table, ids = self.worker.tables[looked_up.name], looked_up.ids
+        mine = np.ascontiguousarray(grads[: len(ids)], table.dtype)
+        push_unique(self.worker, table, looked_up.name, ids, mine, looked_up.version)
 
     def _computed_by(self, function: Callable[[Any], Any]) -> Callable[[Params], dict[str, Array]]:
         """Return what the worker calls for gradients: again, when the server refused the last."""

@@ -25,6 +25,8 @@ Differences to a local optimizer:
       model.eval()
 
 * **Learning rates** are the server's. A group's ``lr`` scales its gradients (`RemoteOptimizer`).
+* **Embeddings** too large for a worker are layers of this module (`Embedding`), whose rows stay on
+  the server.
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
+from aiops.client.torch_embedding import Embedding, embeddings_in
 from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 
-__all__ = ["RemoteOptimizer", "fetch_into"]
+__all__ = ["Embedding", "RemoteOptimizer", "fetch_into"]
 
 _log = logging.getLogger("aiops.client")
 
@@ -65,6 +68,11 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ``sasgd``, ``softsync`` and ``hardsync`` that is exactly the other learning rate. Policies that
     normalise gradients (``fasgd``) would undo it, so there `step` refuses such an ``lr``.
 
+    The `Embedding` layers of a module are trained too. Their rows are the last group: between
+    ``backward()`` and `step` it has the rows that the mini-batch named, with their gradients, so
+    that ``zero_grad`` and a GradScaler work on them. `step` pushes the rows before the rest; clear
+    their gradients with the optimizer's ``zero_grad``, for the module's does not know them.
+
     It belongs to the process that made it. A DataLoader's processes, which are forks, may hold it,
     but `step` and `refresh` raise `UsageError` there, and `close` does nothing.
 
@@ -74,6 +82,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         A module; or (name, tensor) pairs; or tensors; or groups: dicts with such ``params`` and,
         optionally, an ``lr``. Tensors without a name are called ``group0.param3``. They are dense
         leaves of any shape, float64, float32, float16 or bfloat16, on any device.
+    embeddings
+        `Embedding` layers by the names of their tables, where ``params`` is no module that has
+        them. Default: none.
     url, token, name, timeout
         As `Worker`'s.
 
@@ -81,6 +92,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ----------
     worker
         The `Worker` underneath: ``stats()``, ``traffic``, ``policy``.
+    embeddings
+        The `Embedding` layers that are trained, by the names of their tables.
     server_lr
         The learning rate that the server announced.
     version
@@ -103,19 +116,29 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         params: _torch.nn.Module | Iterable[Any],
         url: str | None = None,
         *,
+        embeddings: Mapping[str, Embedding] | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
     ) -> None:
         self._made = self._warned = False
         self.last: Receipt | None = None
-        groups, self._trained, self._frozen = sort_out(params)
+        self.embeddings = embeddings_in(params, embeddings)
+        groups, self._trained, self._frozen = sort_out(params, alone=not self.embeddings)
+        self._leaves: list[Any] = []  # the rows that have a gradient now
+        if self.embeddings:
+            groups.append({"params": [], "param_names": [], "name": "embeddings"})
         super().__init__(groups, {"lr": None})
+        if self.embeddings:
+            self.param_groups[-1]["params"] = self._leaves
         arrays = {tensor.name: to_array(tensor.param.detach().cpu()) for tensor in self._trained}
-        self._hold(Worker(url, arrays, token=token, name=name, timeout=timeout))
+        tables = {path: layer.table for path, layer in self.embeddings.items()} or None
+        self._hold(Worker(url, arrays, tables=tables, token=token, name=name, timeout=timeout))
         try:
             self.server_lr = self.worker.lr
             self._adopt()
+            for path, layer in self.embeddings.items():
+                layer.train_with(self.worker, path, self._leaves)
         except BaseException:
             self.close()
             raise
@@ -176,8 +199,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     " step(closure) a closure that clears the gradients, computes the loss, calls"
                     " backward() and returns the loss"
                 )
-            self.last = self.worker.step(self._gradients())
-            self._pull()
+            self._take(self._gradients())
             return None
 
         loss: Any = None
@@ -190,11 +212,41 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             again = True
             with _torch.enable_grad():
                 loss = closure()
-            return self._gradients()
+            gradients = self._gradients()
+            self._push_rows()
+            return gradients
 
-        self.last = self.worker.step(compute)
-        self._pull()
+        if self._trained:
+            self.last = self.worker.step(compute)
+            self._pull()
+        else:
+            with _torch.enable_grad():
+                loss = closure()
+            self._take(self._gradients())
         return loss
+
+    def _take(self, gradients: Mapping[str, Array]) -> None:
+        """Push rows, and then tensors if any has a gradient."""
+        self._push_rows()
+        if gradients:
+            self.last = self.worker.step(gradients)
+            self._pull()
+
+    def _push_rows(self) -> None:
+        """Push the gradients of the embeddings' rows, and forget them."""
+        if not self.embeddings:
+            return
+        factor = self._factor(len(self.param_groups) - 1, self.param_groups[-1])
+        self._leaves.clear()
+        for layer in self.embeddings.values():
+            self.last = layer.push(self.worker, factor) or self.last
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the parameters, and of the embeddings' rows."""
+        super().zero_grad(set_to_none)
+        self._leaves.clear()
+        for layer in self.embeddings.values():
+            layer.discard()
 
     def refresh(self) -> int:
         """Overwrite the parameters as `Worker.refresh` does; return the model version.
@@ -228,7 +280,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                 gradient = gradient * factors[tensor.group]
             found[tensor.name] = tensor.host(gradient)
             devices.add(gradient.device)
-        if not found:
+        if not found and not self._leaves:
             raise UsageError("no parameter has a gradient: call loss.backward() before step()")
         finish_copies(devices)
         return {name: to_array(tensor) for name, tensor in found.items()}
@@ -292,7 +344,10 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         The parameters are the module's own ``state_dict``, and the optimizer's state (moments and
         so on) is the server's (``--save``).
         """
+        leaves = self._leaves[:]
+        self._leaves.clear()  # they are of one mini-batch, and no part of the state
         state: dict[str, Any] = super().state_dict()
+        self._leaves.extend(leaves)
         state["aiops"] = {
             "policy": self.worker.policy,
             "server_lr": self.server_lr,
@@ -322,6 +377,11 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     f" where this optimizer has {own or 'nothing'}"
                 )
         super().load_state_dict(state_dict)
+        if self.embeddings:  # torch has made new groups
+            self._leaves.clear()
+            self.param_groups[-1]["params"] = self._leaves
+            for layer in self.embeddings.values():
+                layer.discard()
         if saved["version"] != self.version:
             _log.info(
                 "learning rates of version %d were loaded; the parameters stay those of version %d"

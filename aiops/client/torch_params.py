@@ -80,8 +80,13 @@ def _group(number: int, item: Any) -> tuple[dict[str, Any], Pairs]:
     return options, [(str(name).replace("_orig_mod.", ""), param) for name, param in pairs]
 
 
-def sort_out(params: Any) -> tuple[list[dict[str, Any]], list[TrainedTensor], Pairs]:
-    """Return the groups for `torch.optim.Optimizer`, what is trained, and what is frozen."""
+def sort_out(
+    params: Any, *, alone: bool = True
+) -> tuple[list[dict[str, Any]], list[TrainedTensor], Pairs]:
+    """Return the groups for `torch.optim.Optimizer`, what is trained, and what is frozen.
+
+    ``alone``: whether something must be trained, since there are no embeddings beside it.
+    """
     groups: list[dict[str, Any]] = []
     tensors: list[TrainedTensor] = []
     frozen: Pairs = []
@@ -109,7 +114,7 @@ def sort_out(params: Any) -> tuple[list[dict[str, Any]], list[TrainedTensor], Pa
         tensors.extend(TrainedTensor(name, number, param) for name, param in trained)
         members = {"params": [p for _, p in trained], "param_names": [n for n, _ in trained]}
         groups.append({**options, **members})
-    if not tensors:
+    if not tensors and alone:
         raise UsageError("there is nothing to train: no parameter has requires_grad=True")
     return groups, tensors, frozen
 

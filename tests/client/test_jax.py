@@ -325,3 +325,64 @@ def test_without_jax_the_import_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(aiops.client, "jax", module_under_test)  # and put it back afterwards
     with pytest.raises(ImportError, match=re.escape("pip install 'aiops-ps[jax]'")):
         importlib.import_module("aiops.client.jax")
+
+
+class TestTables:
+    """Rows that a mini-batch names, and their gradients."""
+
+    IDS = np.array([[1, 5, 5], [99, 1, 7]])
+
+    @staticmethod
+    def loss(params: Any, rows: Any, index: Any) -> Any:
+        return ((rows[index] @ params["w"]).mean(axis=1) ** 2).sum()
+
+    def test_they_train_as_a_dense_embedding_does(self, asgd: ServerThread) -> None:
+        """With two workers that take turns."""
+        tables = {"words": aiops.Table(100, 4, scale=0.5, seed=3)}
+        start, rng = {"w": jnp.linspace(0.5, 1.0, 4)}, np.random.default_rng(2)
+        traced = []
+
+        def of(params: Any, rows: Any, index: Any) -> Any:
+            traced.append(rows.shape)
+            return self.loss(params, rows, index)
+
+        grad = jax.jit(jax.grad(of, argnums=(0, 1)))
+        with (
+            RemoteTree(start, asgd.url, tables=tables) as one,
+            RemoteTree(start, asgd.url, tables=tables) as two,
+        ):
+            weights, w = jnp.asarray(one.worker.fetch_rows("words", np.arange(100))), start["w"]
+            for turn in range(6):
+                ids, remote = rng.integers(0, 20, (2, 3)), (one, two)[turn % 2]
+                remote.refresh()
+                words = remote.lookup("words", ids)
+                gradients, of_rows = grad(remote.params, words.rows, words.index)
+                remote.step(gradients, rows=[(words, of_rows)])
+                by_w, by_weights = jax.grad(self.loss, argnums=(0, 1))({"w": w}, weights, ids)
+                w, weights = w - 0.5 * by_w["w"], weights - 0.5 * by_weights
+            after = one.worker.fetch_rows("words", np.arange(100))
+            np.testing.assert_allclose(after, weights, rtol=1e-5, atol=1e-6)
+            one.refresh()
+            np.testing.assert_allclose(one.params["w"], w, rtol=1e-5)
+        assert traced == [(6, 4)], "one shape, so it was compiled once"
+
+    def test_what_is_looked_up(self, asgd: ServerThread) -> None:
+        tables = {"words": aiops.Table(100, 4)}
+        with RemoteTree({"w": jnp.ones(4)}, asgd.url, tables=tables) as remote:
+            words = remote.lookup("words", self.IDS)
+            assert words.ids.tolist() == [1, 5, 7, 99]
+            all_rows = remote.worker.fetch_rows("words", np.arange(100))
+            np.testing.assert_array_equal(words.rows[words.index], all_rows[self.IDS])
+            assert not words.rows[4:].any()
+            with pytest.raises(UsageError, match="no table 'word'; did you mean 'words'"):
+                remote.lookup("word", [1])
+            with pytest.raises(UsageError, match="has no row 100"):
+                remote.lookup("words", [100])
+            with pytest.raises(UsageError, match="cannot be traced"):
+                jax.jit(lambda ids: remote.lookup("words", ids).rows)(self.IDS)
+            gradients = {"w": jnp.ones(4)}
+            with pytest.raises(UsageError, match=r"shape \(2, 4\), but the rows"):
+                remote.step(gradients, rows=[(words, jnp.ones((2, 4)))])
+            with pytest.raises(UsageError, match="has no gradients of rows"):
+                remote.step(lambda params: gradients, rows=[(words, words.rows)])
+            assert remote.version == 0
