@@ -398,8 +398,8 @@ class Server:
         states, ahead = await links.connect(self.config.hello_deadline), dict[int, int]()
         if files is not None and isinstance(lead, Lead):
             moment = CommonMoment(states, files.generations.history)
-            if lead.refused(moment):
-                raise UsageError(lead.refused(moment))
+            if why := lead.refused(moment):
+                raise UsageError(why)
             recovered = self.recover(LeadReplayer(lead, self._runner.perform, moment))
             row = 0 if recovered is None else recovered.row
             ahead = moment.ahead(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,21 +14,23 @@ from aiops.model.layout import Array
 from aiops.net.faulty_disk import points
 
 _SHARDED = ("asgd", "ssp", "sasgd", "softsync", "fasgd", "hardsync", "momentum", "adam")
-LAYOUTS: Mapping[str, tuple[int, int]] = {
-    "single": (1, 1),
-    "standby": (2, 1),
-    "shards": (1, 2),
-    "shards with standbys": (2, 2),
-}
-"""The sites of a layout, of which the second has standbys of the first, and the servers of each."""
 
-_TARGETS: Mapping[str, tuple[tuple[int, ...], ...]] = {
-    "single": ((0,),),
-    "standby": ((0,), (0,), (1,)),
-    "shards": ((0,), (0,), (0,), (1,), (1,), (0, 1)),
-    "shards with standbys": ((0, 1), (0, 1), (0,), (1,), (2,), (3,), (2, 3)),
+
+class _Layout(NamedTuple):
+    """The servers of a trial: a second site has standbys of the first one's shards."""
+
+    sites: int
+    shards: int
+    targets: tuple[tuple[int, ...], ...]
+    """What is killed together: never a server and its standby, as a promotion needs one of them."""
+
+
+LAYOUTS: Mapping[str, _Layout] = {
+    "single": _Layout(1, 1, ((0,),)),
+    "standby": _Layout(2, 1, ((0,), (0,), (1,))),
+    "shards": _Layout(1, 2, ((0,), (0,), (0,), (1,), (1,), (0, 1))),
+    "shards with standbys": _Layout(2, 2, ((0, 1), (0, 1), (0,), (1,), (2,), (3,), (2, 3))),
 }
-"""What is killed together: never a server and its standby, as a promotion needs one of them."""
 
 _TINY, _LENT = 0, 12_288  # cells; what is above 64 KiB is lent through shared memory
 
@@ -233,12 +235,12 @@ class TrialPlan:
     @property
     def sites(self) -> int:
         """2 with standbys, else 1."""
-        return LAYOUTS[self.layout][0]
+        return LAYOUTS[self.layout].sites
 
     @property
     def shards(self) -> int:
         """The servers that have a part of the model."""
-        return LAYOUTS[self.layout][1]
+        return LAYOUTS[self.layout].shards
 
     @property
     def lossy(self) -> bool:
@@ -276,7 +278,7 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
     sharded = ("shards", "shards with standbys") * (variant in _SHARDED)
     layout = rng.choice(("single",) * 16 + ("standby", *sharded))
     acks = rng.choice(("written", "written", "durable", *("applied",) * checked.tells))
-    if LAYOUTS[layout][0] > 1:
+    if LAYOUTS[layout].sites > 1:
         acks = "replicated"
     elif layout == "shards":
         acks = rng.choice(("written", "durable", *("applied",) * checked.tells))
@@ -298,8 +300,8 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
 
 
 def _server_moment(rng: random.Random, layout: str) -> KillMoment:
-    kind, (sites, shards) = rng.random(), LAYOUTS[layout]
-    targets = rng.choice(_TARGETS[layout])
+    kind, (sites, shards, choices) = rng.random(), LAYOUTS[layout]
+    targets = rng.choice(choices)
     if kind < 0.15 and sites == 1:  # shards may be going back to an earlier moment
         seconds = rng.uniform(0, 0.3 if shards > 1 else 0.1)
         return KillMoment(seconds=seconds, early=True, targets=targets)
