@@ -106,8 +106,8 @@ MEANINGS: Mapping[str, str] = {
     " `replicated`, for people.",
     "rolled_back": "The number of `seq` above `last_seq` up to `acked`: pushes that were"
     " acknowledged, and have been lost since, are among them.",
-    "tables": "The tables; see [Tables](#tables). Offered in any order, announced in the order of"
-    " their numbers.",
+    "tables": "The tables; see [Tables](wire-tables.md). Offered in any order, announced in the"
+    " order of their numbers.",
     "shards": "Empty, or the other servers that hold parts of the model; see"
     " [wire-shards.md](wire-shards.md).",
     # the model

@@ -277,13 +277,13 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
         "proof": proof_block,
         "model": _section(MODEL_KINDS, HANDSHAKE_KINDS, partial(steps_block, _SESSION, 2, 4)),
         "push": _section(PUSH_KINDS, _BEFORE_PUSH, partial(steps_block, _SESSION, 4, 10)),
-        "tables": _section(TABLE_KINDS, (*_BEFORE_PUSH, *PUSH_KINDS)),
         "other": _section(
             OTHER_KINDS, _BEFORE_OTHER, partial(examples_block, ("ping", "pong", "error"))
         ),
         "codes": codes_table,
         "limits": limits_table,
     },
+    "wire-tables.md": {"tables": _section(TABLE_KINDS, (*_BEFORE_PUSH, *PUSH_KINDS))},
     "wire-shared-memory.md": {
         "memory": _section(MEMORY_KINDS),
         "conversation": partial(conversations_block, "A gradient and parameters in shared memory"),
