@@ -73,9 +73,9 @@ def _no_gpu() -> str | None:
 
 ENTRIES: Mapping[str, Entry] = {
     "exchange": Entry(
-        "exchange --sizes 4KiB,1MiB,16MiB --rounds 3",
+        "exchange --sizes 4KiB,64KiB,1MiB,16MiB,64MiB --rounds 3",
         "--sizes 4KiB,1MiB --workers 1 --peers raw,aiops,pyzmq,gloo --rounds 2 --seconds 0.1",
-        *(240, 15),
+        *(400, 15),
     ),
     "exchange-same-host": Entry(
         "exchange --peers memcpy,shared,room,views,mpi,ray --sizes 4KiB,1MiB,16MiB,64MiB"
@@ -120,12 +120,12 @@ ENTRIES: Mapping[str, Entry] = {
         *(60, 6),
     ),
     "acks": Entry(
-        "acks --rounds 3 --seconds 0.5",
+        "acks --rounds 5",
         "--sizes 4KiB --workers 1 --codecs raw --acks written,durable --rounds 2 --seconds 0.1",
         *(240, 8),
     ),
     "snapshots": Entry(
-        "snapshots --seconds 30 --rounds 5 --load 3",
+        "snapshots --seconds 20 --rounds 5",
         "--size 8MiB --model 1MiB --every 0.5 --seconds 2 --load 0.5 --rounds 1",
         *(150, 4),
     ),
@@ -146,7 +146,7 @@ ENTRIES: Mapping[str, Entry] = {
         *(560, 9),
     ),
     "cluster": Entry(
-        "cluster --seconds 1.5",
+        "cluster --rounds 3 --seconds 1",
         "--clients 8 --many 50 --seconds 0.1 --rounds 2",
         *(110, 6),
     ),
