@@ -239,7 +239,7 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Return a table of the sparse tables, if there are any."""
     if not report["tables"]:
         return
-    columns = ("rows", "width", "stored", "memory", "version", "mean staleness")
+    columns = ("rows", "width", "stored", "evicted", "memory", "version", "mean staleness")
     table = empty_table("table", *columns)
     for line in report["tables"][:_MOST]:
         table.add_row(
@@ -247,6 +247,7 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"{line['rows']:,}",
             f"{line['width']:,} {line['dtype']}",
             f"{line['made']:,}",
+            f"{line['evicted']:,}",
             formatting.nbytes(line["bytes"]),
             f"{line['version']:,}",
             f"{line['mean_staleness']:.2f}",

@@ -41,7 +41,7 @@ class Initialised:
     time: float
     rows: tuple[tuple[str, str, tuple[int, ...]], ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
-    tables: tuple[tuple[tuple[str, int, int, str, str, float, int], int], ...] = ()
+    tables: tuple[tuple[tuple[Any, ...], int], ...] = ()
 
 
 @value

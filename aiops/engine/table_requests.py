@@ -221,11 +221,12 @@ class TableRequests:
         self._unanswered.remove(work)
         if member is not None:
             del self._pending[member.client, work.seq]
-            bad, _count, fresh = (int(n) for n in sums)
+            bad, _count, fresh, *evicted = (int(n) for n in sums)
             if bad >= 0:
                 return self._refuse(work, member, store, bad, now)
             store.version += 1
-            store.made += fresh
+            store.made += fresh - sum(evicted)
+            store.evicted += sum(evicted)
             store.rows_pushed += len(sink.pushed)
             store.total_staleness += work.staleness
             member.pushes += 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.model.layout import Array, Ints
-from aiops.model.parts import MAX_TEXT, Part, Parts
+from aiops.model.parts import LARGEST, MAX_TEXT, Part, Parts
 
 INITIALISERS = ("zeros", "uniform", "normal")
 """The distributions of initial values, as `Table` describes them."""
@@ -58,6 +58,13 @@ class Table:
     seed
         0 to 2**63 - 1. The initial value of an element depends on (seed, row, column) alone: not on
         the order of requests, and not on the processor.
+    max_rows
+        The most rows that are stored. A push that makes them more evicts the rows whose last push
+        is the oldest, and of those the lowest ids, until 15/16 of ``max_rows`` are left. An evicted
+        row has its initial values again, and the rule's state for it is gone. Default 0: no bound.
+    max_age
+        Rows that none of the table's last ``max_age`` pushes has named are evicted; the server
+        looks for them after every ``max_age // 16`` pushes. Default 0: rows of any age are kept.
 
     Attributes
     ----------
@@ -83,6 +90,8 @@ class Table:
     init: str = "uniform"
     scale: float = 0.05
     seed: int = 0
+    max_rows: int = 0
+    max_age: int = 0
     row_bytes: int = field(init=False, repr=False, compare=False)
     most: int = field(init=False, repr=False, compare=False)
 
@@ -107,6 +116,13 @@ class Table:
         if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 1 << 63:
             raise UsageError(f"a table's seed must be 0 to 2**63 - 1, not {self.seed!r}")
         object.__setattr__(self, "seed", int(self.seed))
+        for name, most in (("max_rows", MAX_ROWS), ("max_age", LARGEST)):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or not 0 <= value <= most:
+                raise UsageError(
+                    f"a table's {name} must be 0 (no bound) to {most:,}, not {value!r}"
+                )
+            object.__setattr__(self, name, int(value))
         row_bytes = self.width * np.dtype(self.dtype).itemsize
         object.__setattr__(self, "row_bytes", row_bytes)
         object.__setattr__(self, "most", min(MAX_IDS, MAX_ROWS_BYTES // row_bytes))
@@ -115,6 +131,20 @@ class Table:
     def nbytes(self) -> int:
         """Bytes of all rows, stored or not."""
         return self.rows * self.row_bytes
+
+    @property
+    def evicts(self) -> bool:
+        """True if rows are evicted."""
+        return bool(self.max_rows or self.max_age)
+
+    @property
+    def described(self) -> tuple[Any, ...]:
+        """Its values as they are sent: rows to seed, and the bounds of a table that evicts."""
+        bounds = (self.max_rows, self.max_age) if self.evicts else ()
+        return (self.rows, self.width, self.dtype, self.init, self.scale, self.seed, *bounds)
+
+
+_TRAITS = ("rows", "width", "dtype", "init", "scale", "seed", "max_rows", "max_age")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +251,7 @@ class Tables(Mapping[str, NamedTable]):
     @classmethod
     def from_description(
         cls,
-        described: Iterable[tuple[str, int, int, str, str, float, int]],
+        described: Iterable[tuple[Any, ...]],
         tensors: Iterable[str] = (),
     ) -> Tables:
         """Return the tables of a message; ``described`` is as the property is."""
@@ -232,13 +262,9 @@ class Tables(Mapping[str, NamedTable]):
         return cls(tables, tensors)
 
     @property
-    def described(self) -> tuple[tuple[str, int, int, str, str, float, int], ...]:
-        """Name, rows, width, dtype, init, scale and seed of each table, as sent, in index order."""
-        return tuple(
-            (n.name, t.rows, t.width, t.dtype, t.init, t.scale, t.seed)
-            for n in self.each
-            for t in (n.table,)
-        )
+    def described(self) -> tuple[tuple[Any, ...], ...]:
+        """The name of each table and its `Table.described`, as sent, in index order."""
+        return tuple((named.name, *named.table.described) for named in self.each)
 
     def named(self, name: str) -> NamedTable:
         """Return the table of that name; raise `UsageError`, with the nearest, if there is none."""
@@ -254,7 +280,7 @@ class Tables(Mapping[str, NamedTable]):
             mine = self._by_name.get(name)
             if mine is None:
                 return f"it has no table {name!r}"
-            for trait in ("rows", "width", "dtype", "init", "scale", "seed"):
+            for trait in _TRAITS:
                 here, there = getattr(mine.table, trait), getattr(theirs.table, trait)
                 if here != there:
                     return f"the {trait} of its table {name!r} is {here!r}, not {there!r}"

@@ -2,7 +2,8 @@
 
 A table reserves address space for all its rows. The system commits a page of memory when a row in
 it is first written. Reading a row that was never written computes its initial values again. So a
-fetch changes nothing, and a table takes memory only for the rows that were pushed.
+fetch changes nothing, and a table takes memory only for the rows that were pushed. Rows may be
+evicted (`aiops.store.row_eviction`): then they are as if they had never been pushed.
 
 Tables are not leased as the dense parameters are: a reply gathers its rows into a buffer. The
 engine never runs a gather and an update of rows at the same time. A snapshot reads the rows while
@@ -29,8 +30,9 @@ from aiops.kernels.table_rows import mover
 from aiops.model.layout import Array, Ints
 from aiops.model.tables import NamedTable, outside
 from aiops.store.resources import Guard
+from aiops.store.row_eviction import RowEviction, stamp_columns
 from aiops.store.table_image import TableImage
-from aiops.store.untouched import untouched
+from aiops.store.untouched import pages_of, untouched
 
 _AT_ONCE = 1 << 16  # rows per step of a pass over all of them
 
@@ -61,7 +63,8 @@ class TableJob:
 
         Returns ``[place, rows, fresh]``: the index among the pushed ids of the first row whose
         gradients have a sum that is not fit to be applied (nothing was changed then; else -1), the
-        number of different rows updated, and the number of those updated for the first time.
+        number of different rows updated, and the number of those updated for the first time. If the
+        table evicts rows, a fourth number is that of the rows evicted after it.
         """
         done = np.array([-1, 0, 0])
         if self.pushed is not None:
@@ -93,6 +96,10 @@ class SparseTable:
         The number of pushes applied to the table.
     made
         The number of rows stored.
+    columns
+        Elements of a stored row, with its state.
+    evicted
+        The number of evictions so far.
     """
 
     def __init__(
@@ -109,9 +116,10 @@ class SparseTable:
         table = named.table
         self.named, self.table, self.dtype = named, table, np.dtype(table.dtype)
         self.version = self.made = 0
-        self.total_staleness = self.rows_pushed = 0
+        self.total_staleness = self.rows_pushed = self.evicted = 0
         states = self._states = tuple(rule.state.values())
-        columns = (1 + len(states)) * table.width
+        columns = (1 + len(states)) * table.width + stamp_columns(table)
+        self.columns = columns
         self.record_bytes = columns * self.dtype.itemsize
         self._store = untouched(table.rows * columns, self.dtype).reshape(table.rows, columns)
         self._pages = _Promotion(self._store)
@@ -125,14 +133,10 @@ class SparseTable:
         self._spans = kernels.Spans.whole(0, 0.0, (0.0,) * len(rule.scalars))
         self._arrays = 1 + len(states)
         self._images: tuple[TableImage, ...] = ()
+        self._eviction = RowEviction(table, self._store) if table.evicts else None
         self._guard = guard
         self._room = 0
         self._make_room(256)
-
-    @property
-    def columns(self) -> int:
-        """Elements of a stored row with its state."""
-        return self._arrays * self.table.width
 
     @property
     def nbytes(self) -> int:
@@ -174,7 +178,24 @@ class SparseTable:
         fresh = self._mover.scatter(self._store, self._bits, unique[:count], work)
         if 2 * self.made >= self.table.rows:
             self._pages.count_updates(count)
-        return np.array([-1, count, fresh])
+        if self._eviction is None:
+            return np.array([-1, count, fresh])
+        self._eviction.stamp(unique[:count], self.version + 1)
+        return np.array([-1, count, fresh, self._evict(self.version + 1, self.made + fresh)])
+
+    def _evict(self, push: int, stored: int) -> int:
+        """Evict the rows that are due after a push, of those stored; return their number."""
+        eviction = self._eviction
+        if eviction is None or not eviction.is_due(push, stored):
+            return 0
+        ids = self.stored_ids()
+        evicted = eviction.choose(ids, push)
+        chosen = ids[evicted]
+        for image in self._images:
+            image.keep(chosen)
+        np.bitwise_and.at(self._bits, chosen >> 3, ~(1 << (chosen & 7)).astype(np.uint8))
+        eviction.clear(chosen, ids[~evicted])
+        return len(chosen)
 
     def put(self, ids: Ints, rows: Array) -> None:
         """Store rows of another run in a table that has none yet; their state is that of new rows.
@@ -209,7 +230,8 @@ class SparseTable:
 
         While no update runs. It is read while updates go on, and `end_image` ends it.
         """
-        found = TableImage(self._store, self._bits, self.made, self._guard())
+        evicts = self._eviction is not None
+        found = TableImage(self._store, self._bits, self.made, self._guard(), evicts=evicts)
         self._images += (found,)
         return found
 
@@ -220,7 +242,9 @@ class SparseTable:
 
     def state(self) -> dict[str, int]:
         """Return the counts, for `restore`."""
-        counts = "version", "made", "total_staleness", "rows_pushed"
+        counts = ["version", "made", "total_staleness", "rows_pushed"]
+        if self._eviction is not None:
+            counts.append("evicted")
         return {name: getattr(self, name) for name in counts}
 
     def restore(self, state: Mapping[str, int], ids: Ints, records: Array) -> None:
@@ -230,6 +254,7 @@ class SparseTable:
         """
         self.version, self.made = state["version"], state["made"]
         self.total_staleness, self.rows_pushed = state["total_staleness"], state["rows_pushed"]
+        self.evicted = state.get("evicted", 0)
         self._store[ids] = records
         np.bitwise_or.at(self._bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
 
@@ -251,6 +276,7 @@ class SparseTable:
             "dtype": table.dtype,
             "init": table.init,
             "made": self.made,
+            "evicted": self.evicted,
             "bytes": self.nbytes,
             "version": self.version,
             "rows_pushed": self.rows_pushed,
@@ -285,11 +311,7 @@ class _Promotion:
     _EVERY = 1 << 17  # rows updated from one step to the next
 
     def __init__(self, store: Array) -> None:
-        base: Any = store.base
-        while isinstance(base, np.ndarray):
-            base = base.base
-        pages = base.obj if isinstance(base, memoryview) else base
-        self._pages: mmap.mmap | None = pages if isinstance(pages, mmap.mmap) else None
+        self._pages = pages_of(store)
         self._next = -store.ctypes.data % self._HUGE
         self._end = store.nbytes // mmap.PAGESIZE * mmap.PAGESIZE
         self._updated = 0

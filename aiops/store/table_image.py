@@ -19,8 +19,9 @@ Rows are kept one by one and not by chunks: ids of a push are spread over the ta
 would copy nearly all chunks, which is the pause that is to be avoided.
 
 **The set of rows** is that of the moment, too. A row that is stored for the first time after it is
-marked (`_NEW`) and passed over. So the bits of the table, which tell the rows that are stored, are
-not copied either.
+marked (`_NEW`) and passed over. One that is evicted after it has a copy, for eviction writes the
+row, and so it is among the rows though its bit is gone. So the bits of the table, which tell the
+rows that are stored, are not copied either.
 
 **Memory.** At most one copy of each row that was stored, as if all were copied: that is if pushes
 touch all rows before the reader has begun. Beside it 4 bytes (8 for more than 2³¹ rows) for each
@@ -75,6 +76,8 @@ class TableImage:
         The table's records, a bit for each row that is stored, and their number.
     guard
         Keeps the threads of updates and of the reader apart.
+    evicts
+        Whether rows may be evicted while it is read.
 
     Attributes
     ----------
@@ -85,8 +88,15 @@ class TableImage:
     """
 
     def __init__(
-        self, store: Array, bits: Bits, made: int, guard: AbstractContextManager[Any]
+        self,
+        store: Array,
+        bits: Bits,
+        made: int,
+        guard: AbstractContextManager[Any],
+        *,
+        evicts: bool = False,
     ) -> None:
+        self._evicts = evicts
         self._store, self._bits, self._made, self._guard = store, bits, made, guard
         rows = len(store)
         small = np.dtype(np.int32 if rows < 1 << 31 else np.int64)
@@ -165,7 +175,11 @@ class TableImage:
             with self._guard:
                 self._check()
                 bits = self._bits[begin >> 3 : (begin + _WINDOW) >> 3]
-                ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + begin
+                stored = np.unpackbits(bits, bitorder="little")
+                if self._evicts:  # copies of rows that were evicted meanwhile
+                    places = self._places[begin : begin + _WINDOW]
+                    stored[: len(places)] |= places > 0
+                ids = np.flatnonzero(stored) + begin
                 yielded = ids[self._places[ids] != _NEW]
             if len(yielded):
                 yield yielded

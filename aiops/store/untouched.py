@@ -37,3 +37,12 @@ def untouched(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         raise MemoryError(error.strerror) from None
     pages.madvise(_NO_HUGE_PAGES)
     return np.frombuffer(pages, dtype)
+
+
+def pages_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
+    """Return the pages of an array that `untouched` has made; None: NumPy has allocated it."""
+    base: Any = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    pages = base.obj if isinstance(base, memoryview) else base
+    return pages if isinstance(pages, mmap.mmap) else None

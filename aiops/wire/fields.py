@@ -25,8 +25,8 @@ Blob: TypeAlias = bytes
 Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
 Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
 Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
-Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
-# name, rows, width, dtype, initialiser, scale, seed
+Sparse: TypeAlias = tuple[tuple[Any, ...], ...]
+# name, rows, width, dtype, initialiser, scale, seed; and most rows and age, if rows are evicted
 ShardTable: TypeAlias = tuple[
     tuple[str, int, int], ...
 ]  # host (empty: the lead's), port, first byte
@@ -119,9 +119,9 @@ def _rows(value: object) -> bool:
 
 
 def _sparse(value: object) -> bool:
-    """Check rows of (name, rows, width, dtype, initialiser, scale, seed)."""
+    """Check rows of (name, rows, width, dtype, initialiser, scale, seed[, rows, age])."""
     return type(value) is tuple and all(
-        type(row) is tuple and len(row) == 7 and _sparse_row(*row) for row in value
+        type(row) is tuple and len(row) in (7, 9) and _sparse_row(*row) for row in value
     )
 
 
@@ -131,7 +131,7 @@ def _sparse_row(
     return (
         (_text(name) and _text(dtype) and _text(init))
         and (_long(rows) and _long(width))
-        and (_real(rest[0]) and _long(rest[1]))
+        and (_real(rest[0]) and all(map(_long, rest[1:])))
     )
 
 
@@ -212,7 +212,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Plain": ("a map of plain values", _plain),
     "Offered": ("a list of [name, dtype, shape]", _offered),
     "Rows": ("a list of [name, dtype, shape, offset]", _rows),
-    "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
+    "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed(, 2 more)]", _sparse),
     "Wants": ("a list of [first tensor, past the last, version held]", _wants),
     "Ranges": ("a list of [start, stop, version]", _ranges),
     "ShardTable": ("a list of [host, port, first byte]", _shard_table),

@@ -188,7 +188,7 @@ class TestDefining:
     @pytest.mark.parametrize("policy", ["hardsync", "softsync"])
     def test_a_policy_that_collects_says_why_not(self, policy: str) -> None:
         with ServerThread(policy=policy, workers=1) as server:
-            with pytest.raises(BadPush, match=f"{policy} collects gradients or holds answers"):
+            with pytest.raises(BadPush, match=f"{policy} collects gradients before a step"):
                 aiops.Worker(server.url, DENSE, tables=TABLES, timeout=PATIENCE)
             with aiops.Worker(server.url, DENSE, timeout=PATIENCE) as ps:
                 assert ps.step(lambda params: DENSE).version == 1

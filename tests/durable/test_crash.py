@@ -15,7 +15,7 @@ import random
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,10 @@ class Journalled:
 
     def handle(self, event: Event, leased: bool) -> list[Effect]:
         run, number = self._run, len(self._run.states)
-        assert self._writer.append(AppendRow(number, row_of(event, leased), later=True)) is None
+        row = row_of(event, leased)
+        if row.payload is not None:  # it may be changed before it is written
+            row = replace(row, payload=row.payload.copy())
+        assert self._writer.append(AppendRow(number, row, later=True)) is None
         effects = self._engine.handle(event, leased)
         run.states.append(state_of(self._engine))
         return effects

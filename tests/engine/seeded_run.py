@@ -66,7 +66,11 @@ MODEL: Mapping[str, Array] = {
     "narrow": np.linspace(0, 1, 6).astype(np.float16),
 }
 
-TABLES = {"users": Table(40, 3), "words": Table(1000, 8, "float64", "normal", 0.1, 7)}
+TABLES = {
+    "items": Table(60, 2, max_rows=8, max_age=20),
+    "users": Table(40, 3),
+    "words": Table(1000, 8, "float64", "normal", 0.1, 7, max_age=4),
+}
 
 CLIENTS = 4
 

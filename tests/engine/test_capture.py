@@ -296,7 +296,7 @@ class TestTablesBesideUpdates:
         assert found.kept > stored > 0
         assert found.copied == sum(array.nbytes for array in found.overwritten.values())
         assert found.nbytes >= found.copied + stored
-        assert [image.held for _table, image in found.images] == [0, 0]
+        assert [image.held for _table, image in found.images] == [0, 0, 0]
         found.release()
         assert not any(table._images for table in driver.engine.tables)
 

@@ -26,15 +26,23 @@ from tests.strategies import DETERMINISTIC
 ADAGRAD = Rule(adagrad, {"s": 0.0}, {"eps": 1e-10, "decay": 0.0})
 
 
-def table(rows: int, width: int = 3, backend: str = "numpy", **machine: object) -> SparseTable:
-    named = NamedTable("t", 0, Table(rows, width, seed=4))
+def table(
+    rows: int,
+    width: int = 3,
+    backend: str = "numpy",
+    max_rows: int = 0,
+    max_age: int = 0,
+    **machine: object,
+) -> SparseTable:
+    named = NamedTable("t", 0, Table(rows, width, seed=4, max_rows=max_rows, max_age=max_age))
     return SparseTable(named, ADAGRAD, backend, **machine)  # type: ignore[arg-type]
 
 
 def push(store: SparseTable, ids: Ints, seed: int = 0) -> None:
     grads = np.random.default_rng(seed).normal(size=(len(ids), store.table.width))
-    _place, _rows, fresh = store.update(ids, grads.astype(np.float32), 0.1)
-    store.made += int(fresh)
+    _place, _rows, fresh, *evicted = store.update(ids, grads.astype(np.float32), 0.1)
+    store.made += int(fresh - sum(evicted))
+    store.version += 1
 
 
 def copied(store: SparseTable) -> tuple[bytes, bytes]:
@@ -62,7 +70,12 @@ def test_it_is_as_a_copy_that_was_made_at_once(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         small_pieces(patch)
         rows = data.draw(st.integers(1, 70), "rows")
-        store, ids = table(rows), st.lists(st.integers(0, rows - 1), min_size=1, max_size=9)
+        bounds = {
+            "max_rows": data.draw(st.sampled_from((0, 1, rows // 3)), "max_rows"),
+            "max_age": data.draw(st.sampled_from((0, 0, 1, 5)), "max_age"),
+        }
+        store = table(rows, **bounds)
+        ids = st.lists(st.integers(0, rows - 1), min_size=1, max_size=9)
         running: list[tuple[TableImage, Iterator[Array], list[Array], tuple[bytes, bytes]]] = []
         for step in range(data.draw(st.integers(1, 25), "steps")):
             kind = data.draw(st.sampled_from(("push", "push", "image", "read", "read", "release")))
@@ -97,12 +110,16 @@ def read_into(image: TableImage, found: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "auto"])
-def test_a_thread_reads_while_another_pushes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("evicts", [False, True])
+def test_a_thread_reads_while_another_pushes(
+    backend: str, evicts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table_image, "_BYTES", 1 << 12)
     for seed in seeds(3):
         rng = random.Random(seed)
         rows = rng.choice((500, 5_000, 70_000))
-        store = table(rows, 16, backend, guard=threading.Lock)
+        bounds = {"max_rows": rows // 3, "max_age": 40} if evicts else {}
+        store = table(rows, 16, backend, guard=threading.Lock, **bounds)
         for number in range(5):
             push(store, np.array([rng.randrange(rows) for _ in range(rows // 4)]), number)
         image, twin, found = store.image(), copied(store), list[bytes]()

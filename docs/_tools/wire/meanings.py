@@ -48,7 +48,7 @@ TYPES: Mapping[str, str] = {
     "Plain": "map",
     "Offered": "list of [name, dtype, shape]",
     "Rows": "list of [name, dtype, shape, offset]",
-    "Sparse": "list of [name, rows, width, dtype, initialiser, scale, seed]",
+    "Sparse": "list of [name, rows, width, dtype, initialiser, scale, seed, ...]",
     "Wants": "list of [first, last, version]",
     "Ranges": "list of [start, stop, version]",
     "ShardTable": "list of [host, port, first byte]",
