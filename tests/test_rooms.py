@@ -50,6 +50,7 @@ ARROWS: Mapping[str, str] = {
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
+    "ray":            "errors common net client state serving launch model",
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
                       " net serving client sim",
@@ -64,6 +65,7 @@ SHELLS = {
     "serving",
     "client",
     "launch",
+    "ray",
     "sim",
     "testing",
     "lab",
@@ -74,6 +76,7 @@ SHELLS = {
 
 PURE_IN_SHELLS: Mapping[str, str] = {
     "launch": "supervision program joining findings",
+    "ray": "worker_group dealing checkpoint_list",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending known_run restarts server_info handshake shard_channel shards"
     " strategies training_loop steady program calls backoff",
@@ -92,6 +95,7 @@ EXTRAS: Mapping[str, str] = {
     "torch": "client.torch client.torch_params client.torch_embedding client.torch_replica"
     " lab.experiments.convnet",
     "jax": "client.jax",
+    "ray": "ray ray.context ray.data ray.running_server ray.servers ray.training ray.workers",
     "cupy": "",
     "grpc": "",
     "matplotlib": "",

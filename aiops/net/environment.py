@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiops.kernels.device import Device
-from aiops.net import unix_socket
+from aiops.net import moved_servers, unix_socket
 from aiops.net.busy_poll import Spin
 from aiops.net.disk import Disk, SystemDisk
 from aiops.net.dns import Addresses, literal
@@ -120,6 +120,8 @@ class Environment:
         Returns whether a listener may take a port of an IP address.
     dial
         Connects the event loop's protocols.
+    present_address
+        Returns the address (host, port) of a server that is known by another, if it has moved.
     known_addresses
         Returns the addresses of a host if they are known without a lookup; None: look it up.
     advertised_address
@@ -150,6 +152,7 @@ class Environment:
     unconnected_socket: Callable[[str], socket.socket] = _unconnected_socket
     free_port: Callable[[str, int], bool] = _free_port
     dial: Dial = _dial
+    present_address: Callable[[str, int], tuple[str, int]] = moved_servers.present_address
     known_addresses: Callable[[str], Addresses | None] = literal
     advertised_address: str | None = None
     listen_unix: Callable[[str, int], socket.socket | None] | None = unix_socket.listen

@@ -47,15 +47,16 @@ class AsyncDialler:
         OSError, DeadlineExceeded
             When it cannot be reached.
         """
+        name, port = self._env.present_address(server.host, server.port)
 
         async def reach(host: str) -> tuple[asyncio.Transport, AsyncConnection]:
-            near = self._env.connect_unix(host, server.port)
+            near = self._env.connect_unix(host, port)
             if near is not None:
                 return await self._begin_near(near, host, server, patience)
-            return await self._dial(partial(AsyncConnection, self._session), host, server.port)
+            return await self._dial(partial(AsyncConnection, self._session), host, port)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
-        hosts = self._env.known_addresses(server.host) or await addresses(server.host, left)
+        hosts = self._env.known_addresses(name) or await addresses(name, left)
         return await first_reached(hosts, until, reach)
 
     async def _dial(

@@ -60,12 +60,13 @@ class Dialler:
         ConnectionLost, OSError, DeadlineExceeded
             When the server cannot be reached.
         """
-        hosts = self._addresses(server.host, until)
+        name, port = self._env.present_address(server.host, server.port)
+        hosts = self._addresses(name, until)
         for host in hosts:
-            near = self._env.connect_unix(host, server.port)
+            near = self._env.connect_unix(host, port)
             if near is not None:
                 return near, self._welcomed(near, server, patience, until)
-        sock = self._connect_to_any(hosts, server.port, until)
+        sock = self._connect_to_any(hosts, port, until)
         tune(sock)
         return sock, None
 

@@ -1,0 +1,551 @@
+"""Run a job on a Ray cluster: carry out the orders of its `WorkerGroup`, tell it what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ray
+import ray.train
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from aiops.common.launchers import worker_name
+from aiops.errors import AiopsError, UsageError
+from aiops.launch.program import Team
+from aiops.ray import running_server
+from aiops.ray.checkpoint_list import CheckpointList, KeptCheckpoint
+from aiops.ray.context import LoopReport
+from aiops.ray.data import DealerActor
+from aiops.ray.running_server import RunningServer
+from aiops.ray.servers import ServerAccess
+from aiops.ray.storage import Storage
+from aiops.ray.worker_group import (
+    DIED,
+    NODE_LOST,
+    RAISED,
+    RETURNED,
+    BeginLoop,
+    GroupEvent,
+    GroupFinished,
+    GroupOrder,
+    GroupTick,
+    Notify,
+    ReleaseWorker,
+    RequestWorker,
+    ServerLost,
+    WorkerEnded,
+    WorkerGroup,
+    WorkerPlaced,
+)
+from aiops.ray.workers import LoopTask, WorkerActor
+from aiops.serving.embedded import config_of
+
+_log = logging.getLogger("aiops.ray")
+
+_LOOK = 1.0  # seconds between two looks at the server's address
+_ANSWER = 10.0  # seconds that an actor that runs has to answer
+_TOGETHER = -1  # in place of a rank: the placement group of the first workers
+_OWN = ("host", "port", "token", "followers", "follower", "shards", "standby", "shard")
+"""Settings of a server that `train` sets itself."""
+
+Then: TypeAlias = Callable[[Any, BaseException | None], list[GroupEvent]]
+
+
+def train(
+    loop: Callable[..., Any],
+    *,
+    policy: str = "fasgd",
+    num_workers: int | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    placement_strategy: str = "PACK",
+    config: Any = None,
+    datasets: Mapping[str, Any] | None = None,
+    run_config: Any = None,
+    servers: int = 1,
+    server_resources: Mapping[str, float] | None = None,
+    server_restarts: int = -1,
+    state: str | Path | None = None,
+    name: str | None = None,
+    detached: bool = False,
+    max_restarts: int = 3,
+    patience: float = 600.0,
+    seed: int = 0,
+    **settings: Any,
+) -> ray.train.Result:
+    """Train on a Ray cluster: a server and its workers as actors. Return the result.
+
+    ::
+
+        def loop(config):
+            with aiops.Worker(params=model.init(seed=0)) as worker:
+                for x, y in batches(...):
+                    worker.step(gradients(worker.params, x, y))
+                aiops.ray.report({"loss": ...})
+
+        result = aiops.ray.train(loop, policy="fasgd", num_workers=8)
+
+    Each worker runs ``loop`` in its own process, and finds the server by itself, as under ``aiops
+    run``: AIOPS_URL, AIOPS_SEED, RANK and WORLD_SIZE are set. Gradients and parameters go from the
+    worker to the server directly; Ray does not carry them.
+
+    Parameters
+    ----------
+    loop
+        A function of no argument, or of one: ``config``.
+    policy
+        The server's algorithm.
+    num_workers
+        Workers of a job whose number is fixed.
+    min_workers, max_workers
+        Of an elastic one: it begins with the first number, and has up to the second as the cluster
+        has room. Default: both are ``num_workers``.
+    resources
+        Of each worker, as Ray counts them. Default: one CPU.
+    placement_strategy
+        Of the placement group of the first ``min_workers``.
+    config
+        What the loop is given.
+    datasets
+        `ray.data.Dataset` by name, for `get_dataset_shard`.
+    run_config
+        A `ray.train.RunConfig`: name, storage and checkpoints.
+    servers
+        Servers that the model is spread over.
+    server_resources
+        Of each server. Default: one CPU. A server uses as many threads.
+    server_restarts
+        How often Ray starts each server again, if there is a ``state``. Default -1: without end.
+    state
+        A folder that all nodes share. The server keeps its state there; if its machine is lost, it
+        is started on another, and goes on: nothing that it has acknowledged is lost.
+    name
+        The run's. Default: that of ``run_config``, or one of the time.
+    detached
+        Leave the server running, under this name. A later call with the same name, of whatever
+        program of the cluster, trains at the same server; `aiops.ray.server` finds it.
+    max_restarts
+        How often each worker is replaced after a failure. Lost machines are not counted.
+    patience
+        Seconds that the job waits for places while it has no worker that runs.
+    seed
+        AIOPS_SEED of all workers.
+    settings
+        Further settings of the server, as of `aiops.serve`: ``lr``, ``set``, ``push_codec``...
+
+    Returns
+    -------
+    ray.train.Result
+        ``metrics``: the last that rank 0 reported. ``checkpoint``: the newest. ``path``: the run's
+        folder. ``metrics_dataframe``: all reports of all workers, with their ``rank``.
+        ``return_value``: what the loop of rank 0 returned. ``error``: set if some workers were
+        given up, and others have ended as they should.
+
+    Raises
+    ------
+    UsageError
+        When the settings cannot work.
+    ray.train.WorkerGroupError
+        When no loop has returned.
+    ray.train.ControllerError
+        When there was no place for workers, or the server is lost.
+    """
+    least, most = _counts(num_workers, min_workers, max_workers)
+    if servers < 1:
+        raise UsageError(f"servers must be 1 or more, not {servers}")
+    if not callable(loop) or len(inspect.signature(loop).parameters) > 1:
+        raise UsageError("the loop is a function of no argument, or of one: its config")
+    run_config = run_config or ray.train.RunConfig()
+    run = name or run_config.name or time.strftime("aiops_%Y-%m-%d_%H-%M-%S")
+    if detached and not name:
+        raise UsageError("detached=True needs a name, under which the server is found again")
+    group = WorkerGroup(
+        least, most, max_restarts=max_restarts, patience=patience, now=time.monotonic()
+    )
+    if not ray.is_initialized():
+        ray.init()
+    job = _Job(
+        group,
+        loop=(ray.put((loop, config)),),
+        team=Team(most, 1, 0, seed, max(1, int((resources or {"CPU": 1}).get("CPU", 1)))),
+        resources=dict(resources or {"CPU": 1}),
+        strategy=placement_strategy,
+        name=run,
+        storage=Storage.of(str(run_config.storage_path), run, run_config.storage_filesystem),
+        checkpoints=_checkpoints(run_config.checkpoint_config),
+    )
+    server_cpus = dict(server_resources or {"CPU": 1})
+    given = {"policy": policy, "threads": max(1, int(server_cpus.get("CPU", 1))), **settings}
+    if least == most:
+        given.setdefault("workers", most)
+    start = {
+        "servers": servers,
+        "resources": server_cpus,
+        "state": None if state is None else Path(state).absolute(),
+        "restarts": server_restarts,
+        "detached": run if detached else None,
+    }
+    return job.run(_server_config(given), start, datasets or {})
+
+
+def _counts(count: int | None, least: int | None, most: int | None) -> tuple[int, int]:
+    """Return the least and the most workers."""
+    if count is not None and most is not None:
+        raise UsageError("num_workers is of a fixed number: give min_workers and max_workers alone")
+    most = most if most is not None else count
+    if most is None:
+        raise UsageError("say how many workers: num_workers, or min_workers and max_workers")
+    return (most if least is None else least), most
+
+
+def _server_config(given: dict[str, Any]) -> Any:
+    for setting in _OWN:
+        if setting in given:
+            raise UsageError(
+                f"aiops.ray.train sets {setting!r} of the server itself: leave it out (servers=..."
+                " says how many there are)"
+            )
+    return config_of(given)
+
+
+def _checkpoints(config: Any) -> CheckpointList:
+    if config is None:
+        return CheckpointList()
+    return CheckpointList(
+        config.num_to_keep,
+        config.checkpoint_score_attribute,
+        largest=config.checkpoint_score_order == "max",
+    )
+
+
+@dataclasses.dataclass
+class _WorkerHandle:
+    """A worker's actor, and what is awaited of it."""
+
+    handle: Any
+    node: str = ""
+    polled: Any = None  # the call for its reports
+    more: bool = True  # reports may come
+
+
+class _Job:
+    """One run, from its first actor to its result."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        *,
+        loop: tuple[Any],
+        team: Team,
+        resources: dict[str, float],
+        strategy: str,
+        name: str,
+        storage: Storage,
+        checkpoints: CheckpointList,
+    ) -> None:
+        self._group, self._loop, self._team = group, loop, team
+        self._resources, self._strategy = resources, strategy
+        self._name, self._storage, self._checkpoints = name, storage, checkpoints
+        self._awaited: dict[Any, Then] = {}  # by reference, what follows from its value or error
+        self._actors: dict[int, _WorkerHandle] = {}
+        self._errors: dict[int, Exception] = {}
+        self._places: dict[int, Any] = {}  # placement groups; -1: that of the first workers
+        self._dealers: dict[str, Any] = {}
+        self._server: RunningServer | None = None
+        self._present: ServerAccess | None = None
+        self._look_at = 0.0  # inf: it has been asked, and has not answered
+        self._reports: list[LoopReport] = []
+        self._value: Any = None
+
+    def run(
+        self, config: Any, start: dict[str, Any], datasets: Mapping[str, Any]
+    ) -> ray.train.Result:
+        """Run it; return its result."""
+        detached, started = start["detached"], list[Any]()
+        try:
+            found = running_server.find(detached) if detached else None
+            self._server = found or _started(config, start, started)
+            self._present = self._server.access
+            for name, dataset in datasets.items():
+                self._dealers[name] = ray.remote(DealerActor).options(num_cpus=0).remote(dataset)
+            end = self._supervised()
+            result = self._result(end)
+            if not detached:
+                self._server.stop()
+            return result
+        except BaseException:
+            if not detached:
+                for actor in started:
+                    ray.kill(actor)
+            raise
+        finally:
+            for rank in [*self._actors]:
+                self._release(rank, forgo=True)
+            for place in self._places.values():
+                remove_placement_group(place)
+            for dealer in self._dealers.values():
+                ray.kill(dealer)
+
+    # ------------------------------------------------------------ events and orders
+
+    def _supervised(self) -> GroupFinished:
+        orders = self._group.begin()
+        while True:
+            for order in orders:
+                if isinstance(order, GroupFinished):
+                    return order
+                self._carry_out(order)
+            orders = []
+            for event in self._next_events():
+                orders += self._group.handle(event)
+
+    def _next_events(self) -> Iterator[GroupEvent]:
+        self._look()
+        wait = min(self._group.wake_at - time.monotonic(), _LOOK)
+        ready, _ = ray.wait(
+            [*self._awaited], num_returns=1, timeout=max(0.0, wait), fetch_local=False
+        )
+        if not ready:
+            yield GroupTick(time.monotonic())
+        for reference in ready:
+            then = self._awaited.pop(reference)
+            try:
+                value, error = ray.get(reference), None
+            except Exception as raised:
+                value, error = None, raised
+            yield from then(value, error)
+
+    def _carry_out(self, order: GroupOrder) -> None:
+        match order:
+            case RequestWorker(rank, together):
+                self._request(rank, together)
+            case BeginLoop():
+                self._begin(order)
+            case ReleaseWorker(rank, forgo):
+                self._release(rank, forgo)
+            case Notify(text):
+                _log.warning("%s: %s", self._name, text)
+
+    # ------------------------------------------------------------ the server
+
+    def _look(self) -> None:
+        """Ask where the server is, if it is time."""
+        assert self._server is not None
+        if time.monotonic() >= self._look_at:
+            self._look_at = inf
+            self._awaited[self._server.lead.access.remote()] = self._seen
+
+    def _seen(self, access: Any, error: BaseException | None) -> list[GroupEvent]:
+        now = time.monotonic()
+        if error is not None:
+            text = f"the server is lost: {_sentence(error)}"
+            if isinstance(error, ray.exceptions.RayActorError):
+                text += " (with state=FOLDER, which all nodes share, it is started again)"
+            return [ServerLost(now, text)]
+        self._look_at = now + _LOOK
+        if access != self._present:
+            _log.warning("%s: the server has moved to %s", self._name, access.url)
+            self._present = access
+            for actor in self._actors.values():
+                actor.handle.server_moved.remote(access)
+        return []
+
+    def _has_joined(self, rank: int) -> bool:
+        """Return whether the server has known a worker; True if it does not answer."""
+        assert self._server is not None
+        try:
+            names = ray.get(self._server.lead.joined.remote(), timeout=_ANSWER)
+        except (ray.exceptions.RayError, AiopsError):
+            return True
+        return worker_name(rank) in names
+
+    # ------------------------------------------------------------ workers
+
+    def _request(self, rank: int, together: bool) -> None:
+        place, bundle = self._place(rank, together)
+        custom = {k: v for k, v in self._resources.items() if k not in ("CPU", "GPU")}
+        handle = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=self._resources.get("CPU", 0),
+                num_gpus=self._resources.get("GPU", 0),
+                resources=custom,
+                max_concurrency=4,  # the loop, a call for reports, and the server's moves
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=place, placement_group_bundle_index=bundle
+                ),
+            )
+            .remote()
+        )
+        self._actors[rank] = actor = _WorkerHandle(handle)
+
+        def placed(node: Any, error: BaseException | None) -> list[GroupEvent]:
+            if self._actors.get(rank) is not actor:
+                return []
+            if error is not None:
+                return [self._ended(rank, actor, error)]
+            actor.node = node
+            return [WorkerPlaced(time.monotonic(), rank, node)]
+
+        self._awaited[handle.node.remote()] = placed
+
+    def _place(self, rank: int, together: bool) -> tuple[Any, int]:
+        """Return the placement group of a worker, and its bundle there.
+
+        The first workers have one in common, so that they have room together or not at all. Each
+        other worker has one of its own: those that find no room are what Ray's autoscaler sees.
+        """
+        key = _TOGETHER if together else rank
+        if key not in self._places:
+            count = self._group.least if together else 1
+            self._places[key] = placement_group(
+                [self._resources] * count, strategy=self._strategy if together else "PACK"
+            )
+        return self._places[key], rank if together else 0
+
+    def _begin(self, order: BeginLoop) -> None:
+        assert self._server is not None
+        assert self._present is not None
+        rank, actor, access = order.rank, self._actors[order.rank], self._server.access
+        newest = self._checkpoints.newest
+        team = dataclasses.replace(self._team, local_workers=order.local_workers)
+        task = LoopTask(
+            loop=self._loop,
+            place=team.place(rank, order.restarts, access.url, order.local_rank),
+            access=access,
+            present=self._present,
+            name=self._name,
+            storage=self._storage,
+            newest=None if newest is None else newest.path,
+            datasets=self._dealers,
+        )
+
+        def ended(value: Any, error: BaseException | None) -> list[GroupEvent]:
+            if self._actors.get(rank) is not actor:
+                return []
+            if error is not None:
+                return [self._ended(rank, actor, error)]
+            if rank == 0:
+                self._value = value
+            self._drain(actor)
+            return [WorkerEnded(time.monotonic(), rank, RETURNED)]
+
+        self._awaited[actor.handle.run.remote(task)] = ended
+        self._poll(rank, actor)
+
+    def _ended(self, rank: int, actor: _WorkerHandle, error: BaseException) -> WorkerEnded:
+        """Return the event of a worker's failure."""
+        self._errors[rank] = error if isinstance(error, Exception) else RuntimeError(str(error))
+        for dealer in self._dealers.values():
+            dealer.lost.remote(rank)
+        how, joined = DIED, True
+        if isinstance(error, ray.exceptions.RayTaskError):
+            how, joined = RAISED, self._has_joined(rank)
+            self._drain(actor)
+        elif not _alive(actor.node):
+            how = NODE_LOST
+        return WorkerEnded(time.monotonic(), rank, how, _sentence(error), joined)
+
+    def _release(self, rank: int, forgo: bool) -> None:
+        actor = self._actors.pop(rank, None)
+        if actor is not None:
+            ray.kill(actor.handle)
+        if forgo and rank in self._places:
+            remove_placement_group(self._places.pop(rank))
+
+    # ------------------------------------------------------------ reports
+
+    def _poll(self, rank: int, actor: _WorkerHandle) -> None:
+        def polled(value: Any, error: BaseException | None) -> list[GroupEvent]:
+            if error is None:
+                self._take(actor, value)
+                if actor.more and self._actors.get(rank) is actor:
+                    self._poll(rank, actor)
+            return []
+
+        actor.polled = actor.handle.reports.remote()
+        self._awaited[actor.polled] = polled
+
+    def _drain(self, actor: _WorkerHandle) -> None:
+        """Take the last reports of a worker whose loop has ended."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            while actor.more:
+                self._awaited.pop(actor.polled, None)
+                self._take(actor, ray.get(actor.polled, timeout=_ANSWER))
+                actor.polled = actor.handle.reports.remote()
+
+    def _take(self, actor: _WorkerHandle, value: tuple[list[LoopReport], bool]) -> None:
+        reports, over = value
+        actor.more = not over
+        for report in reports:
+            self._reports.append(report)
+            if report.checkpoint is None:
+                continue
+            for path in self._checkpoints.add(KeptCheckpoint(report.checkpoint, report.metrics)):
+                try:
+                    self._storage.delete(path)
+                except OSError as failed:
+                    _log.warning("%s: %s cannot be deleted: %s", self._name, path, failed)
+
+    # ------------------------------------------------------------ the result
+
+    def _result(self, end: GroupFinished) -> ray.train.Result:
+        failures = {rank: self._errors[rank] for rank in end.failures}
+        error = None
+        if failures:
+            lines = [f"worker {rank}: {why}" for rank, why in end.failures.items()]
+            error = ray.train.WorkerGroupError("\n".join(lines), failures)
+        if end.error and failures:
+            raise ray.train.WorkerGroupError(end.error, failures)
+        if end.error:
+            raise ray.train.ControllerError(AiopsError(end.error))
+        import pandas
+
+        rows = [{"rank": each.rank, **each.metrics} for each in self._reports]
+        newest = self._checkpoints.newest
+        return ray.train.Result(
+            metrics=next((dict(r.metrics) for r in reversed(self._reports) if r.rank == 0), None),
+            checkpoint=None if newest is None else self._storage.checkpoint(newest.path),
+            error=error,
+            path=self._storage.folder,
+            metrics_dataframe=pandas.DataFrame(rows) if rows else None,
+            best_checkpoints=[
+                (self._storage.checkpoint(kept.path), dict(kept.metrics))
+                for kept in self._checkpoints.kept
+            ],
+            return_value=self._value,
+            _storage_filesystem=self._storage.filesystem,
+        )
+
+
+def _started(config: Any, start: dict[str, Any], started: list[Any]) -> RunningServer:
+    """Start the server; ``started``: gets its actors, even if one of them fails."""
+    try:
+        return running_server.start(config, **start, notify=started.append)
+    except (AiopsError, ray.exceptions.RayError) as error:
+        text = f"the server did not start: {_sentence(error)}"
+        raise ray.train.ControllerError(AiopsError(text)) from None
+
+
+def _alive(node: str) -> bool:
+    """Return whether a node is there; True if it is not known which."""
+    return not node or any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
+
+
+def _sentence(error: BaseException) -> str:
+    """Return an error's text on one line, without Ray's account of where it was raised."""
+    cause = getattr(error, "cause", None)
+    text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if cause is None and isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1:
+        return lines[-1]
+    return " ".join(lines) or type(error).__name__

@@ -1,0 +1,235 @@
+"""Jobs on a Ray cluster of several nodes on this machine, of which one is killed.
+
+``test_cluster.py`` runs this as a process of its own: Ray leaves threads behind, and a cluster
+takes seconds to start, so that all jobs share one. Each node has a loopback address of its own, so
+that a server that moves to another has another address.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray.data
+import ray.train
+from ray.cluster_utils import Cluster
+
+import aiops
+import aiops.ray
+from aiops.ray import running_server
+
+PATIENCE = 60.0
+_STORE = 78 << 20  # bytes of each node's object store: the least that Ray allows
+_HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 2,
+}
+
+
+class Nodes:
+    """A cluster whose head runs nothing, and its nodes."""
+
+    def __init__(self) -> None:
+        self._count = 2
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "node_ip_address": "127.0.0.2",
+                "include_dashboard": False,
+                "object_store_memory": _STORE,
+                "_system_config": _HEALTH,
+            },
+        )
+        self.nodes: dict[str, Any] = {}
+
+    def add(self) -> None:
+        self._count += 1
+        address = f"127.0.0.{self._count}"
+        node = self.cluster.add_node(
+            wait=False, num_cpus=2, node_ip_address=address, object_store_memory=_STORE
+        )
+        self.nodes[node.node_id] = node
+
+    def kill(self, node: str) -> None:
+        self.cluster.remove_node(self.nodes.pop(node), allow_graceful=False)
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Nodes]:
+    (folder / "token").write_text(secrets.token_hex(32))
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
+    nodes = Nodes()
+    try:
+        nodes.add()
+        nodes.add()
+        ray.init(address=nodes.cluster.address)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.cluster.shutdown()
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline, ever = time.monotonic() + PATIENCE, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        ever.wait(0.02)
+
+
+# ---------------------------------------------------------------- a job from begin to end
+
+
+def reporting_loop(config: dict[str, Any]) -> dict[str, Any]:
+    """See each row of the dataset once; fail once; report."""
+    context, shard = aiops.ray.get_context(), aiops.ray.get_dataset_shard("numbers")
+    rank, seen = context.get_world_rank(), []
+    with aiops.Worker(params={"w": np.zeros(1, np.float32)}) as worker:
+        while shard.epoch < 2:
+            for batch in shard.iter_batches(batch_size=4):
+                seen += batch["data"].tolist()
+                worker.step({"w": -np.ones(1, np.float32) * len(batch["data"])})
+                aiops.ray.report({"seen": len(batch["data"]), "near": worker.near})
+                if rank == 1 and not context.restarts:
+                    raise ValueError("once")
+        folder = Path(config["folder"]) / f"from-{rank}"
+        folder.mkdir()
+        np.savez(folder / "model.npz", **worker.params)
+        aiops.ray.report({"done": rank}, ray.train.Checkpoint.from_directory(folder))
+        if rank == 0:
+            aiops.ray.report({"last": 1.0})
+    return {"url": os.environ["AIOPS_URL"], "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+def a_job(folder: Path) -> None:
+    data = ray.data.from_numpy([np.arange(5 * n, 5 * n + 5) for n in range(4)])
+    result = aiops.ray.train(
+        reporting_loop,
+        policy="asgd",
+        lr=1.0,
+        num_workers=2,
+        config={"folder": str(folder)},
+        datasets={"numbers": data},
+        run_config=ray.train.RunConfig(name="a-job", storage_path=str(folder / "runs")),
+    )
+    assert result.error is None
+    assert result.metrics == {"last": 1.0}
+    assert result.return_value["threads"] == "1"
+    assert not result.return_value["url"].startswith("aiops://127.0.0.1:"), result.return_value
+    table = result.metrics_dataframe
+    # 40 rows, and again those of the block in whose middle worker 1 failed.
+    assert 40 <= table["seen"].sum() <= 45, table
+    assert sorted(table["done"].dropna()) == [0, 1]
+    assert len(result.best_checkpoints) == 2
+    assert result.path == str(folder / "runs" / "a-job")
+    with result.checkpoint.as_directory() as copy, np.load(Path(copy) / "model.npz") as model:
+        assert 36 <= model["w"][0] <= 45
+
+
+def broken_loop() -> None:
+    raise NameError("misspelt")
+
+
+def jobs_that_fail() -> None:
+    for settings, what in (
+        ({"policy": "asgd"}, "NameError: misspelt"),
+        ({"policy": "asgd", "set": ["nonsense=1"]}, "asgd has no setting 'nonsense'"),
+    ):
+        with pytest.raises(ray.train.TrainingFailedError, match=what):
+            aiops.ray.train(broken_loop, num_workers=1, **settings)
+
+
+# ---------------------------------------------------------------- a node is killed
+
+
+def counting_loop(config: dict[str, Any]) -> int:
+    """Push a one to the parameter of this rank, and note each that is acknowledged."""
+    rank, folder = int(os.environ["RANK"]), Path(config["folder"])
+    mine = np.zeros(3, np.float32)
+    mine[rank] = -1
+    with (
+        aiops.Worker(params={"w": np.zeros(3, np.float32)}) as worker,
+        open(folder / f"acks-{rank}", "ab", buffering=0) as acks,
+    ):
+        while not (folder / "stop").exists():
+            worker.step({"w": mine})
+            acks.write(b".")
+            time.sleep(0.002)  # not to wait: three workers on two cores leave room for Ray
+        return worker.rolled_back
+
+
+def a_node_is_killed(folder: Path, nodes: Nodes) -> None:
+    def count(rank: int) -> int:
+        path = folder / f"acks-{rank}"
+        return path.stat().st_size if path.exists() else 0
+
+    def all_go_on() -> None:
+        before = [count(rank) for rank in range(3)]
+        until(lambda: all(count(rank) > before[rank] for rank in range(3)), "all workers go on")
+
+    settings: dict[str, Any] = {
+        "policy": "asgd",
+        "lr": 1.0,
+        "name": "counting",
+        "detached": True,
+        "loop": counting_loop,
+        "config": {"folder": str(folder)},
+        "run_config": ray.train.RunConfig(storage_path=str(folder / "runs")),
+    }
+    with ThreadPoolExecutor() as thread:  # nodes are added in the main thread only
+        running = thread.submit(
+            lambda: aiops.ray.train(
+                min_workers=1, max_workers=3, state=folder / "state", **settings
+            )
+        )
+        try:
+            all_go_on()
+            lead = aiops.ray.server("counting").lead
+            nodes.kill(ray.get(lead.node.remote(), timeout=PATIENCE))
+            nodes.add()
+            all_go_on()
+        finally:
+            (folder / "stop").touch()
+        result = running.result(PATIENCE)
+    assert result.error is None
+    assert result.return_value == 0  # pushes that were rolled back
+    with aiops.ray.server("counting").client() as client:
+        model = client.fetch()["w"].tolist()
+    for rank in range(3):  # a push that was under way may have been applied, or not
+        assert 0 <= model[rank] - count(rank) <= 2, (rank, model[rank], count(rank))
+    again = aiops.ray.train(num_workers=1, **settings)
+    assert again.return_value == 0
+    server = aiops.ray.server("counting")
+    assert server.client().fetch()["w"].tolist() == model
+    server.stop()
+    assert running_server.find("counting") is None
+
+
+def main(folder: Path) -> None:
+    begin = time.monotonic()
+    with cluster(folder) as nodes:
+        for part in (
+            lambda: a_job(folder),
+            jobs_that_fail,
+            lambda: a_node_is_killed(folder, nodes),
+        ):
+            print(f"{time.monotonic() - begin:.1f} s", flush=True)
+            part()
+    print(f"all is well after {time.monotonic() - begin:.1f} s")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

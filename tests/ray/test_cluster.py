@@ -1,0 +1,36 @@
+"""Training on a Ray cluster of several nodes, with a node that is killed in the middle.
+
+It takes 20 s of processor time, nearly all of it Ray's own and the start of its processes (each
+node 2 s, each actor 1 s): hence one test, of one cluster, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.support import Process
+
+_LONGEST = 240.0
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "PYTHONWARNINGS": "ignore",  # Ray's own
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_LONGEST + 30)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_jobs_on_a_cluster_of_which_a_node_is_killed(tmp_path: Path) -> None:
+    scenario = Process("-m", "tests.ray.cluster_scenario", str(tmp_path), env=_QUIET, started=True)
+    try:
+        status, out, err = scenario.end(_LONGEST)
+    finally:
+        scenario.kill()
+    assert status == 0, err[-8000:]
+    assert "all is well" in out
