@@ -40,7 +40,7 @@ ARROWS: Mapping[str, str] = {
     "store":          "errors common kernels model codecs",
     "engine":         "errors common kernels model codecs wire state algorithms bandwidth store",
     "durable":        "errors common kernels model wire algorithms store engine shards state",
-    "shards":         "errors common model codecs wire algorithms store engine",
+    "shards":         "errors common model codecs wire bandwidth algorithms store engine",
     "averaging":      "errors model wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
                       " averaging net",

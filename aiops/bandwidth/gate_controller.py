@@ -43,7 +43,9 @@ _REMEMBERED = 64  # transmissions over which their size is averaged
 _MOST = math.log(1e4)  # bound of y
 _LEAST_USE = 0.01  # a use below this share counts as this
 _BEAT = 0.1  # seconds before the first sample
-_STALEST = 4.0  # weight of a worker that has not transmitted for long, relative to 1
+
+HEAVIEST = 4.0
+"""The weight of a worker that has not transmitted for long, relative to 1."""
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class GateController:
         changed = []
         for peer, seen in self._seen.items():
             behind = (version - seen.version) / max(workers, 1)
-            weight = min(1.0 + math.floor(behind), _STALEST)
+            weight = min(1.0 + math.floor(behind), HEAVIEST)
             if weight != seen.weight:
                 seen.weight = weight
                 changed.append((peer, weight))

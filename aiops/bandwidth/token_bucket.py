@@ -53,7 +53,10 @@ class TokenBucket:
         The time, in seconds.
     """
 
-    __slots__ = ("_at", "_depth", "_slot", "_slots", "_tokens", "_window", "peak", "rate", "taken")
+    __slots__ = (
+        *("_at", "_depth", "_slot", "_slots", "_tokens", "_until", "_window", "_withheld"),
+        *("peak", "rate", "taken"),
+    )
 
     def __init__(self, rate: int, now: float) -> None:
         self.rate = rate
@@ -63,19 +66,38 @@ class TokenBucket:
         self._slot = int(now * _SLOTS)
         self._slots = [0] * _KEPT  # bytes that crossed, by slot modulo their number
         self._window = 0  # their sum
+        self._withheld, self._until = 0, now  # bytes that must not cross before that time
         self.taken = 0  # bytes taken that have not crossed
         self.peak = 0  # most bytes that crossed in a window so far
 
     def room(self, now: float) -> int:
         """Return the number of bytes that may be taken now."""
         self._advance(now)
-        left = self.rate - self.rate // _SPARE - self._window - self.taken
+        left = self.rate - self.rate // _SPARE - self._window - self.taken - self._held_back(now)
         return max(0, min(int(self._tokens), left))
 
     def spare(self, now: float) -> bool:
         """Return whether one byte may be taken although there may be no `room`."""
         self._advance(now)
-        return self._window + self.taken < self.rate
+        return self._window + self.taken + self._held_back(now) < self.rate
+
+    def change(self, rate: int, now: float) -> None:
+        """Limit it to another rate from here on.
+
+        What a higher rate adds may cross after a second, or a little more. So buckets whose rates
+        have one sum keep that sum in any second, if what one gains is taken from another before.
+        """
+        self._advance(now)
+        if rate > self.rate:
+            self._withheld = self._held_back(now) + rate - self.rate
+            self._until = now + _KEPT / _SLOTS
+        else:
+            self._withheld = max(0, self._withheld - (self.rate - rate))
+        self.rate, self._depth = rate, max(1.0, _DEPTH * rate)
+        self._tokens = min(self._tokens, self._depth)
+
+    def _held_back(self, now: float) -> int:
+        return self._withheld if now < self._until else 0
 
     def take(self, nbytes: int) -> None:
         """Take bytes, at most as many as `room` returned."""
@@ -114,13 +136,16 @@ class TokenBucket:
         """Return the time at which ``nbytes`` can be taken, if none are taken before."""
         self._advance(now)
         due = now + max(0.0, min(nbytes, self._depth) - self._tokens) / (USABLE * self.rate)
-        excess = self._window + self.taken + nbytes + self.rate // _SPARE - self.rate
+        total = self._window + self.taken + nbytes + self.rate // _SPARE
+        excess = total - self.rate
         slot = self._slot - _KEPT
         while excess > 0 and slot < self._slot:
             slot += 1
             excess -= self._slots[slot % _KEPT]
         if slot > self._slot - _KEPT:
             due = max(due, (slot + _KEPT) / _SLOTS)
+        if total + self._held_back(now) > self.rate:
+            due = max(due, min(self._until, now + _KEPT / _SLOTS))
         return due
 
     def _advance(self, now: float) -> None:
@@ -144,6 +169,7 @@ class _Flow:
     wants: list[int] = field(default_factory=lambda: [0, 0])  # by way
     way: Way = IN  # the direction served next
     deficit: float = 0.0  # bytes that it may still take in this turn
+    free: bool = False  # it is not limited, and not counted
     credited: bool = False  # its turn has begun
     queued: bool = False
     taken: int = 0
@@ -163,18 +189,33 @@ class Budget:
     """
 
     def __init__(self, total: int | None, each: int | None, now: float) -> None:
-        rate = min(r for r in (total, each) if r is not None)
-        least, most = _QUANTUM
-        self.quantum = max(least, min(most, rate // _TURNS))
-        self._min_grant = max(1, min(self.quantum, rate // _MIN_GRANT))
         self.total = TokenBucket(total, now) if total is not None else None
         self._each = each
+        self._set_turns()
         self._flows: dict[int, _Flow] = {}
         self._owners: dict[str, TokenBucket] = {}
         self._gone: deque[tuple[float, str]] = deque()  # the times at which clients are forgotten
         self._line: deque[int] = deque()
         self.spent = 0  # bytes that have crossed so far
         self.wanted = 0  # bytes that are waited for
+
+    def _set_turns(self) -> None:
+        rates = (None if self.total is None else self.total.rate), self._each
+        rate = min(r for r in rates if r is not None)
+        least, most = _QUANTUM
+        self.quantum = max(least, min(most, rate // _TURNS))
+        self._min_grant = max(1, min(self.quantum, rate // _MIN_GRANT))
+
+    def change(self, total: int | None, each: int | None, now: float) -> None:
+        """Limit bytes to other rates from here on; a limit stays one, and none stays none."""
+        if self.total is not None and total is not None:
+            self.total.change(total, now)
+        if self._each is not None and each is not None:
+            self._each = each
+            own = [flow.own for flow in self._flows.values() if flow.own is not None]
+            for bucket in {id(each): each for each in (*own, *self._owners.values())}.values():
+                bucket.change(each, now)
+        self._set_turns()
 
     # ------------------------------------------------------------ connections
 
@@ -195,6 +236,16 @@ class Budget:
             own.absorb(entry.own, now)
             entry.own = own
         entry.key = client
+
+    def exempt(self, flow: int) -> None:
+        """Neither limit nor count what a connection moves from here on: it is no client's."""
+        entry = self._flows[flow]
+        taken = entry.taken
+        self._put_back(entry, taken)
+        entry.free, entry.own, entry.taken = True, None, taken
+        if entry.queued:
+            self._line.remove(flow)
+            self._line.appendleft(flow)
 
     def close(self, flow: int, now: float) -> None:
         """Forget a connection; the bytes that it had taken are put back."""
@@ -224,7 +275,10 @@ class Budget:
         entry.wants[way] = nbytes
         if nbytes and not entry.queued:
             entry.queued = True
-            self._line.append(flow)
+            if entry.free:  # it waits for none
+                self._line.appendleft(flow)
+            else:
+                self._line.append(flow)
         elif entry.queued and not any(entry.wants):
             self._line.remove(flow)
             self._unqueue(entry)
@@ -235,9 +289,12 @@ class Budget:
 
     def at_once(self, flow: int, nbytes: int, now: float) -> int:
         """Take up to ``nbytes`` without queueing: 0 while any connection waits."""
+        entry = self._flows[flow]
+        if entry.free:
+            self._take(entry, nbytes)
+            return nbytes
         if self._line:
             return 0
-        entry = self._flows[flow]
         count = min(nbytes, self.quantum, self._room(entry, now))
         self._take(entry, count)
         return count
@@ -245,7 +302,8 @@ class Budget:
     def borrow(self, flow: int, now: float) -> bool:
         """Take one byte, for an event loop that reads in any case; return whether there is one."""
         entry = self._flows[flow]
-        if not all(b.spare(now) for b in (self.total, entry.own) if b is not None):
+        buckets = () if entry.free else (self.total, entry.own)
+        if not all(b.spare(now) for b in buckets if b is not None):
             return False
         self._take(entry, 1)
         return True
@@ -257,6 +315,9 @@ class Budget:
         while line and passed < len(line):
             flow = line[0]
             entry = self._flows[flow]
+            if entry.free:
+                found += self._all_wanted(flow, entry)
+                continue
             if not entry.credited:
                 entry.credited = True
                 entry.deficit += self.quantum * entry.weight
@@ -284,6 +345,17 @@ class Budget:
                 line.rotate(-1)
         return found
 
+    def _all_wanted(self, flow: int, entry: _Flow) -> list[tuple[int, Way, int]]:
+        """Grant a connection without limits, the first in the line, what it waits for."""
+        ways: tuple[Way, Way] = (IN, OUT)
+        found = [(flow, way, entry.wants[way]) for way in ways if entry.wants[way]]
+        self._take(entry, sum(entry.wants))
+        self.wanted -= sum(entry.wants)
+        entry.wants[:] = [0, 0]
+        self._line.popleft()
+        self._unqueue(entry)
+        return found
+
     def next(self, now: float) -> float | None:
         """Return the time of the next grants; None while no connection waits."""
         if not self._line:
@@ -301,6 +373,8 @@ class Budget:
         """Count taken bytes that a connection has moved."""
         entry = self._flows[flow]
         entry.taken -= nbytes
+        if entry.free:
+            return
         self.spent += nbytes
         if self.total is not None:
             self.total.crossed(nbytes, now)
@@ -319,13 +393,13 @@ class Budget:
 
     def _take(self, entry: _Flow, nbytes: int) -> None:
         entry.taken += nbytes
-        for bucket in (self.total, entry.own):
+        for bucket in () if entry.free else (self.total, entry.own):
             if bucket is not None:
                 bucket.take(nbytes)
 
     def _put_back(self, entry: _Flow, nbytes: int) -> None:
         entry.taken -= nbytes
-        for bucket in (self.total, entry.own):
+        for bucket in () if entry.free else (self.total, entry.own):
             if bucket is not None:
                 bucket.put_back(nbytes)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiops import kernels
-from aiops.bandwidth.units import too_slow
+from aiops.bandwidth.shares import too_slow_on
 from aiops.codecs import raw
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.receive import CodedIncoming, PushSink, RawIncoming, check_codecs
@@ -22,6 +22,7 @@ from aiops.kernels.parallel import LARGE, ParallelMap, serial_map, survey
 from aiops.kernels.scan import Surveyor
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
+from aiops.model.placement import Placement
 from aiops.model.tables import MAX_ROWS_BYTES, Tables
 from aiops.wire.messages import Define, FetchRows, Message, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
@@ -68,10 +69,12 @@ class Admission:
         buffers: int = 4,
         *,
         budget: int | None = None,
+        shards: tuple[int, int] = (1, 1),
         parallel_map: ParallelMap = serial_map,
         make: Callable[[int], Bytes] = aligned,
     ) -> None:
         self.max_model, self.buffers, self.budget = max_model, buffers, budget
+        self._shards = shards
         self._backend, self._parallel_map = backend, parallel_map
         self.pool, self.row_pool = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
         self.full_pool = self.pool
@@ -85,7 +88,9 @@ class Admission:
         """Return why the bandwidth budget cannot carry a model, or None."""
         if self.budget is None:
             return None
-        return too_slow(self.budget, ((t.name, t.nbytes) for t in layout.tensors))
+        shards, least = self._shards
+        pieces = Placement.even(layout, shards, least).layouts if shards > 1 else [layout]
+        return too_slow_on(self.budget, [[(t.name, t.nbytes) for t in p.tensors] for p in pieces])
 
     def defined(self, layout: Layout, tables: Tables | None = None) -> None:
         """Check payloads against this model from now on; None: rows are refused."""

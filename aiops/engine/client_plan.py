@@ -7,6 +7,7 @@ from typing import Any
 from aiops.algorithms.base import Algorithm
 from aiops.bandwidth import gates
 from aiops.bandwidth.gate_controller import GateController
+from aiops.bandwidth.shares import check_shares
 from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Options
 from aiops.errors import ConflictError
@@ -32,13 +33,7 @@ class ClientPlan:
 
     def __init__(self, algorithm: Algorithm, options: Options) -> None:
         algorithm.check(options.workers, options.relaxed)
-        if options.shards > 1 and (options.budget or options.worker_budget):
-            raise ConflictError(
-                "a bandwidth budget counts what one server sends, and several shards do not share"
-                " one: run one server, or have workers send less by codecs (--push-codec,"
-                " --fetch-codec) and a gate of fixed constants (--gate"
-                " bfasgd:c_push=0.1,c_fetch=0.01)"
-            )
+        check_shares(options.shards, options.budget, options.worker_budget)
         deadlines = {"patience": options.worker_deadline, "heartbeat": options.heartbeat}
         self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
         self.recall = self._add_gate(algorithm, options)

@@ -229,6 +229,7 @@ class Engine:
             options.max_model,
             options.backend,
             budget=min(filter(None, (options.budget, options.worker_budget)), default=None),
+            shards=(options.shards, options.shard_bytes),
             parallel_map=self.machine.parallel_map,
             make=self.machine.memory.buffer,
         )

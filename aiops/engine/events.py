@@ -289,6 +289,17 @@ class Shares:
 
 
 @value
+class SetBudget:
+    """Keep to these bandwidth budgets from here on: bytes per second of all clients, and of each.
+
+    ``None``: there is none. They are this server's shares of the budgets of a model on several.
+    """
+
+    total: int | None
+    each: int | None
+
+
+@value
 class DistributeModel:
     """The model is defined: send each follower its part of ``data``, which is the whole model.
 
@@ -316,7 +327,7 @@ class End:
 
 
 Effect: TypeAlias = (
-    Reply | Apply | Warm | Drop | WakeAt | Note | Shares | DistributeModel | Order | End
+    Reply | Apply | Warm | Drop | WakeAt | Note | Shares | SetBudget | DistributeModel | Order | End
 )
 
 OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]

@@ -136,6 +136,7 @@ class PacedTransport(MessageTransport):
         self._pacer = pacer
         self._allowed = 0  # bytes granted that may be read
         self._offered = 0  # bytes that the last buffer had room for
+        self._guessed = False  # more was asked for than is known to be there
         self._held = 0.0  # seconds of waiting for grants so far
         self._since: float | None = None  # waiting since then
         self.flow = 0
@@ -173,7 +174,13 @@ class PacedTransport(MessageTransport):
         super().buffer_updated(nbytes)
         if self._unread or self.transport is None or self.transport.is_closing():
             return
-        if drained and self._allowed > 1:
+        over = drained or (self._guessed and not self.wire.midway)
+        if over and self._guessed and self._allowed:
+            # A connection with nothing to say holds one byte, and waits for no more: many of them
+            # would hold the whole budget.
+            self._guessed = False
+            self._pacer.ask(self.flow, IN, 0)
+        if over and self._allowed > 1:
             self._leave_allowed(1)
             self._pacer.serve()
         elif not self._allowed:
@@ -194,6 +201,11 @@ class PacedTransport(MessageTransport):
     def joined(self, client: str) -> None:
         """Note the client of this connection: its connections share one budget."""
         self._pacer.budget.join(self.flow, client, self._pacer.now())
+
+    def exempt(self) -> None:
+        """Neither pace nor count it any more: another server of the model is at the other end."""
+        self._pacer.budget.exempt(self.flow)
+        self._pacer.serve()
 
     # ------------------------------------------------------------ what is granted
 
@@ -236,7 +248,8 @@ class PacedTransport(MessageTransport):
         """Request the bytes that wait to be read, or one byte to notice the next by."""
         sock = transport.get_extra_info("socket")
         there = readable(sock) if sock is not None else None
-        if there is None and more:
+        self._guessed = there is None and more and self.wire.midway
+        if self._guessed:
             there = _UNKNOWN
         self._pacer.ask(self.flow, IN, there or 1)
         if not self._allowed and not self._unread:

@@ -27,8 +27,8 @@ from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
-from aiops.wire.messages import Error, Message, Push, Release, Share
-from aiops.wire.server_messages import Greeting
+from aiops.wire.messages import Error, Hello, Message, Push, Release, Share
+from aiops.wire.server_messages import Greeting, ShardHello
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.standby_messages import Fence, Promote, StandbyHello
@@ -82,8 +82,6 @@ class Acceptor:
         Makes the decisions.
     env
         The server's clock and entropy.
-    pacing
-        Its bandwidth budget, if it has one.
     post
         Handles an event: a connection that joined, a message, a connection that is gone.
     gone
@@ -98,12 +96,15 @@ class Acceptor:
 
     Attributes
     ----------
+    pacing
+        Its bandwidth budget, if it has one. A follower gets one from its lead, for the connections
+        that come later.
+    most
+        Bound on their number.
     peers
         The open connections, by number.
     busy_poll
         Has the loop poll for the next message before it sleeps.
-    most
-        Bound on their number.
     standbys
         Takes the connections of standbys, if the server has a journal.
     refusal
@@ -126,7 +127,7 @@ class Acceptor:
         sinks_of: Callable[[int], SinkFor],
         measure: Measure = unmeasured,
     ) -> None:
-        self._config, self._coordinator, self._env, self._pacing = config, coordinator, env, pacing
+        self._config, self._coordinator, self._env = config, coordinator, env
         self._post, self._gone, self._sinks_of, self._now = post, gone, sinks_of, env.now
         self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
@@ -135,9 +136,10 @@ class Acceptor:
         self.refusal: Callable[[Greeting], str] = lambda hello: ""
         self.control: Callable[[int, Message], None] | None = None
         self.log_level = logging.INFO
+        self.pacing: Pacing | None = None
         self.most = config.max_connections
         if pacing is not None:
-            self.most = min(self.most, pacing.most)
+            self.pace(pacing)
         self.busy_poll = BusyPoll(env.spin(), usable())
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -150,9 +152,14 @@ class Acceptor:
         while self._number in self.peers:
             self._number = self._number % _NUMBERS + 1
         given = Connection("server"), self, self._number, self._sinks_of(self._number)
-        if self._pacing is None:
+        if self.pacing is None:
             return MessageTransport(*given)
-        return PacedTransport(*given, self._pacing.pacer)
+        return PacedTransport(*given, self.pacing.pacer)
+
+    def pace(self, pacing: Pacing) -> None:
+        """Keep the connections that come from here on to a bandwidth budget."""
+        self.pacing = pacing
+        self.most = min(self._config.max_connections, pacing.most)
 
     def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
         return link if self._measure is unmeasured else Receiving(link, self._measure)
@@ -276,11 +283,13 @@ class Acceptor:
                 link.close()
             return
         hello = answer.hello
+        if isinstance(link, PacedTransport) and not isinstance(hello, Hello | ShardHello):
+            link.exempt()  # the budget is of clients
         if isinstance(hello, StandbyHello):
             if self.standbys is not None:
                 self.standbys.admit(link, hello, answer.proof)
             return
-        if isinstance(link, PacedTransport):
+        if isinstance(link, PacedTransport) and isinstance(hello, Hello | ShardHello):
             link.joined(hello.client)
         _log.log(self.log_level, "%s %r joined from %s", hello.role, hello.name, link.peer_name)
         traffic = link.wire.traffic

@@ -242,6 +242,9 @@ class Config:
         for name in ("init", "save", "record", "ledger"):
             if self.follower and getattr(self, name) is not None:
                 raise ConflictError(f"--{name} is the lead's: a follower has a part of the model")
+        for name in ("bandwidth-budget", "worker-budget"):
+            if self.follower and getattr(self, name.replace("-", "_")) is not None:
+                raise ConflictError(f"--{name} is the lead's: a follower gets its share from it")
         if self.sharded and self.record is not None:
             raise ConflictError(
                 "a run of several shards cannot be recorded, since no server sees all of a push:"

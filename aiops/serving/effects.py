@@ -31,7 +31,6 @@ from aiops.net.environment import Environment
 from aiops.net.update_thread import KernelRunner
 from aiops.net.yielding import yielding
 from aiops.serving.acceptor import Acceptor
-from aiops.serving.pacing import Pacing
 from aiops.serving.shard_links import ShardLinks
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SMALL
@@ -54,8 +53,6 @@ class EffectRunner:
         The loop of timers, and the environment that makes the kernel runner.
     connections
         The connections that answers are sent on.
-    pacing
-        The bandwidth budget, if there is one.
     post
         Handles an event: an update that is done, a timer that is due.
     failed
@@ -82,7 +79,6 @@ class EffectRunner:
         loop: asyncio.AbstractEventLoop,
         env: Environment,
         connections: Acceptor,
-        pacing: Pacing | None,
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
         end: Callable[[End], None],
@@ -103,7 +99,7 @@ class EffectRunner:
         if links is not None:
             self.actions[Order] = links.send
         self._loop, self._now, self._post, self._failed = loop, env.now, post, failed
-        self._peers, self._pacing = connections.peers, pacing
+        self._connections, self._peers = connections, connections.peers
         self._make_runner = partial(env.kernel_runner, loop, failed)
         self._runner = self._make_runner()
         self._warmer: KernelRunner | None = None  # compiles kernels, while there are any to compile
@@ -254,8 +250,9 @@ class EffectRunner:
         )
 
     def _share(self, effect: Shares) -> None:
-        if self._pacing is not None:
-            self._pacing.share(effect, self._peers)
+        pacing = self._connections.pacing
+        if pacing is not None:
+            pacing.share(effect, self._peers)
 
     def _note(self, effect: Note) -> None:
         _log.warning("%s", effect.text)

@@ -150,5 +150,7 @@ def following(config: Config, shard: int = 1) -> Config:
         save=None,
         save_every=None,
         ledger=None,
+        bandwidth_budget=None,
+        worker_budget=None,
         profile=None,
     )

@@ -10,7 +10,6 @@ from aiops.bandwidth.token_bucket import Budget
 from aiops.engine.events import BudgetTick, Shares
 from aiops.net.environment import Environment
 from aiops.net.paced_transport import PacedTransport, Pacer
-from aiops.serving.config import Config
 from aiops.serving.peer import Peer
 
 _EVERY = 0.1
@@ -45,14 +44,28 @@ class Pacing:
 
     @classmethod
     def of(
-        cls, config: Config, env: Environment, post: Callable[[BudgetTick], None]
+        cls,
+        total: int | None,
+        each: int | None,
+        env: Environment,
+        post: Callable[[BudgetTick], None],
     ) -> Self | None:
-        """Return the pacing of a server; None if it has no budget."""
-        total, each = config.budgets()
+        """Return the pacing of a server; None if it has no budget.
+
+        ``total``, ``each``: bytes per second of all clients together, and of each.
+        """
         rates = [rate for rate in (total, each) if rate is not None]
         if not rates:
             return None
         return cls(Pacer(Budget(total, each, env.now()), env.now, min(rates)), post)
+
+    def change(self, total: int | None, each: int | None) -> None:
+        """Keep to other rates from here on."""
+        pacer = self.pacer
+        pacer.budget.change(total, each, pacer.now())
+        pacer.narrowed = min(rate for rate in (total, each) if rate is not None)
+        self.most = pacer.narrowed // _CONNECTION
+        pacer.serve()
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report the budget's use, now and at intervals."""

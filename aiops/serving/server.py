@@ -31,7 +31,15 @@ from aiops.durable.lead_recorder import LeadReplayer
 from aiops.durable.recorder import Supersede
 from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.engine import Engine
-from aiops.engine.events import Committed, End, Event, Initialised, JournalEnded, Stopping
+from aiops.engine.events import (
+    Committed,
+    End,
+    Event,
+    Initialised,
+    JournalEnded,
+    SetBudget,
+    Stopping,
+)
 from aiops.engine.steady import ExchangeRecord, Steady
 from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
@@ -50,6 +58,7 @@ from aiops.serving.state.kept_state import KeptState
 from aiops.serving.state.shard_states import FollowerState, LeadState
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.serving.unix_listener import UnixListener
+from aiops.shards.budget_shares import first_share
 from aiops.shards.collecting import Collecting
 from aiops.shards.common_moment import CommonMoment
 from aiops.shards.follower import Follower
@@ -102,9 +111,10 @@ class Server:
         self._env = env = env if config.state is None else dataclasses.replace(env, now=clock)
         self._now = env.now
         algorithm = find(config.policy).make(config.settings())
-        self._pacing = Pacing.of(config, env, self.post)
+        options = config.options()
+        pacing = Pacing.of(*first_share(options), env, self.post)
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
-        alone = alone and self._pacing is None
+        alone = alone and pacing is None
         near = alone and not config.no_shm and env.listen_unix is not None
         relaxed = config.consistency == "relaxed"  # replies are of the memory as it is then
         self._profile = Profile(config.profile) if config.profile is not None else None
@@ -130,7 +140,6 @@ class Server:
         self._alone = False  # it is known to have no standby
         self._next_term = False  # it is to begin one
         self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
-        options = config.options()
         kept, shard = config.state_folder, None if config.follower else (0, options.shards)
         if kept is not None:
             holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
@@ -162,7 +171,7 @@ class Server:
         self._links = links
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
-            *(config, self._coordinator, env, self._pacing, self.post, self._note_change),
+            *(config, self._coordinator, env, pacing, self.post, self._note_change),
             *(self._exchange, sinks_of, machine.measure),
         )
         self.connections.control, self.connections.refusal = self._control, self._refusal
@@ -174,9 +183,10 @@ class Server:
             collect = partial(self._collect, lead) if lead is not None else None
             self._persistence = Persistence(config, self._engine, self._now, collect)
         self._runner = EffectRunner(
-            *(asyncio.get_running_loop(), env, self.connections, self._pacing, self.post),
+            *(asyncio.get_running_loop(), env, self.connections, self.post),
             *(self._failed, self._end, links, machine),
         )
+        self._runner.actions[SetBudget] = self._pace
         self._events: deque[Event] = deque()
         self._handling = False
         self.socket: socket.socket | None = None
@@ -849,6 +859,21 @@ class Server:
             if state is not None and state.recorder.hold(steady.peer, answer):
                 return b""
         return answer
+
+    @property
+    def _pacing(self) -> Pacing | None:
+        return self.connections.pacing
+
+    def _pace(self, effect: SetBudget) -> None:
+        """Keep to this server's share of the bandwidth budget."""
+        pacing = self._pacing
+        if pacing is not None:
+            pacing.change(effect.total, effect.each)
+        else:
+            pacing = Pacing.of(effect.total, effect.each, self._env, self.post)
+            assert pacing is not None, "there is a budget"
+            pacing.begin(asyncio.get_running_loop())
+        self.connections.pace(pacing)
 
     def _sinks_of(self, lead: Lead, peer: int) -> SinkFor:
         """Return a lead's function for the sinks of a connection; its orders are carried out."""

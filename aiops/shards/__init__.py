@@ -39,6 +39,7 @@ them out in the order in which they were decided:
 `HoldVersion`       keep a version that the rule will compare a gradient with, or let it go
 `KeepSets`          remove the snapshots that no set needs
 `CountTraffic`      report the bytes exchanged with each client
+`PaceClients`       keep to this share of the bandwidth budgets
 ==================  ==============================================================================
 
 An order about parameters names a version. A follower that is not at that version, and has not just
@@ -72,6 +73,10 @@ connection is lost, a push that has not reached the engine is forgotten on all s
 repetition is a new push. A push that has reached the engine is decided whether its client is
 connected or not; its repetition gets that answer, and `FinishPush` frees the portions that came
 again.
+
+**Budgets.** A bandwidth budget is that of all servers together. The lead divides it by the bytes of
+the model, and each server keeps its own share (`aiops.shards.budget_shares`). Followers report what
+has crossed, and the engine, which chooses the gates, receives one report about all servers.
 
 **Lost peers.** A client whose portions stay away is reported by `Lead.overdue` and dropped. When a
 follower is lost, its bytes and its part of the optimiser's state are lost too, so the lead stops

@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
+from aiops.bandwidth.gate_controller import HEAVIEST
 from aiops.common.generations import generation_text, term
 from aiops.engine.admission import Admission
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import (
     Applied,
+    BudgetTick,
     Drop,
     Effect,
     End,
@@ -27,6 +29,8 @@ from aiops.engine.events import (
     Options,
     Received,
     Reply,
+    SetBudget,
+    Shares,
     Warm,
 )
 from aiops.engine.steady import Steady
@@ -45,6 +49,7 @@ from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import proves_generation
 from aiops.wire.messages import PROTOCOL, Error, Leave, Message, Ping, Pong, Push
 from aiops.wire.server_messages import (
+    BudgetUsed,
     CountTraffic,
     ExpectPush,
     FinishPush,
@@ -53,6 +58,7 @@ from aiops.wire.server_messages import (
     LeadHello,
     LoadShard,
     NoteHistory,
+    PaceClients,
     PushArrived,
     RunUpdate,
     SendIncrements,
@@ -154,6 +160,9 @@ class Follower:
                 return self._on_joined(event)
             case Left():
                 return self._on_left(event)
+            case BudgetTick():
+                counted = event.nbytes, event.second, event.backlog, event.busy, event.limited
+                return self._report(BudgetUsed(0, *counted))
             case _:  # as for `Stopping`: the lead learns of it when the connection ends
                 return []
 
@@ -458,11 +467,25 @@ class Follower:
                 return self._report(
                     TrafficCounted(order.id, self._clients.counted(), self.state_report())
                 )
+            case PaceClients():
+                return self._pace(order)
             case Leave():
                 self.lead = None
                 return [End()]
             case _:
                 return [_not_for_followers(event)]
+
+    def _pace(self, order: PaceClients) -> list[Effect]:
+        """Keep to the shares of the budgets, and weigh clients anew."""
+        if not order.total and not order.each:
+            raise ValueError("it limits nothing")
+        weights = order.weights
+        if not all(type(each) is float and 0 < each <= HEAVIEST for each in weights.values()):
+            raise ValueError(f"a client's weight is a number above 0, at most {HEAVIEST:g}")
+        keys = ((peer, self._clients.key(peer)) for peer in self._clients.present)
+        weighed = tuple((peer, weights[key[0]]) for peer, key in keys if key and key[0] in weights)
+        paced = SetBudget(order.total or None, order.each or None)
+        return [paced, Shares(weighed)] if weighed else [paced]
 
     def _learn(self, secret: bytes) -> None:
         if self.secret not in (b"", secret):

@@ -21,6 +21,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
     Apply,
+    BudgetTick,
     DistributeModel,
     Drop,
     Effect,
@@ -34,6 +35,7 @@ from aiops.engine.events import (
     Reply,
     Reported,
     Resumed,
+    Shares,
     Warm,
 )
 from aiops.engine.receive import PushSink
@@ -49,6 +51,7 @@ from aiops.errors import (
 from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST
 from aiops.model.placement import Placement
+from aiops.shards.budget_shares import BudgetShares
 from aiops.shards.collecting import Collecting
 from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.counting import TrafficCount, state_of_all
@@ -73,6 +76,7 @@ from aiops.wire.messages import (
     Welcome,
 )
 from aiops.wire.server_messages import (
+    BudgetUsed,
     KeepSets,
     LoadShard,
     NoteHistory,
@@ -124,6 +128,7 @@ class Lead:
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._count = TrafficCount(len(addresses))
         self.sets = SnapshotSets()
+        self._budgets = BudgetShares(engine.options)
         self.secret, self.history = b"", History()
         self._now = 0.0  # the time of the last event
 
@@ -145,6 +150,8 @@ class Lead:
                 return self._on_joined(event)
             case Left():
                 return self._on_left(event)
+            case BudgetTick():
+                return self._decide(self._budgets.of_all(event))
             case _:
                 return self._decide(event)
 
@@ -279,6 +286,8 @@ class Lead:
                     return [] if peer is None else [Drop(peer, why)]
                 fault = read_fault(message.fault)
                 return self._pass(model.gathering.arrived(message.id, shard, fault))
+            case BudgetUsed():
+                self._budgets.reported(shard, message)
             case SnapshotSaved():
                 return self.saved(shard, message.id, well=not message.why)
             case ShardParts() if model is not None:
@@ -306,6 +315,7 @@ class Lead:
             return []
         followers.lost[event.shard] = event.why
         self.sets.lost(event.shard)
+        self._budgets.lost(event.shard)
         if self.kept:
             return self._wait_for_followers()
         effects: list[Effect] = [
@@ -391,6 +401,8 @@ class Lead:
         effects: list[Effect] = []
         if self.secret and not state.run:
             effects.append(Order(shard, ShareSecret(0, self.secret)))
+        if self._budgets.any:
+            effects.append(self._budgets.order(shard))
         cuts = state.holds.get("snapshots", ())
         self.sets.holds(shard, [cut for cut in cuts if type(cut) is int])
         if state.run and state.holds.get("history", ()) != self.history:
@@ -499,7 +511,8 @@ class Lead:
         """Go on after a replay, with the engine's effects that are to be carried out still."""
         if self._model is not None:
             self._model.gathering.begin_numbers(event.generation)
-        return [*self._translated(outstanding), *self._decide(event)]
+        paced = self._budgets.paced()
+        return [*paced, *self._translated(outstanding), *self._decide(event)]
 
     def _report(self) -> list[Effect]:
         """Answer the requests for statistics, with the traffic that followers have counted."""
@@ -536,9 +549,17 @@ class Lead:
                     found += self._model.updating.begin(effect, self.engine.version)
                 case Reply():
                     found += self._reply(effect)
+                case Shares():
+                    found += [effect, *self._weighed(effect)]
                 case _:
                     found.append(effect)
         return found
+
+    def _weighed(self, effect: Shares) -> list[Effect]:
+        """Tell the followers the changed weights of clients, too."""
+        clients = ((self._clients.get(peer), weight) for peer, weight in effect.weights)
+        weights = {client[0]: weight for client, weight in clients if client is not None}
+        return [self._budgets.order(shard, weights) for shard in self.holding]
 
     def _housekeeping(self) -> list[Effect]:
         return [] if self._model is None else self._model.housekeeping()
@@ -557,7 +578,7 @@ class Lead:
         orders = model.load(effect, self._followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}
-        return [*orders]
+        return [*self._budgets.placed(effect.placement), *orders]
 
     def _reply(self, effect: Reply) -> list[Effect]:
         """Add the shard table to a reply, or order the followers to send their portions of it."""

@@ -37,6 +37,7 @@ from aiops.wire.messages import (
 )
 from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
 from aiops.wire.server_messages import (
+    BudgetUsed,
     CountTraffic,
     ExpectPush,
     FinishPush,
@@ -45,6 +46,7 @@ from aiops.wire.server_messages import (
     LeadHello,
     LoadShard,
     NoteHistory,
+    PaceClients,
     PushArrived,
     RollBack,
     RunUpdate,
@@ -82,8 +84,8 @@ KINDS: Mapping[str, type[Message]] = {
         *(ShardHello, ShardWelcome, ShardParts),
         *(JoinRound, Round, RingHello, RingChunk),
         *(LeadHello, ShareSecret, LoadShard, ExpectPush, RunUpdate, SendParams, SendIncrements),
-        *(HoldVersion, FinishPush, NoteHistory, KeepSets, RollBack, CountTraffic),
-        *(ShardState, PushArrived, UpdateDone, SnapshotSaved, TrafficCounted),
+        *(HoldVersion, FinishPush, NoteHistory, KeepSets, RollBack, CountTraffic, PaceClients),
+        *(ShardState, PushArrived, UpdateDone, SnapshotSaved, TrafficCounted, BudgetUsed),
         *(StandbyHello, StandbyWelcome, SnapshotPart, JournalRows, RowsKept),
         *(Promote, Promoted, Fence),
     )

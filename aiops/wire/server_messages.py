@@ -232,6 +232,20 @@ class CountTraffic(Message):
 
 
 @value
+class PaceClients(Message):
+    """This follower's shares of the bandwidth budgets: bytes per second, both ways.
+
+    ``total``: of all clients together; ``each``: of each client; 0: without a limit. ``weights``:
+    by client, the changed weights by which their connections share it.
+    """
+
+    kind = "pace_clients"
+    total: UInt
+    each: UInt
+    weights: Plain
+
+
+@value
 class ShardState(Message):
     """The state that a follower holds, for the lead that it has welcomed.
 
@@ -293,6 +307,23 @@ class TrafficCounted(Message):
     kind = "traffic_counted"
     clients: Plain
     state: Plain
+
+
+@value
+class BudgetUsed(Message):
+    """The traffic between this follower and its clients since the last such message.
+
+    ``nbytes`` crossed, both ways; ``second`` of them and before in the last second; ``backlog``
+    bytes wait; ``busy`` connections have a message on its way; ``limited``: one had to wait
+    meanwhile.
+    """
+
+    kind = "budget_used"
+    nbytes: UInt
+    second: UInt
+    backlog: UInt
+    busy: UInt
+    limited: bool
 
 
 Greeting: TypeAlias = Hello | ShardHello | LeadHello | StandbyHello

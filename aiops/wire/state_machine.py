@@ -18,10 +18,10 @@ _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round",
 _ORDERS = {
     *("share_secret", "load_shard", "expect_push", "run_update", "send_params", "send_increments"),
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back", "count_traffic"),
-    *("promote", "ping", "pong"),
+    *("pace_clients", "promote", "ping", "pong"),
 }
 _REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts", "shard_state"} | {
-    *("snapshot_saved", "promoted", "ping", "pong", "error"),
+    *("snapshot_saved", "budget_used", "promoted", "ping", "pong", "error"),
 }
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {

@@ -275,6 +275,14 @@ class TestCeiling:
         assert testing.run(main()) >= 0.7
         assert counter.busiest() <= 200 * KB
 
+    @testing.virtual()
+    async def test_connections_that_wait_hold_none_of_it(self, counter: Counter) -> None:
+        """More of them than could be granted what is read at a time."""
+        async with serve(bandwidth_budget="100KB/s") as server:
+            await asyncio.gather(*(exchange(server.url, 8 * KB, 10.0) for _ in range(12)))
+            assert utilisation(server) >= 0.9
+        assert counter.busiest() <= 100 * KB
+
     def test_without_a_budget_nothing_is_in_the_way(self) -> None:
         with ServerThread(policy="asgd") as server, aiops.Client(server.url) as client:
             kinds = server.call(

@@ -312,3 +312,81 @@ def test_a_clock_that_goes_back_earns_nothing() -> None:
     assert bucket.room(9.0) == 0
     assert bucket.room(10.0) == 0
     assert bucket.room(10.1) > 0
+
+
+class TestChange:
+    def test_what_a_rate_gains_crosses_after_a_second(self) -> None:
+        bucket = TokenBucket(1000, 0.0)
+        bucket.change(5000, 0.0)
+        moved = [0, 0]
+        for now in (n / 100 for n in range(300)):
+            count = bucket.room(now)
+            bucket.take(count)
+            bucket.crossed(count, now)
+            moved[now >= 1.01] += count
+        assert 900 <= moved[0] <= 1000, "the first second has the former rate"
+        assert moved[1] >= 1.9 * 0.9 * 5000
+        assert bucket.peak <= 5000
+
+    def test_a_share_that_moves_is_in_no_second_there_twice(self) -> None:
+        """One gives what the other gets, at a time at which both are busy."""
+        giver, taker = TokenBucket(9000, 0.0), TokenBucket(1000, 0.0)
+        moved: list[tuple[float, int]] = []
+        for now in (n / 50 for n in range(250)):
+            if now == 2.0:
+                giver.change(4000, now)
+                taker.change(6000, now)
+            for bucket in (giver, taker):
+                count = bucket.room(now)
+                bucket.take(count)
+                bucket.crossed(count, now)
+                moved.append((now, count))
+        for began, _count in moved:
+            assert sum(n for when, n in moved if began <= when < began + 1.0) <= 10_000
+        assert sum(n for when, n in moved if when >= 3.5) >= 1.5 * 0.9 * 10_000
+
+    def test_the_time_of_the_next_grant_knows_what_is_withheld(self) -> None:
+        bucket = TokenBucket(1000, 0.0)
+        bucket.change(2000, 0.0)
+        now = 0.0
+        for _ in range(1000):
+            count = min(bucket.room(now), 100)
+            bucket.take(count)
+            bucket.crossed(count, now)
+            due = bucket.when(100, now)
+            if not count:
+                assert due > now, "it would be asked again at once"
+            now = max(due, now)
+        assert bucket.used(now) > 1500
+
+    def test_a_rate_that_falls_counts_what_has_crossed(self) -> None:
+        bucket = TokenBucket(1000, 0.0)
+        bucket.take(120)
+        bucket.crossed(120, 0.0)
+        bucket.change(100, 0.5)
+        assert bucket.room(0.5) == 0
+        assert 0 < bucket.room(1.6) <= 13
+        bucket.change(1000, 1.6)
+        bucket.change(150, 1.7)
+        assert bucket.room(1.7) <= 100, "of what it gained, what was taken away is not waited for"
+
+    def test_a_budgets_limits_change_with_its_clients(self) -> None:
+        budget = Budget(10_000, 5000, 0.0)
+        for flow in (1, 2):
+            budget.open(flow, 0.0)
+            budget.join(flow, "a", 0.0)
+        budget.change(1000, 500, 0.0)
+        budget.open(3, 0.0)
+        for flow in (1, 2, 3):
+            budget.ask(flow, OUT, 9000)
+        moved = {1: 0, 2: 0, 3: 0}
+        now = 0.0
+        while now < 5.0:
+            for flow, _way, nbytes in budget.grants(now):
+                moved[flow] += nbytes
+                budget.crossed(flow, nbytes, now)
+            due = budget.next(now)
+            assert due is not None
+            now = max(due, now + 0.001)
+        assert moved[1] + moved[2] == pytest.approx(5 * 480, rel=0.15)
+        assert moved[3] == pytest.approx(5 * 480, rel=0.15)

@@ -167,6 +167,7 @@ class TestUpToDate:
             "note_history",
             "roll_back",
         }  # of shards with a state
+        unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget
         unsent.add("send_increments")  # tensors as small as those here do not travel coded
         assert sent == set(KINDS) - unsent
 

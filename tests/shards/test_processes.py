@@ -244,7 +244,7 @@ def test_followers_end_when_their_lead_is_killed_before_it_reached_them(
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--bandwidth-budget", "1MB/s"), "bandwidth budget"),
+        (("--bandwidth-budget", "3KB/s"), "too small for 2 servers"),
         (("--record", "run.journal"), "record it on one server"),
         (("--follower",), "a follower has no followers"),
         (("--followers", "a:1,b:2"), "--shards 2 takes 1 followers"),

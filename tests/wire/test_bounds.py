@@ -415,6 +415,7 @@ def orders() -> list[Message]:
         server_messages.RollBack(9, 0),
         server_messages.FinishPush(9, False),
         server_messages.CountTraffic(9),
+        server_messages.PaceClients(9, 1, 1, {"c": 2.0}),
         messages.Ping(9),
         server_messages.ShardParts(9, 0, (Part(1400, 1408, "raw", 8, 0),)),
     ]
@@ -441,6 +442,7 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
         server_messages.PushArrived(1, {}),
         server_messages.UpdateDone(1, bytes(8)),
         server_messages.TrafficCounted(1, counted, {}),
+        server_messages.BudgetUsed(1, 1, 1, 1, 1, True),
         messages.Error(1, "protocol", "no", {"n": 1}, True, 1),
         messages.Pong(1),
         server_messages.ShardParts(1, 1, (Part(1400, 1408, "raw", 8, 0),)),

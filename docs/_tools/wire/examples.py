@@ -32,6 +32,7 @@ from aiops.wire.handshake import (
 from aiops.wire.messages import Message
 from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
 from aiops.wire.server_messages import (
+    BudgetUsed,
     CountTraffic,
     ExpectPush,
     FinishPush,
@@ -40,6 +41,7 @@ from aiops.wire.server_messages import (
     LeadHello,
     LoadShard,
     NoteHistory,
+    PaceClients,
     PushArrived,
     RollBack,
     RunUpdate,
@@ -232,6 +234,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", KeepSets(0, (18_000, 18_220))),
         _sent("client", RollBack(0, 18_231)),
         _sent("client", CountTraffic(2)),
+        _sent("client", PaceClients(0, 500_000, 0, {"5f0c": 2.0})),
         _sent(
             "server",
             ShardState(0, True, "8c2f", 1, 2, 7, 3, False, _HOLDS),
@@ -247,6 +250,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
                 {"row": 812, "acks": "written"},
             ),
         ),
+        _sent("server", BudgetUsed(0, 48_112, 470_300, 1_200_000, 2, True)),
     ]
 
 
