@@ -37,6 +37,7 @@ from aiops.launch.supervision import (
     WorkersSeen,
 )
 from aiops.net import signals
+from aiops.net.cpu_count import run_as_batch, usable
 from aiops.net.process_tree import Lines, busy_seconds, kill_session, send
 
 _LOOK, _ANSWER = 0.5, 1.0
@@ -220,8 +221,12 @@ class Job:
             place = self._team.place(rank, restarts, self._url)
             environment = place.variables(self._environment)
         output = None if self._under and rank != SERVER else asyncio.subprocess.PIPE
-        # Schedulers send SIGTERM to all processes: the server is to end after the workers.
-        apart = self._under and rank == SERVER
+        first: Callable[[], None] | None = None
+        if rank == SERVER and self._under:
+            # Schedulers send SIGTERM to all processes: the server is to end after the workers.
+            first = _ignore_sigterm
+        elif not self._under and rank != SERVER and self._team.local_workers > usable():
+            first = run_as_batch
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
@@ -229,7 +234,7 @@ class Job:
             stderr=output,
             env=environment,
             start_new_session=True,
-            preexec_fn=_ignore_sigterm if apart else None,
+            preexec_fn=first,
         )
         self._tell_reaper("begun", process.pid)
         self._children[rank] = process.pid

@@ -17,6 +17,7 @@ from aiops.net.process_tree import having
 from tests.peers import eventually
 from tests.support import PATIENCE
 from tests.zygote import NESTED, ForkedPopen
+from tests.zygote import run as run_python
 
 MARK = "AIOPS_TEST_RUN"
 
@@ -28,6 +29,7 @@ import aiops
 rank, restarts = int(os.environ["RANK"]), int(os.environ["AIOPS_RESTARTS"])
 print("rank", rank, "of", os.environ["WORLD_SIZE"], "seed", os.environ["AIOPS_SEED"], *sys.argv[1:])
 print("threads", os.environ["OMP_NUM_THREADS"], file=sys.stderr)
+print("batch", os.sched_getscheduler(0) == os.SCHED_BATCH)
 mine = np.zeros(2, np.float32)
 mine[rank] = -1  # what is subtracted from each parameter: the pushes of each worker are counted
 with aiops.Worker(params={"w": np.zeros(2, np.float32)}) as worker:
@@ -123,8 +125,16 @@ def test_workers_find_their_server_and_their_place(program: Path, tmp_path: Path
             assert f"[{rank}] threads 3\n" in run.output
             assert f"[{rank}] begins at 0 after 0\n" in run.output
         assert "ends at [20.0, 20.0] lost 0" in run.output
+        assert run.output.count("] batch False\n") == 2
         assert "40 gradients" in run.output.splitlines()[-1]
         assert "[server] " in run.output
+
+
+def test_workers_that_outnumber_the_processors_are_batch_processes(program: Path) -> None:
+    on_one = "import os, aiops.cli.main; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    done = run_python("-c", f"{on_one}; aiops.cli.main.main()", "run", "-n", "2", str(program))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("] batch True\n") == 2
 
 
 @pytest.mark.slow
