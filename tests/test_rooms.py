@@ -46,7 +46,7 @@ ARROWS: Mapping[str, str] = {
                       " averaging net",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version errors common kernels model wire algorithms bandwidth store engine"
-                      " shards net state durable",
+                      " averaging shards net state durable",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",

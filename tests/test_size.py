@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "algorithms": (26, 2725),
-    "averaging": (2, 269),
+    "averaging": (4, 423),
     "bandwidth": (8, 1785),
-    "cli": (32, 5170),
-    "client": (59, 12482),
+    "cli": (33, 5273),
+    "client": (62, 12747),
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),
-    "engine": (24, 5643),
+    "engine": (24, 5669),
     "errors": (1, 206),
     "kernels": (29, 5290),
     "lab": (86, 12970),
@@ -30,13 +30,13 @@ SIZES = {
     "net": (22, 3193),
     "ray": (11, 2131),
     "server": (1, 21),
-    "serving": (38, 9279),
+    "serving": (39, 9816),
     "shards": (17, 3524),
     "sim": (38, 6858),
     "state": (9, 2033),
     "store": (16, 3529),
     "testing": (1, 237),
-    "wire": (15, 2865),
+    "wire": (16, 3030),
 }
 
 SLACK = 1.02

@@ -24,12 +24,10 @@ The mean is a running one, m ← m + (x − m)/n, as each worker's x joins n −
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +35,6 @@ import numpy.typing as npt
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Layout, compute_dtype
-from aiops.wire.messages import WIRE_NAME
-from aiops.wire.state_machine import Side
 
 CHUNK = 256 * 1024
 """The most bytes of a chunk: it is still in the cache when it is added and sent on."""
@@ -247,22 +243,3 @@ class Ring:
 
     def _piece(self, chunk: _Chunk, hop: int) -> Piece:
         return Piece(chunk.start, chunk.stop, hop, self._data[chunk.start : chunk.stop])
-
-
-# ---------------------------------------------------------------- proofs of identity
-
-
-def proof(secret: bytes, side: Side, number: int, rank: int) -> bytes:
-    """Return the HMAC-SHA256 by which a worker proves that it has a round's secret.
-
-    The worker that connects is the ``"client"``. Secret and number are new in every round.
-    """
-    fields: list[Any] = [WIRE_NAME, b"round", side.encode(), number, rank]
-    items = (item if isinstance(item, bytes) else item.to_bytes(8, "big") for item in fields)
-    framed = b"".join(len(item).to_bytes(4, "big") + item for item in items)
-    return hmac.new(secret, framed, hashlib.sha256).digest()
-
-
-def proves(given: bytes, secret: bytes, side: Side, number: int, rank: int) -> bool:
-    """Compare a given proof with the right one, in constant time."""
-    return hmac.compare_digest(given, proof(secret, side, number, rank))

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "cluster": "Simulate a cluster and its links in virtual time.",
     "stats": "Print a server's statistics.",
     "ping": "Check that a server is alive.",
+    "relay": "Let workers that average meet, behind NAT.",
     "promote": "Have a standby take its primary's place.",
     "state": "Look into the directory of a server's --state.",
     "replay": "Run a recorded run again, to bit-identical parameters.",

@@ -21,6 +21,8 @@ _FLAGS = "aiops.server_flags"
 OURS = {"workers", "port"}
 """Settings of the server that have a flag of these commands' own."""
 
+_TOKENS = {"--token": "AIOPS_TOKEN", "--relay-token": "AIOPS_RELAY_TOKEN"}
+
 _WRITES = ("save", "record", "ledger", "profile")
 
 
@@ -121,12 +123,12 @@ class ServerSettings:
 def _with_token(
     flags: Sequence[str], environment: dict[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Move the token to the environment, where workers find it, and other users do not see it."""
+    """Move the tokens to the environment, where workers find it, and other users do not see it."""
     left = []
     for flag in flags:
         name, _, text = flag.partition("=")
-        if name == "--token":
-            environment = {**environment, "AIOPS_TOKEN": text}
+        if name in _TOKENS:
+            environment = {**environment, _TOKENS[name]: text}
         else:
             left.append(flag)
     return left, environment

@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 from aiops.averaging.ring_allreduce import LIMIT, Flat, Ring, fit
+from aiops.averaging.routes import Routes
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.backoff import reason
 from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Replica
-from aiops.client.ring_transport import Listener, take_part
+from aiops.client.ring_listener import Listener
+from aiops.client.ring_transport import take_part
 from aiops.errors import (
     AiopsError,
     BadPush,
@@ -56,6 +58,8 @@ class Averages:
         Rounds given up, because a worker died in the midst of one, say.
     workers
         How many were in the last round, this one included.
+    relayed
+        Rounds of these in which a connection of this worker led through the relay.
     seconds
         Time spent in rounds (not in waiting for them).
     traffic
@@ -68,6 +72,7 @@ class Averages:
     alone: int = 0
     failed: int = 0
     workers: int = 0
+    relayed: int = 0
     seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
     last_error: AiopsError | None = None
@@ -158,6 +163,7 @@ class Rounds:
         self._copy, self._flat = Arena(layout), Flat(layout)
         self._timeout, self._listener = timeout, listener
         self._stats, self.plan = stats, plan
+        self._routes = Routes()
         self.taken = 0
 
     @classmethod
@@ -285,7 +291,9 @@ class Rounds:
         try:
             async with asyncio.timeout(allowed):
                 stall = self.plan["stall"]
-                await take_part(found, ring, self._listener, stall, self._stats.traffic)
+                relayed = await take_part(
+                    *(found, ring, self._listener, stall, self._stats.traffic, self._routes)
+                )
         except TimeoutError as error:
             if isinstance(error, DeadlineExceeded):
                 raise
@@ -299,6 +307,7 @@ class Rounds:
             self._replica.add(prepared)
         self.taken += 1
         self._stats.rounds += 1
+        self._stats.relayed += relayed > 0
 
     def _failed(self, error: AiopsError) -> None:
         self._stats.failed += 1

@@ -20,9 +20,14 @@ from aiops.errors import UsageError
 PORT = 7171
 """The default port of a server."""
 
+RELAY_PORT = 7172
+"""The default port of a relay."""
 
-def parse(url: str) -> tuple[str, int]:
+
+def parse(url: str, default: int = PORT) -> tuple[str, int]:
     """Return the host and port of ``aiops://host[:port]`` (or plain ``host[:port]``).
+
+    ``default``: the port of an address without one.
 
     Raises
     ------
@@ -37,7 +42,7 @@ def parse(url: str) -> tuple[str, int]:
         raise UsageError(f"{url!r} is not an address: {error}; write aiops://host:port") from None
     if parts.scheme != "aiops" or not host or parts.path not in ("", "/") or parts.query:
         raise UsageError(f"{url!r} is not the address of a server; write aiops://host:port")
-    return host, PORT if port is None else port
+    return host, default if port is None else port
 
 
 @value

@@ -34,6 +34,11 @@ class ClientPlan:
     def __init__(self, algorithm: Algorithm, options: Options) -> None:
         algorithm.check(options.workers, options.relaxed)
         check_shares(options.shards, options.budget, options.worker_budget)
+        if options.relay and "average" not in algorithm.plan(options.workers):
+            raise ConflictError(
+                f"under {algorithm.name} workers have no connections to each other, so there is"
+                " nothing to relay: drop --relay, or choose --policy average"
+            )
         deadlines = {"patience": options.worker_deadline, "heartbeat": options.heartbeat}
         self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
         self.recall = self._add_gate(algorithm, options)

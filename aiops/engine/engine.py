@@ -233,7 +233,7 @@ class Engine:
             parallel_map=self.machine.parallel_map,
             make=self.machine.memory.buffer,
         )
-        self.rendezvous = Rendezvous(self.plan.get("average"))
+        self.rendezvous = Rendezvous(self.plan.get("average"), options.relay, options.relay_token)
         self.training: Training | None = None
         self.policy = algorithm.policy(workers)
         self._stopping: Stopping | None = None

@@ -341,8 +341,8 @@ _DECIDING = (
     *("workers", "worker_deadline", "max_model", "heartbeat", "budget", "worker_budget", "gate"),
     *("recall", "push_codec", "fetch_codec", "fetch_lag", "shards", "shard_bytes"),
 )
-"""The options that decide what the engine does. The others name the run, or decide how fast it is:
-``live`` and ``backend``. ``relaxed`` reads are not recorded."""
+"""The options that decide what the engine does. The others name the run or its relay, or decide how
+fast it is: ``live`` and ``backend``. ``relaxed`` reads are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,8 @@ class Options:
     `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: the most versions that coded
     parameters may be behind, 0: chosen by the server. ``shards``: the number of servers that the
     model is spread over, this one included. ``shard_bytes``: the least bytes that a server holds; a
-    small model is spread over fewer servers.
+    small model is spread over fewer servers. ``relay``, ``relay_token``: the ``host:port`` of the
+    relay through which workers that average reach each other, and what it shares with this server.
     """
 
     workers: int | None = None
@@ -379,6 +380,8 @@ class Options:
     fetch_lag: int = 0
     shards: int = 1
     shard_bytes: int = 1 << 20
+    relay: str = ""
+    relay_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         """Check the values."""

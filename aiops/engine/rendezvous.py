@@ -33,6 +33,7 @@ from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.messages import WIRE_NAME, Error
 from aiops.wire.ring_messages import JoinRound, Round
+from aiops.wire.ring_proofs import ring_name, ring_token
 
 
 @dataclass(slots=True)
@@ -53,10 +54,17 @@ class Rendezvous:
     ----------
     plan
         The ``average`` part of the algorithm's plan, or None when it has none.
+    relay
+        The ``host:port`` of a relay through which workers reach each other; empty: there is none.
+    relay_token
+        What the relay shares with this server.
     """
 
-    def __init__(self, plan: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, plan: Mapping[str, Any] | None, relay: str = "", relay_token: str = ""
+    ) -> None:
         self._averages = plan is not None
+        self._relay, self._relay_token = relay, relay_token
         self._interval, self._grace = 0.0, 0.0  # seconds
         if plan is not None:
             self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
@@ -153,13 +161,15 @@ class Rendezvous:
                 f"{host!r}:{message.port} is no address to be reached at: it must be an IP address"
                 " without a zone, and not that of all interfaces; pass host=..."
             )
+        if self._relay:  # they meet there
+            return
         for other, participant in self._participants.items():
             if other != peer and urls.is_loopback(participant.host) != urls.is_loopback(host):
                 raise Refused(
                     f"this worker is to be reached at {host} and another one at"
                     f" {participant.host}, but a loopback address is reached from its own machine"
                     " only: pass host=... an address that all others can reach to the worker on"
-                    " loopback"
+                    " loopback, or start the server with --relay"
                 )
 
     def _ready(self) -> dict[int, JoinRound]:
@@ -206,10 +216,16 @@ class Rendezvous:
             for peer, request in ready.items()
         )
         secret = _secret(self.rounds, [request.nonce for request in ready.values()])
+        token = b""
+        if self._relay:
+            token = ring_token(self._relay_token, ring_name(secret, self.rounds))
         for peer in ready:
             self._participants[peer].new = False  # its next request has rounds=0 if this one fails
         return [
-            Reply(peer, Round(request.id, self.rounds, rank, members, secret))
+            Reply(
+                peer,
+                Round(request.id, self.rounds, rank, members, secret, self._relay, token),
+            )
             for rank, (peer, request) in enumerate(ready.items())
         ]
 

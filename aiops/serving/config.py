@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from aiops.bandwidth.units import parse_rate
-from aiops.common.urls import PORT, is_loopback, local_address, parse, parse_all
+from aiops.common.urls import (
+    PORT,
+    RELAY_PORT,
+    is_loopback,
+    local_address,
+    parse,
+    parse_all,
+    write,
+)
 from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
@@ -40,6 +48,7 @@ _COUNTS = (
     "shard_bytes",
 )
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
+_SECRETS = ("token", "relay_token")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
 _MOST = 1 << 62
 
@@ -121,6 +130,12 @@ class Config:
     shard_bytes: int = _option(1 << 20, "No shard holds less: a small model lies on fewer of them.")
     followers: list[str] = _option([], "Spread it over those: host:port, of --follower; repeat.")
     follower: bool = _option(False, "Hold a part of the model for a lead, which reaches this one.")
+    relay: str | None = _option(
+        None, "Where workers that average meet if they cannot reach each other: host:port."
+    )
+    relay_token: str | None = _option(
+        None, "What that `aiops relay` was started with; better given as AIOPS_RELAY_TOKEN."
+    )
     log_format: str = _option("text", "'text' or 'json'.")
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 
@@ -162,6 +177,12 @@ class Config:
                 " drop --record or --consistency relaxed"
             )
         self.budgets()
+        if self.relay_token == "":
+            raise UsageError("the relay's token is empty: give a real one, or none")
+        if self.relay is not None:
+            parse(self.relay)
+        elif self.relay_token is not None:
+            raise UsageError("--relay-token is for the relay at --relay host:port: name it, too")
         self._check_shards()
         self._check_state()
         if self.save_every is not None and self.save is None:
@@ -310,16 +331,18 @@ class Config:
             fetch_lag=self.fetch_lag,
             shards=max(self.shards, 1 + len(self.reach())),
             shard_bytes=self.shard_bytes,
+            relay="" if self.relay is None else _host_and_port(self.relay),
+            relay_token=self.relay_token or "",
         )
 
     def flags(self, names: Iterable[str] | None = None) -> list[str]:
         """Return the command line that gives a server these settings; defaults are left out.
 
-        ``names``: the fields to consider; default all but the token, which others could read.
+        ``names``: the fields to consider; default all but the tokens, which others could read.
         """
         found: list[str] = []
         defaults = {each.name: each.default for each in dataclasses.fields(self)}
-        for name in [n for n in defaults if n != "token"] if names is None else names:
+        for name in [n for n in defaults if n not in _SECRETS] if names is None else names:
             value, flag = getattr(self, name), "--" + name.replace("_", "-")
             if value in (None, defaults[name]):
                 continue
@@ -333,6 +356,12 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
         return settings_of(self.set, self.lr)
+
+
+def _host_and_port(address: str) -> str:
+    """Return the ``host:port`` of a relay's address; its default port is 7172."""
+    host, port = parse(address, RELAY_PORT)
+    return write(host, port).removeprefix("aiops://")
 
 
 def shard_folder(shard: int) -> str:

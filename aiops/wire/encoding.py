@@ -35,7 +35,14 @@ from aiops.wire.messages import (
     TableRows,
     Welcome,
 )
-from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
+from aiops.wire.ring_messages import (
+    JoinRound,
+    RelayHello,
+    RelayReady,
+    RingChunk,
+    RingHello,
+    Round,
+)
 from aiops.wire.server_messages import (
     BudgetUsed,
     CountTraffic,
@@ -82,7 +89,7 @@ KINDS: Mapping[str, type[Message]] = {
         *(Stats, Report, Ping, Pong, Leave, Error),
         *(Share, Release),
         *(ShardHello, ShardWelcome, ShardParts),
-        *(JoinRound, Round, RingHello, RingChunk),
+        *(JoinRound, Round, RingHello, RingChunk, RelayHello, RelayReady),
         *(LeadHello, ShareSecret, LoadShard, ExpectPush, RunUpdate, SendParams, SendIncrements),
         *(HoldVersion, FinishPush, NoteHistory, KeepSets, RollBack, CountTraffic, PaceClients),
         *(ShardState, PushArrived, UpdateDone, SnapshotSaved, TrafficCounted, BudgetUsed),

@@ -1,4 +1,4 @@
-"""The messages of averaging: the rounds that a server arranges, and the ring of their workers.
+"""The messages of averaging: the rounds that a server arranges, the ring, and its relay.
 
 See `aiops.wire.messages` for the form of the classes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiops.common.frozen import value
 from aiops.model.parts import Parts
-from aiops.wire.fields import Blob, Members, Nonce, Text, UInt
+from aiops.wire.fields import Blob, Bytes32, Members, Nonce, Text, UInt
 from aiops.wire.messages import Message
 
 # ---------------------------------------------------------------- averaging: with the server
@@ -37,6 +37,8 @@ class Round(Message):
     rank: UInt
     members: Members
     secret: Blob
+    relay: Text = ""  # host:port
+    ring_token: Bytes32 = b""
 
 
 # ---------------------------------------------------------------- averaging: worker to worker
@@ -59,3 +61,31 @@ class RingChunk(Message):
     kind = "ring_chunk"
     hop: UInt
     parts: Parts = ()
+    seal: Bytes32 = b""
+
+
+# ---------------------------------------------------------------- averaging: worker and relay
+
+
+@value
+class RelayHello(Message):
+    """Ask a relay for the other end of one connection of a ring.
+
+    It names the ring, the worker that sends the chunks of this connection, and which of its two
+    ends this is.
+    """
+
+    kind = "relay_hello"
+    protocol: UInt
+    ring: Bytes32
+    sender: UInt  # the rank of the worker that sends chunks
+    sends: bool  # whether this is that worker
+    nonce: Nonce
+
+
+@value
+class RelayReady(Message):
+    """The other end is there: from here on the relay passes all bytes on as they are."""
+
+    kind = "relay_ready"
+    proof: Blob

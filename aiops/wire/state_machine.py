@@ -33,6 +33,7 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "lead_hello": "lead greeted",
             "standby_hello": "standby greeted",
             "ring_hello": "ring greeted",
+            "relay_hello": "relay greeted",
         },
         "server": {"error": "closed"},
     },
@@ -100,6 +101,16 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # between the workers of a round: the client is the one that connects, the server the next
     "ring greeted": {"client": {}, "server": {"ring_hello": "ring open", "error": "closed"}},
     "ring open": {"client": {"ring_chunk": "ring open"}, "server": {}},
+    # at a relay, and then through it: the worker that sends chunks says ring_hello first
+    "relay greeted": {"client": {}, "server": {"challenge": "relay challenged", "error": "closed"}},
+    "relay challenged": {"client": {"prove": "relay proved"}, "server": {"error": "closed"}},
+    "relay proved": {"client": {}, "server": {"relay_ready": "relayed", "error": "closed"}},
+    "relayed": {
+        "client": {"ring_hello": "ring greeted"},
+        "server": {"ring_hello": "ring called"},
+    },
+    "ring called": {"client": {"ring_hello": "ring taken"}, "server": {}},
+    "ring taken": {"client": {}, "server": {"ring_chunk": "ring taken"}},
     "closed": {"client": {}, "server": {}},
 }
 """By state and sender: the kinds that may be sent, each with the state that follows."""

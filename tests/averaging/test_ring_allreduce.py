@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.averaging.ring_allreduce import LIMIT, Flat, Piece, Ring, fit, proof, proves
+from aiops.averaging.ring_allreduce import LIMIT, Flat, Piece, Ring, fit
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout, dtype_named
@@ -259,14 +259,3 @@ class TestHostile:
         assert fit(np.zeros(0))
         assert fit(np.array([1e17, -1e17]))
         assert not fit(np.array([0.0, np.nan, 1.0]))
-
-
-class TestProof:
-    def test_only_the_same_round_rank_side_and_secret_prove(self) -> None:
-        good = proof(b"s" * 32, "client", 7, 1)
-        assert proves(good, b"s" * 32, "client", 7, 1)
-        assert not proves(good, b"t" * 32, "client", 7, 1)
-        assert not proves(good, b"s" * 32, "server", 7, 1)
-        assert not proves(good, b"s" * 32, "client", 8, 1)
-        assert not proves(good, b"s" * 32, "client", 7, 2)
-        assert not proves(b"", b"s" * 32, "client", 7, 1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.averaging.ring_allreduce import Flat, Piece, Ring, proof
+from aiops.averaging.ring_allreduce import Flat, Piece, Ring
 from aiops.client import ModelAverager
 from aiops.errors import (
     BadPush,
@@ -33,6 +33,7 @@ from aiops.wire import messages, ring_messages
 from aiops.wire.encoding import KINDS
 from aiops.wire.messages import Message
 from aiops.wire.ring_messages import RingChunk, RingHello, Round
+from aiops.wire.ring_proofs import proof
 from aiops.wire.sinks import Sink
 from tests.driven import Driven
 from tests.peers import Peer, Taken, eventually, frame

@@ -70,6 +70,8 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "shard_bytes": (1, 2, 3),
     "followers": (["a:1"], ["b:2"], ["c:3"]),
     "follower": (True, False, True),
+    "relay": ("a:1", "b:2", "c"),
+    "relay_token": ("from file", "from variable", "from flag"),
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }
@@ -78,6 +80,7 @@ NEEDS = {
     "standby": {"state": Path("state")},
     "shard": {"state": Path("state"), "standby": "aiops://a", "follower": True},
     "keep_journal": {"state": Path("state")},
+    "relay_token": {"relay": "a:1"},
 }
 NAMES = [field.name for field in dataclasses.fields(Config)]
 
@@ -335,6 +338,9 @@ class TestCommandLine:
             (["--policy", "hardsync"], "--workers N"),
             (["--policy", "no.such.module:Name"], "there is no module"),
             (["--host", "0.0.0.0"], "Set AIOPS_TOKEN"),
+            (["--relay-token", "x"], "name it, too"),
+            (["--relay", "a:1", "--relay-token", ""], "the relay's token is empty"),
+            (["--relay", "a:1", "--policy", "asgd"], "nothing to relay"),
             (["--log-level", "loud"], "known: debug"),
             (["--config", "/no/such.toml"], "No such file"),
             (["--init", "/no/such.safetensors"], "No such file"),
@@ -379,13 +385,15 @@ class TestCommandLine:
         assert "'--workers'" in done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "token"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("token")])
 def test_settings_as_flags_are_read_as_the_same_settings(name: str, read: Run) -> None:
     for value in VALUES[name]:
         config = Config(**{name: value}, **NEEDS.get(name, {}))
         assert read(*config.flags()) == config
 
 
-def test_flags_do_not_show_the_token() -> None:
-    assert Config(token="secret", policy="asgd").flags() == ["--policy=asgd"]
+def test_flags_do_not_show_the_tokens() -> None:
+    secrets = {"token": "secret", "relay_token": "secret"}
+    shown = Config(relay="a:1", policy="asgd", **secrets).flags()
+    assert shown == ["--policy=asgd", "--relay=a:1"]
     assert Config(policy="asgd", lr=0.5, port=0).flags(("lr", "device")) == ["--lr=0.5"]

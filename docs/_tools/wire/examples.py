@@ -11,7 +11,6 @@ import numpy as np
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
 from aiops.averaging.ring_allreduce import Flat, Ring
-from aiops.averaging.ring_allreduce import proof as ring_proof
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Initialised, Joined, Options, Received, Reply
 from aiops.model.arena import Arena
@@ -30,7 +29,16 @@ from aiops.wire.handshake import (
     proof,
 )
 from aiops.wire.messages import Message
-from aiops.wire.ring_messages import JoinRound, RingChunk, RingHello, Round
+from aiops.wire.ring_messages import (
+    JoinRound,
+    RelayHello,
+    RelayReady,
+    RingChunk,
+    RingHello,
+    Round,
+)
+from aiops.wire.ring_proofs import ChunkSeal, relay_proof, ring_name, ring_token
+from aiops.wire.ring_proofs import proof as ring_proof
 from aiops.wire.server_messages import (
     BudgetUsed,
     CountTraffic,
@@ -129,12 +137,25 @@ NONCES = bytes(range(16)), bytes(range(16, 32))
 SECRET = bytes(range(32))
 """That of run `8c2f`."""
 
+RELAY_TOKEN = "tell only the relay"
+
 
 def hello(epoch: int = 1, role: str = "worker") -> messages.Hello:
     """Return the greeting of the examples' client."""
     return messages.Hello(
         0, messages.PROTOCOL, "5f0c", epoch, "w0", role, False, NONCES[0], "example/1"
     )
+
+
+def relay_hello() -> RelayHello:
+    """Return the greeting of the first worker of the examples' round, for its connection."""
+    ring = ring_name(bytes(range(32)), 3)
+    return RelayHello(0, messages.PROTOCOL, ring, 0, True, NONCES[0])
+
+
+def _relay_proof(side: Side) -> bytes:
+    hello = relay_hello()
+    return relay_proof(ring_token(RELAY_TOKEN, hello.ring), side, hello, NONCES[1])
 
 
 def one_of_each() -> list[Example]:
@@ -191,6 +212,8 @@ def one_of_each() -> list[Example]:
         *_of_standbys(),
         _sent("client", RingHello(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
         _sent("client", RingChunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
+        _sent("client", relay_hello()),
+        _sent("server", RelayReady(0, _relay_proof("server"))),
     ]
     order = list(KINDS)
     return sorted(found, key=lambda example: order.index(example.name))
@@ -499,13 +522,24 @@ def two_workers_average() -> Conversation:
     for piece in (first, second):
         part = Part(piece.start, piece.stop, "raw", piece.stop - piece.start, number)
         sent.append(("client", RingChunk(0, piece.hop, (part,)), bytes(piece.view)))
-    return Conversation(
-        title,
-        tuple(
-            Example(f"{title} / {n} {m.kind}", side, m, (data,) if data else ())
-            for n, (side, m, data) in enumerate(sent, 1)
-        ),
-    )
+    return _conversation(title, ((side, m, (data,) if data else ()) for side, m, data in sent))
+
+
+def two_workers_and_a_relay() -> Conversation:
+    """Return the messages of the first of two workers to a relay, and through it to the second."""
+    title, secret, number = "Two workers of a round, through a relay", bytes(range(32)), 3
+    part, values = Part(0, 4, "raw", 4, number), struct.pack("<f", 1)
+    seal = ChunkSeal(secret, number, 0).of(part, 1, memoryview(values))
+    sent: list[tuple[Side, Message, bytes]] = [
+        ("client", relay_hello(), b""),
+        ("server", messages.Challenge(0, NONCES[1]), b""),
+        ("client", messages.Prove(0, _relay_proof("client")), b""),
+        ("server", RelayReady(0, _relay_proof("server")), b""),
+        ("client", RingHello(0, number, 0, ring_proof(secret, "client", number, 0)), b""),
+        ("server", RingHello(0, number, 1, ring_proof(secret, "server", number, 1)), b""),
+        ("client", RingChunk(0, 1, (part,), seal), values),
+    ]
+    return _conversation(title, ((side, m, (data,) if data else ()) for side, m, data in sent))
 
 
 def conversations() -> list[Conversation]:
@@ -561,6 +595,7 @@ def conversations() -> list[Conversation]:
     return [
         *(script.done() for script in scripts),
         two_workers_average(),
+        two_workers_and_a_relay(),
         _conversation("Two shards: the client and the lead", sharded.to_lead),
         _conversation("Two shards: the client and the follower", sharded.to_follower),
         _conversation("Two shards: the lead, as a client, and the follower", sharded.orders),

@@ -35,6 +35,7 @@ OTHER_KINDS = ("stats", "report", "ping", "pong", "leave", "error")
 MEMORY_KINDS = ("share", "release")
 SHARD_KINDS = ("shard_hello", "shard_welcome", "shard_parts")
 ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
+RELAY_KINDS = ("relay_hello", "relay_ready")
 SERVER_KINDS = (
     *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
     *("send_increments", "hold_version", "finish_push", "note_history", "keep_sets", "roll_back"),
@@ -130,7 +131,7 @@ def states_table(states: Sequence[str]) -> str:
 
 
 _ELSEWHERE = {
-    *(*MEMORY_KINDS, *ROUND_KINDS, *PROMOTION_KINDS),
+    *(*MEMORY_KINDS, *ROUND_KINDS, *RELAY_KINDS, *PROMOTION_KINDS),
     *("shard_hello", "lead_hello", "standby_hello"),
 }
 """Kinds that the table of wire.md leaves to other pages."""
@@ -305,6 +306,11 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
             conversations_block,
             "Ready to average, and no other worker is there",
             "Two workers of a round",
+        ),
+        "relay": _section(
+            RELAY_KINDS,
+            (*HANDSHAKE_KINDS, *ROUND_KINDS),
+            partial(conversations_block, "Two workers of a round, through a relay"),
         ),
     },
     "wire-servers.md": {
