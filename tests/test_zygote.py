@@ -41,10 +41,42 @@ def test_pipes_arguments_folder_and_environment(popen: Any, tmp_path: Path) -> N
 
 
 def test_modules_that_it_asks_for_are_imported_before_it_begins() -> None:
-    text = command("import sys; print('colorsys' in sys.modules)")
-    for environment, found in ({IMPORTED: "colorsys,no_such_module"}, "True"), ({}, "False"):
+    text = command("import sys; print('sched' in sys.modules)")
+    for environment, found in ({IMPORTED: "sched,no_such_module"}, "True"), ({}, "False"):
         with ForkedPopen(text, **PIPES, text=True, env={**os.environ, **environment}) as process:
             assert process.communicate() == (f"{found}\n", "")
+
+
+FULL = "import sys; sys.stdout = open('/dev/full', 'w'); print('said')"
+
+THREAD = """
+import atexit, sys, threading
+
+def last():
+    threading.main_thread().join()
+    atexit.register(print, "end", file=sys.stderr)
+
+threading.Thread(target=last).start()
+sys.exit(3)
+"""
+
+PENDING = """
+import asyncio, logging
+
+def main():
+    logging.basicConfig(format="%(name)s %(levelname)s %(message).37s")
+    loop = asyncio.new_event_loop()
+    loop.create_task(asyncio.sleep(0))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.create_task(forever(loop.create_future()))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+async def forever(future):
+    await future
+
+main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -55,6 +87,10 @@ def test_modules_that_it_asks_for_are_imported_before_it_begins() -> None:
         ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
         ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
         ("import atexit, sys; atexit.register(print, 'end', file=sys.stderr)", 0, "end"),
+        ("import sys; sys.exit('why')", 1, "why"),
+        (FULL, 120, "OSError: [Errno 28] No space left on device"),
+        (THREAD, 3, "end"),
+        (PENDING, 0, "asyncio ERROR Task was destroyed but it is pending!"),
     ],
 )
 def test_the_end(popen: Any, text: str, status: int, last: str) -> None:
