@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,8 @@ from aiops.cli import tables
 from aiops.cli.flags import Json
 from aiops.common import formatting
 from aiops.common.generations import generation_text
-from aiops.errors import UsageError
+from aiops.errors import UsageError, nearest
+from aiops.model.tables import NamedTable
 
 app = typer.Typer(help="Look into the directory of a server's --state.", no_args_is_help=True)
 
@@ -27,12 +28,17 @@ Folder = Annotated[
 Row = Annotated[int | None, typer.Option("--row", help="Print all of this row.")]
 Of = Annotated[int | None, typer.Option("--snapshot", help="Print this snapshot's plain values.")]
 Count = Annotated[int, typer.Option("--rows", help="List the last N rows.")]
-Out = Annotated[Path, typer.Option("--out", help="The .safetensors file.")]
+Out = Annotated[Path, typer.Option("--out", help="The .safetensors file, or .npz.")]
 At = Annotated[
     int | None, typer.Option("--at", help="Export the model after this row, by a replay.")
 ]
 Which = Annotated[
     int | None, typer.Option("--snapshot", help="Export this snapshot; default the newest.")
+]
+
+OneTable = Annotated[
+    str | None,
+    typer.Option("--table", help="Export only this table: ids and rows, to a .npz file."),
 ]
 
 _LONGEST = 200  # characters of what a row says
@@ -293,27 +299,35 @@ def _json(value: Any) -> Any:
 
 @app.command()
 def export(
-    folder: Folder, out: Out, snapshot: Which = None, at: At = None, as_json: Json = False
+    folder: Folder,
+    out: Out,
+    snapshot: Which = None,
+    at: At = None,
+    table: OneTable = None,
+    as_json: Json = False,
 ) -> None:
-    """Write the parameters of a snapshot to a .safetensors file, for --init and other software.
+    """Write the model of a snapshot to a .safetensors file, for --init and other software.
 
-    The parameters are those of the snapshot: the rows of the journal since are not applied. With
-    --at they are those after a row, tables included: the rows since the snapshot before it are
-    replayed, which takes about as long as the training did.
+    It is the model of the snapshot, with its tables: the rows of the journal since are not applied.
+    With --at it is that after a row: the rows since the snapshot before it are replayed, which
+    takes about as long as the training did.
+
+    With --table NAME it writes the stored rows of one table to a .npz file for NumPy: ids, an int64
+    array, and rows, with a row for each of them.
 
     Of the folder with those of all shards it writes the whole model, tables included, at the newest
     moment of which all servers have a snapshot; rows are those of the lead's journal, in shard-0.
     """
     from aiops.cli.state_folder import StateFolder, is_one_file, opened_file, shard_folders
-    from aiops.serving.safetensors_io import write_model
+    from aiops.engine.restore import stored_tables
 
     if at is not None and (snapshot is not None or is_one_file(folder)):
         raise UsageError("--at is for a directory, and without --snapshot")
     if shard_folders(folder):
-        _export_shards(folder, snapshot, at, out, as_json=as_json)
+        _export_shards(folder, snapshot, at, out, table, as_json=as_json)
         return
     if at is not None:
-        _export_at(StateFolder(folder), at, out, as_json=as_json)
+        _export_at(StateFolder(folder), at, out, table, as_json=as_json)
         return
     if is_one_file(folder):
         if snapshot is not None:
@@ -330,48 +344,75 @@ def export(
         opened = state.snapshot(newest)
     with opened as file:
         arrays, row = _parameters(file), file.header.row
-        version = file.header.versions[0]
-    write_model(out, arrays, version)
-    _exported(out, row, version, len(arrays), as_json=as_json)
+        version, found = file.header.versions[0], stored_tables(file.header.owners, file.array)
+    _write(out, row, version, arrays, found, table, as_json=as_json)
 
 
 def _export_shards(
-    folder: Path, snapshot: int | None, row: int | None, out: Path, *, as_json: bool
+    folder: Path,
+    snapshot: int | None,
+    row: int | None,
+    out: Path,
+    table: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Write the model of several shards: of a set of snapshots, or after a row."""
     from aiops.cli.shards_replay import ModelAt, model_at, tables_at
     from aiops.cli.state_folder import exported_set
-    from aiops.serving.safetensors_io import write_model
 
     if row is None:
         arrays, row, version = exported_set(folder, snapshot)
         found = ModelAt(arrays, version, tables_at(folder, row))
     else:
         found = model_at(folder, row)
-    write_model(out, found.arrays, found.version, found.tables)
-    _exported(out, row, found.version, len(found.arrays), as_json=as_json)
+    _write(out, row, found.version, found.arrays, found.tables, table, as_json=as_json)
 
 
-def _export_at(state: Any, row: int, out: Path, *, as_json: bool) -> None:
+def _export_at(state: Any, row: int, out: Path, table: str | None, *, as_json: bool) -> None:
     """Write the model after a row."""
     from aiops.cli.state_replay import engine_at
-    from aiops.serving.safetensors_io import write_model
 
     engine = engine_at(state, row)
     store = engine.store
     if store is None:
         raise UsageError(f"no model was defined at row {row:,}")
     arrays = store.current.arena.views
-    write_model(out, arrays, store.version, engine.saved_tables())
-    _exported(out, row, store.version, len(arrays), as_json=as_json)
+    _write(out, row, store.version, arrays, engine.saved_tables(), table, as_json=as_json)
 
 
-def _exported(out: Path, row: int, version: int, tensors: int, *, as_json: bool) -> None:
-    found = {"out": str(out), "row": row, "version": version, "tensors": tensors}
-    if as_json:
-        print(json.dumps(found))
+def _write(
+    out: Path,
+    row: int,
+    version: int,
+    arrays: Mapping[str, Any],
+    stored: Sequence[tuple[NamedTable, Any, Any]],
+    table: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write the model, or one of its tables, and print what was written."""
+    from aiops.serving.safetensors_io import write_model, write_table
+
+    found: dict[str, Any] = {"out": str(out), "row": row, "version": version}
+    if table is None:
+        write_model(out, arrays, version, stored)
+        found |= {"tensors": len(arrays)}
+        what = f"version {version:,}, at row {row:,}, {len(arrays):,} tensors"
+        if stored:
+            found |= {"tables": {named.name: len(ids) for named, ids, _rows in stored}}
+            count = len(stored)
+            what += f", {count:,} table{'s' if count > 1 else ''}"
     else:
-        print(f"{out}: version {version:,}, at row {row:,}, {tensors:,} tensors")
+        by_name = {named.name: (ids, rows) for named, ids, rows in stored}
+        if table not in by_name:
+            known = nearest(table, by_name) if by_name else "it has no tables at all"
+            raise UsageError(f"the model has no table {table!r}; {known}")
+        ids, rows = by_name[table]
+        write_table(out, ids, rows)
+        found |= {"table": table, "rows": len(ids)}
+        what = f"table {table!r} at row {row:,}, {len(ids):,} rows"
+    print(json.dumps(found) if as_json else f"{out}: {what}")
 
 
 def _parameters(file: Any) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def described_layout(header: SnapshotHeader) -> Layout:
     Raises
     ------
     UsageError
-        When it has none; when one server's has tables, which a replay alone brings back.
+        When it has none.
     DamagedState
         When it is none.
     """
@@ -190,13 +190,10 @@ def described_layout(header: SnapshotHeader) -> Layout:
     if model is None:
         raise UsageError("the snapshot has no parameters: no model was defined, or it is no server")
     try:
-        tensors, described = model
-        layout = Layout([(name, dtype, shape) for name, dtype, shape in tensors], empty=True)
+        tensors, _tables = model
+        return Layout([(name, dtype, shape) for name, dtype, shape in tensors], empty=True)
     except (TypeError, ValueError) as error:
         raise DamagedState(f"the snapshot's model is damaged: {error}") from None
-    if described and header.shards == 1:
-        raise UsageError(f"it has tables: give --at {header.row}, with the directory")
-    return layout
 
 
 def snapshot_status(path: Path, *, thorough: bool) -> dict[str, Any]:

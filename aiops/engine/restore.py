@@ -18,12 +18,13 @@ from aiops.engine.registration import Definition
 from aiops.engine.table_receive import RowsSink
 from aiops.engine.training import Training
 from aiops.engine.update_queue import QueueItem
-from aiops.errors import UsageError
+from aiops.errors import DamagedState, UsageError
+from aiops.kernels.table_rows import parameters_of
 from aiops.model.arena import Arena, aligned
-from aiops.model.layout import Array, Bytes, Layout
+from aiops.model.layout import Array, Bytes, Ints, Layout
 from aiops.model.placement import Placement
 from aiops.model.shared_memory import Memory
-from aiops.model.tables import Tables
+from aiops.model.tables import NamedTable, Tables
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.gradient import Gradient
@@ -242,6 +243,38 @@ def _restore_tables(training: Training, owners: Mapping[str, Any], read: ReadArr
         read(f"table/{table.named.name}/ids", ids)
         read(f"table/{table.named.name}/rows", records)
         table.restore(counts, ids, records)
+
+
+def stored_tables(
+    owners: Mapping[str, Any], array: Callable[[str], Array]
+) -> list[tuple[NamedTable, Ints, Array]]:
+    """Return the tables of a capture, with the ids and the parameters of the rows stored.
+
+    Parameters
+    ----------
+    owners
+        Its plain values.
+    array
+        Reads the array of a name.
+
+    Raises
+    ------
+    DamagedState
+        When they are not what was captured.
+    """
+    try:
+        tables = Tables.from_description(owners["model"][1])
+    except (IndexError, KeyError, TypeError, ValueError, UsageError) as error:
+        raise DamagedState(f"the snapshot's tables are damaged: {error}") from None
+    found = []
+    for named in tables.each:
+        ids, records = (array(f"table/{named.name}/{part}") for part in ("ids", "rows"))
+        width, dtype = named.table.width, np.dtype(named.table.dtype)
+        fits = records.ndim == 2 and records.shape[1] >= width and records.dtype == dtype
+        if not fits or ids.shape != records.shape[:1]:
+            raise DamagedState(f"the snapshot's rows of table {named.name!r} do not fit it")
+        found.append((named, ids, parameters_of(records, width)))
+    return found
 
 
 def _restore_updates(

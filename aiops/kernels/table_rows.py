@@ -29,7 +29,7 @@ from aiops.kernels.row_initialiser import (
 )
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["RowMover", "mover"]
+__all__ = ["RowMover", "mover", "parameters_of"]
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
@@ -87,6 +87,14 @@ def mover(
     if resolve(backend) == "numpy":
         return NumpyMover(first, width, states, dtype)
     return NumbaMover(first, width, states, dtype)
+
+
+def parameters_of(records: Array, width: int) -> Array:
+    """Return a copy of the parameters, ``dtype[n, width]``, of records that have been written."""
+    found = np.array(records[:, :width], order="C")
+    heads = found.view(np.dtype(f"u{found.dtype.itemsize}"))
+    heads[:, 0] = ~heads[:, 0]
+    return found
 
 
 class NumpyMover:

@@ -180,6 +180,31 @@ def write_model(
             half_done.unlink()
 
 
+def write_table(path: Path, ids: Ints, rows: Array) -> None:
+    """Write the stored rows of a table to a .npz file, whole or not at all: ``ids``, ``rows``.
+
+    Raises
+    ------
+    UsageError
+        When its name does not end so, or it cannot be written; the file is as it was.
+    """
+    if path.suffix != ".npz":
+        raise UsageError(f"a table is written to a .npz file, not to {path}: name it so")
+    half_done = _half_done(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with half_done.open("wb") as file:
+            np.savez(file, ids=ids, rows=rows)
+            file.flush()
+            os.fsync(file.fileno())
+        SystemDisk().rename(half_done, path)
+    except OSError as error:
+        raise UsageError(f"cannot write the table to {path}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            half_done.unlink()
+
+
 def _half_done(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 

@@ -368,7 +368,7 @@ class TestExport:
             ({"model": [[["w", "float32", [4]]], []]}, "have 12 bytes, too few"),
             (
                 {"model": [[["w", "float32", [3]]], [["words"]]]},
-                "it has tables: give --at 5",
+                "the snapshot's tables are damaged",
             ),
         ],
     )
@@ -423,6 +423,28 @@ class TestExportAtARow:
         last = self.train(state, 4)
         assert exported(last) == 7
         assert 3 <= exported(last - 3) <= 7
+
+    def test_tables_of_a_snapshot_and_one_table_alone(self, tmp_path: Path) -> None:
+        state, out, rows = tmp_path / "s", tmp_path / "m.safetensors", tmp_path / "words.npz"
+        self.train(state, 1)
+        self.train(state, 2)  # whose server has written a snapshot
+        found = json.loads(run("export", state, "--out", out, "--json").stdout)
+        assert found["tables"] == {"words": 1}
+        [(_described, ids, values)] = read_tables(out)
+        assert ids.tolist() == [3]
+        run("export", state, "--out", out, "--at", found["row"])
+        [(_described, _ids, replayed)] = read_tables(out)
+        assert values.tobytes() == replayed.tobytes()
+        for at in ([], ["--at", found["row"]]):
+            said = run("export", state, "--out", rows, "--table", "words", *at).stdout
+            assert "table 'words' at row" in said
+            with np.load(rows) as file:
+                assert file["ids"].tolist() == [3]
+                assert file["rows"].tobytes() == values.tobytes()
+        with pytest.raises(UsageError, match="no table 'word'; did you mean 'words'"):
+            run("export", state, "--out", rows, "--table", "word")
+        with pytest.raises(UsageError, match=r"to a \.npz file"):
+            run("export", state, "--out", out, "--table", "words")
 
     def test_replay_runs_the_rows_again(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
