@@ -17,7 +17,7 @@ SIZES = {
     "averaging": (4, 423),
     "bandwidth": (8, 1785),
     "cli": (33, 5273),
-    "client": (62, 12747),
+    "client": (62, 12814),
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),

@@ -88,7 +88,7 @@ class Outbox:
         """Lend payloads: in place, or copied into a segment; small ones are left to be sent."""
         found: list[tuple[Segment, int] | None] = [self._as_it_lies(views) for views in payloads]
         sizes = [sum(map(len, views)) for views in payloads]
-        others = [number for number, place in enumerate(found) if place is None]
+        others = [n for n, place in enumerate(found) if place is None and sizes[n]]
         total = sum(sizes[number] for number in others)
         copied = self._take(total) if total > self.lends_above else None
         if copied is not None:

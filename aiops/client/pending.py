@@ -154,9 +154,9 @@ class PendingRequests:
         request = self.by_id.pop(id, None)
         if request is None:
             return None  # it was abandoned
-        if request.lent is not None:  # the server has read it
-            self._outbox.take_back(request.lent)
-            request.lent = None
+        for lent in request.lent:  # the servers have read it
+            self._outbox.take_back(lent)
+        request.lent = []
         url = self._info.url
         try:
             if isinstance(message, Error):

@@ -134,7 +134,7 @@ class Request:
     encoded
         The coded payloads of a push, to be taken back if it is refused.
     lent
-        Its payloads that the server reads where they lie here.
+        Its payloads that servers read where they lie here, by server.
     reply
         The answer, if it may carry statistics.
     attempted
@@ -169,7 +169,7 @@ class Request:
         self.encoded: Encoded = []
         self.have = -1
         self.wants: Wants = ()
-        self.lent: Lending | None = None
+        self.lent: list[Lending] = []
         self.reply: Ack | messages.FetchedParams | None = None
         self.attempted = False
         self.refusal: Unavailable | None = None

@@ -115,7 +115,7 @@ from aiops.client.pending import PendingRequests
 from aiops.client.request_kinds import PushRequest, Request
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
-from aiops.client.shards import Shards
+from aiops.client.shards import Payloads, Shards
 from aiops.client.steady import SteadyExchange, steady_push
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
@@ -511,7 +511,8 @@ class Session:
         the last call, unless the server may still be reading them.
         """
         layout = self.info.known_layout
-        if self.wire.shared is not None and layout.nbytes > self._outbox.lends_above:
+        near = self.wire.shared is not None or self.shards.near
+        if near and layout.nbytes > self._outbox.lends_above:
             return Params(layout, self._outbox.room(layout))
         if self._room is None or self._room.layout is not layout:
             self._room = Params(layout)
@@ -526,20 +527,24 @@ class Session:
         if payloads:
             placement, layout = self.info.placement, self.info.layout
             small = layout is not None and layout.nbytes <= self._outbox.lends_above
-            request.lent = None  # what was lent on a connection since lost is not lent again
+            request.lent = []  # what was lent on a connection since lost is not lent again
             if placement is not None and isinstance(message, messages.Push):
-                message, payloads = self.shards.push(placement, message, payloads)
-            elif self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
-                places = self._lend(request, self.wire.shared)  # else sending takes no longer
+                message, payloads, request.lent = self.shards.push(
+                    placement, message, payloads, self._outbox
+                )
+            if self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
+                # Else sending takes no longer.
+                places = self._lend(request, payloads, self.wire.shared)
         self.out += self.wire.send(message, payloads, places)
         self._ledger.asked(message)
 
-    def _lend(self, request: Request, shared: SharedPayloads) -> Places:
-        """Lend a request's payloads; return where they lie."""
-        request.lent = self._outbox.lend(request.payloads, shared.show)
-        for share in request.lent.shares:
+    def _lend(self, request: Request, payloads: Payloads, shared: SharedPayloads) -> Places:
+        """Lend what this server is sent of a request's payloads; return where they lie."""
+        lent = self._outbox.lend(payloads, shared.show)
+        request.lent.append(lent)
+        for share in lent.shares:
             self._send(share)
-        return request.lent.places
+        return lent.places
 
     def _give_back(self, wire: Connection, id: int) -> None:
         """Release parameters that the server has lent."""

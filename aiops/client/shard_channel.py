@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from aiops.client.handshake import Handshake, Identity
+from aiops.client.outbox import Lending, Outbox
 from aiops.errors import ConnectionLost, RemoteProtocolError, fatal
 from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, Messages, with_sinks
@@ -77,7 +78,13 @@ class ShardChannel:
         return Handshake.with_shard(self._identity, self.server, self._epoch, nonce, self._run)
 
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
-        """Begin on its connection; return what to send."""
+        """Begin on its connection; return what to send.
+
+        ``shared``: the segments of both sides, if the shard is on this machine.
+        """
+        if shared is not None:
+            shared.give_back = self._give_back
+            self.wire.shared = shared
         self._handshake = self._begun(self._identity.nonce())
         self._send(self._handshake.hello)
         return self.outgoing()
@@ -118,9 +125,21 @@ class ShardChannel:
 
     # ------------------------------------------------------------ messages
 
-    def push(self, portion: ShardParts, payloads: Sequence[Sequence[memoryview]]) -> None:
-        """Send the shard its portion of a push."""
-        self._out.extend(self.wire.send(portion, payloads))
+    def push(
+        self, portion: ShardParts, payloads: Sequence[Sequence[memoryview]], outbox: Outbox
+    ) -> Lending | None:
+        """Send the shard its portion of a push; return what it was lent, if it is near."""
+        shared = self.wire.shared
+        lent = outbox.lend(payloads, shared.show) if shared is not None else None
+        for share in lent.shares if lent is not None else ():
+            self._send(share)
+        self._out.extend(self.wire.send(portion, payloads, () if lent is None else lent.places))
+        return lent
+
+    def _give_back(self, id: int) -> None:
+        """Release parameters that the shard has lent."""
+        if self.wire.state == "shard open":
+            self._send(messages.Release(id))
 
     def _send(self, message: Message) -> None:
         self._out.extend(self.wire.send(message))

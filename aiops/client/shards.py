@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from aiops.client.handshake import Identity
+from aiops.client.outbox import Lending, Outbox
 from aiops.client.pending import PendingRequests
 from aiops.client.receive_params import ParameterSink, PortionSink
 from aiops.client.server_info import ServerInfo
@@ -138,18 +139,27 @@ class Shards:
 
     # ------------------------------------------------------------ pushes
 
+    @property
+    def near(self) -> bool:
+        """True if a shard with a channel is on this machine, and memory is shared with it."""
+        return any(channel.wire.shared is not None for channel in self.channels)
+
     def push(
-        self, placement: Placement, push: Push, payloads: Payloads
-    ) -> tuple[Push, Sequence[Sequence[memoryview]]]:
-        """Send the others their portions of a push, all at once; return what the lead is sent."""
+        self, placement: Placement, push: Push, payloads: Payloads, outbox: Outbox
+    ) -> tuple[Push, Sequence[Sequence[memoryview]], list[Lending]]:
+        """Send the others their portions of a push, all at once.
+
+        Returns what the lead is sent, and what the others were lent from ``outbox``.
+        """
         divided = placement.divide(push.parts, payloads)
         parts = placement.announced([pieces for pieces, _views in divided])
-        mine = divided[0][1]
+        mine, lent = divided[0][1], list[Lending]()
         for channel in self.channels:
             pieces, theirs = divided[channel.shard]
             if pieces:
-                channel.push(ShardParts(push.id, 0, tuple(pieces)), theirs)
-        return replace(push, parts=parts), [*mine, *([()] * (len(parts) - len(mine)))]
+                lending = channel.push(ShardParts(push.id, 0, tuple(pieces)), theirs, outbox)
+                lent += [] if lending is None else [lending]
+        return replace(push, parts=parts), [*mine, *([()] * (len(parts) - len(mine)))], lent
 
     # ------------------------------------------------------------ answers
 

@@ -63,7 +63,9 @@ class Peer:
             link.send(link.wire.send(share))
         lease.lend()
         parts: Parts = message.parts  # type: ignore[attr-defined]
-        places = [(number, part.start) for part in parts]
+        begin = lease.version.arena.layout.begin
+        # Parts without bytes lie on another shard.
+        places = [(number, part.start - begin) if part.nbytes else None for part in parts]
         self._lent[message.id] = lease
         link.send(link.wire.send(message, [()] * len(parts), places))
         return True

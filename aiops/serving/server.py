@@ -113,9 +113,7 @@ class Server:
         algorithm = find(config.policy).make(config.settings())
         options = config.options()
         pacing = Pacing.of(*first_share(options), env, self.post)
-        alone = not (config.sharded or config.follower)  # no shard lends its part yet
-        alone = alone and pacing is None
-        near = alone and not config.no_shm and env.listen_unix is not None
+        near = pacing is None and not config.no_shm and env.listen_unix is not None
         relaxed = config.consistency == "relaxed"  # replies are of the memory as it is then
         self._profile = Profile(config.profile) if config.profile is not None else None
         memory = SharedMemory() if near and not relaxed else Memory()
@@ -872,6 +870,8 @@ class Server:
         else:
             pacing = Pacing.of(effect.total, effect.each, self._env, self.post)
             assert pacing is not None, "there is a budget"
+            if self._unix_listener is not None:  # what is lent would not be counted
+                self._unix_listener.end()
             pacing.begin(asyncio.get_running_loop())
         self.connections.pace(pacing)
 

@@ -45,6 +45,7 @@ FOLLOWERS_SETTINGS = (
         "kernels",
         "device",
         "max_model",
+        "no_shm",
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
     *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "standby_deadline"),

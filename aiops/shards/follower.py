@@ -33,6 +33,7 @@ from aiops.engine.events import (
     Shares,
     Warm,
 )
+from aiops.engine.receive import CopiedIncoming
 from aiops.engine.steady import Steady
 from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
@@ -134,6 +135,7 @@ class Follower:
         self.admission = Admission(
             options.max_model, options.backend, parallel_map=parallel_map, make=make
         )
+        self.admission.incoming = CopiedIncoming  # a portion stays until the lead lets it go
         self._buffers = ShardBuffers(self.admission)
         self._clients = ShardClients()
         self.shard: Shard | None = None

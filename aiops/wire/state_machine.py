@@ -63,8 +63,8 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "shard challenged": {"client": {"prove": "shard proved"}, "server": {"error": "closed"}},
     "shard proved": {"client": {}, "server": {"shard_welcome": "shard open", "error": "closed"}},
     "shard open": {
-        "client": dict.fromkeys(("shard_parts", "ping", "pong"), "shard open"),
-        "server": dict.fromkeys(("shard_parts", "ping", "pong", "error"), "shard open"),
+        "client": dict.fromkeys(("shard_parts", "ping", "pong", "share", "release"), "shard open"),
+        "server": dict.fromkeys(("shard_parts", "ping", "pong", "share", "error"), "shard open"),
     },
     # at a follower: its lead
     "lead greeted": {

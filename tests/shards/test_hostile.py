@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.request_kinds import Request
 from aiops.errors import BadPush, RemoteProtocolError, Unavailable
@@ -102,10 +103,10 @@ def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> 
     [branch] = actor.session.shards.channels
     say = branch.push
 
-    def lie(portion: ShardParts, payloads: Any) -> None:
+    def lie(portion: ShardParts, payloads: Any, outbox: Any) -> None:
         parts = change(portion.parts)
         views = [[memoryview(bytes(part.nbytes))] for part in parts]
-        say(replace(portion, parts=parts), views)
+        say(replace(portion, parts=parts), views, outbox)
 
     branch.push = lie  # type: ignore[method-assign]
     with pytest.raises(BadPush):
@@ -142,7 +143,7 @@ def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
     assert actor.session.info.placement.edges == [0, 128, 256]
     request = said(actor, Push(1000, 1, False, -1, parts))
     portion = ShardParts(1000, 0, (Part(128, 256, "raw", 128, 0),))
-    actor.session.shards.channels[0].push(portion, [[memoryview(bytes(128))]])
+    actor.session.shards.channels[0].push(portion, [[memoryview(bytes(128))]], Outbox())
     actor.flush()
     world.settle()
     with pytest.raises(BadPush):
@@ -166,7 +167,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
     [branch] = actor.session.shards.channels
     for id in (77, 78, 79):
         portion = ShardParts(id, 0, (Part(128, 256, "raw", 128, 0),))
-        branch.push(portion, [[memoryview(bytes(128))]])
+        branch.push(portion, [[memoryview(bytes(128))]], Outbox())
     actor.flush()
     world.settle()
     actor.hang_up()
@@ -176,7 +177,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
 
 def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor, params = joined(world, "worker")
-    actor.session.shards.channels[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.session.shards.channels[0].push = lambda *portion: None  # type: ignore[method-assign]
     actor.requests.push(ones(params), params, params)
     actor.flush()
     world.settle()
@@ -200,7 +201,7 @@ def test_messages_behind_an_unfinished_push_are_freed_with_their_connection() ->
     done(world, actor, actor.requests.define(MODEL, {"words": Table(10, 2)}))
     params = Params(actor.session.info.layout)  # type: ignore[arg-type]
     done(world, actor, actor.requests.fetch(params))
-    actor.session.shards.channels[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.session.shards.channels[0].push = lambda *portion: None  # type: ignore[method-assign]
     actor.requests.push(ones(params), params, params)
     actor.requests.push_rows("words", [1, 2], np.ones((2, 2), np.float32))
     actor.flush()

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.backoff import ATTEMPT, overdue, reason
@@ -52,7 +53,8 @@ class AsyncDialler:
         async def reach(host: str) -> tuple[asyncio.Transport, AsyncConnection]:
             near = self._env.connect_unix(host, port)
             if near is not None:
-                return await self._begin_near(near, host, server, patience)
+                made = partial(AsyncConnection, self._session)
+                return await self._begin_near(made, near, host, server.url, patience)
             return await self._dial(partial(AsyncConnection, self._session), host, port)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
@@ -66,7 +68,12 @@ class AsyncDialler:
             return await self._env.dial(make, host, port)
 
     async def _begin_near(
-        self, near: socket.socket, host: str, server: ServerAddress, patience: float
+        self,
+        make: Callable[..., AsyncConnection],
+        near: socket.socket,
+        host: str,
+        name: str,
+        patience: float,
     ) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
         side = None
@@ -75,11 +82,11 @@ class AsyncDialler:
                 async with asyncio.timeout(patience):
                     await _readable(near)
             except TimeoutError:
-                raise overdue(server.url, "its welcome", "in time") from None
+                raise overdue(name, "its welcome", "in time") from None
             side = welcomed(near)
             shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
             return await loop.create_unix_connection(
-                lambda: AsyncConnection(self._session, shared, side, host, near), sock=near
+                lambda: make(shared, side, host, near), sock=near
             )
         except BaseException:
             near.close()
@@ -99,8 +106,14 @@ class AsyncDialler:
         """
 
         async def reach(host: str) -> None:
-            made = partial(AsyncConnection(channel).following, lead)
-            await self._dial(made, host, channel.port)
+            def made(*within: Any) -> AsyncConnection:
+                return AsyncConnection(channel, *within).following(lead)
+
+            near = self._env.connect_unix(host, channel.port)
+            if near is not None:
+                await self._begin_near(made, near, host, channel.server, ATTEMPT)
+            else:
+                await self._dial(made, host, channel.port)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         try:

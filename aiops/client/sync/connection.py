@@ -337,8 +337,9 @@ class BlockingConnection:
         if len(channels) < len(self._sockets) - 1:
             self._keep_sockets(channels)
         for channel in channels[len(self._sockets) - 1 :]:
-            shard = ShardSocket(self.dialler.connect_to_shard(channel, until), channel)
-            shard.queue(channel.connected())
+            connected, side = self.dialler.connect_to_shard(channel, until)
+            shard = ShardSocket(connected, channel, side)
+            shard.queue(channel.connected(_shared_by(side)))
             self._sockets.append(shard)
         while not move_all(self._sockets, min(_BEAT, self._left(until))):
             pass
@@ -389,12 +390,12 @@ class BlockingConnection:
         """Close the connections to shards that hold nothing of the model."""
         others = [shard for shard in self._sockets[1:] if shard.receiver not in channels]
         for shard in others:
-            shard.socket.close()
+            shard.close()
             self._sockets.remove(shard)
 
     def _close_sockets(self) -> None:
         for shard in self._sockets:
-            shard.socket.close()
+            shard.close()
         self._sockets = []
 
     def close(self) -> None:
@@ -446,11 +447,8 @@ class BlockingConnection:
         if hasattr(select, "poll"):
             self._poll = select.poll()
             self._poll.register(sock, select.POLLIN)
-        shared = None
-        if self._near is not None:
-            shared = SharedPayloads(partial(self._near.attach, private=False), self._near.pass_on)
         try:
-            self._send(self._session.connected(shared), until)
+            self._send(self._session.connected(_shared_by(self._near)), until)
         except OSError:
             self._receive_reason()
             raise
@@ -511,3 +509,10 @@ class BlockingConnection:
         if left <= 0:
             raise overdue(self._session.server, self._session.waiting_for, "in time")
         return left
+
+
+def _shared_by(side: UnixSide | None) -> SharedPayloads | None:
+    """Return the segments of both sides of a connection with this side channel."""
+    if side is None:
+        return None
+    return SharedPayloads(partial(side.attach, private=False), side.pass_on)

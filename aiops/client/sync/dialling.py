@@ -60,33 +60,37 @@ class Dialler:
         ConnectionLost, OSError, DeadlineExceeded
             When the server cannot be reached.
         """
-        name, port = self._env.present_address(server.host, server.port)
-        hosts = self._addresses(name, until)
-        for host in hosts:
-            near = self._env.connect_unix(host, port)
+        host, port = self._env.present_address(server.host, server.port)
+        return self._connect(host, port, server.url, until, patience)
+
+    def connect_to_shard(
+        self, channel: ShardChannel, until: float
+    ) -> tuple[socket.socket, UnixSide | None]:
+        """Connect to another shard of the model; returns and raises as `connect_to_server`."""
+        try:
+            found = self._connect(channel.host, channel.port, channel.server, until, ATTEMPT)
+        except OSError as error:
+            raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
+        found[0].settimeout(None)
+        return found
+
+    def _connect(
+        self, host: str, port: int, name: str, until: float, patience: float
+    ) -> tuple[socket.socket, UnixSide | None]:
+        hosts = self._addresses(host, until)
+        for address in hosts:
+            near = self._env.connect_unix(address, port)
             if near is not None:
-                return near, self._welcomed(near, server, patience, until)
+                return near, self._welcomed(near, name, patience, until)
         sock = self._connect_to_any(hosts, port, until)
         tune(sock)
         return sock, None
-
-    def connect_to_shard(self, channel: ShardChannel, until: float) -> socket.socket:
-        """Return a socket that is connected to another shard; raises as `connect_to_server`."""
-        try:
-            sock = self._connect_to_any(self._addresses(channel.host, until), channel.port, until)
-        except OSError as error:
-            raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
-        tune(sock)
-        sock.settimeout(None)
-        return sock
 
     def _addresses(self, host: str, until: float) -> Sequence[str]:
         known = self._env.known_addresses(host)
         return known or addresses_waited_for(host, min(self._left(until), ATTEMPT), self.check)
 
-    def _welcomed(
-        self, near: socket.socket, server: ServerAddress, patience: float, until: float
-    ) -> UnixSide:
+    def _welcomed(self, near: socket.socket, name: str, patience: float, until: float) -> UnixSide:
         self.socket = near
         try:
             self.check()
@@ -94,7 +98,7 @@ class Dialler:
             return welcomed(near)
         except TimeoutError:
             near.close()
-            raise overdue(server.url, "its welcome", "in time") from None
+            raise overdue(name, "its welcome", "in time") from None
         except BaseException:
             near.close()
             raise

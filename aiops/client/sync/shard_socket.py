@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
+from aiops.net.unix_socket import UnixSide
 from aiops.wire.connection import Buffer
 
 SEND, RECEIVE = 1 << 20, 512 << 10
@@ -45,13 +46,17 @@ class ShardSocket:
     Parameters
     ----------
     sock
-        Connected; the caller closes it.
+        Connected.
     receiver
         The session or branch whose bytes it carries.
+    side
+        The side channel of a connection within this machine, which is closed with it.
     """
 
-    def __init__(self, sock: socket.socket, receiver: ByteReceiver) -> None:
-        self.socket, self.receiver = sock, receiver
+    def __init__(
+        self, sock: socket.socket, receiver: ByteReceiver, side: UnixSide | None = None
+    ) -> None:
+        self.socket, self.receiver, self._side = sock, receiver, side
         self._out: list[Buffer] = []
 
     def queue(self, buffers: Sequence[Buffer]) -> None:
@@ -62,6 +67,12 @@ class ShardSocket:
         """Return what has not been sent, and forget it."""
         rest, self._out = self._out, []
         return rest
+
+    def close(self) -> None:
+        """Close the socket, and its side channel."""
+        self.socket.close()
+        if self._side is not None:
+            self._side.close()
 
     @property
     def events(self) -> int:
