@@ -26,7 +26,7 @@ from aiops.common import formatting
 from aiops.errors import UsageError, nearest
 from aiops.kernels import cupy_device
 from aiops.lab.processes import ONE_THREAD, ChildProcess, command
-from benchmarks import report
+from benchmarks import links, report
 
 FOLDER = Path("bench-results")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -140,6 +140,7 @@ ENTRIES: Mapping[str, Entry] = {
         "--rates 1Gbit/s --codecs raw,int8 --mib 1 --rounds 2 --seconds 0.2",
         *(240, 9),
     ),
+    "links": Entry("links", "--size 1MiB --servers 2 --workers 1", 240, 4, missing=links.missing),
     "clock": Entry(
         "clock --gradients 12",
         "--policies asgd,hardsync --paces fixed --workers 2 --gradients 4 --rounds 1",
