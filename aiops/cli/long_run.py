@@ -1,4 +1,4 @@
-"""The common parts of commands that take long: processors, a progress bar, and Ctrl-C."""
+"""The common parts of commands that take long: processors, a progress bar, and signals."""
 
 from __future__ import annotations
 
@@ -34,21 +34,26 @@ def progress_bar(text: str, console: Console | None = None) -> Progress:
 
 @contextmanager
 def interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Let the first Ctrl-C call ``stop``, and the second one end the command.
+    """Let the first Ctrl-C or SIGTERM call ``stop``, and the second one end the command.
 
     Outside the main thread it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        restore()
         stop()
 
-    signal.signal(signal.SIGINT, on_signal)
+    for number in before:
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
