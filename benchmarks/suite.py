@@ -11,6 +11,7 @@ One that fails is told at the end, and the others run all the same.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shlex
 import time
@@ -69,6 +70,10 @@ def _no_gpu() -> str | None:
     except UsageError as error:
         return str(error)
     return None
+
+
+def _no_ray() -> str | None:
+    return None if importlib.util.find_spec("ray") else "Ray is not installed"
 
 
 ENTRIES: Mapping[str, Entry] = {
@@ -134,6 +139,12 @@ ENTRIES: Mapping[str, Entry] = {
         "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"
         " --epochs 2 --workers 2",
         *(1500, 7),
+    ),
+    "ray": Entry(
+        "ray",
+        "--parts steps --sizes 4KiB --seconds 0.3 --rounds 1",
+        *(300, 25),
+        missing=_no_ray,
     ),
     "link": Entry(
         "link",
@@ -267,7 +278,7 @@ def _log(console: Console, line: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when one failed, 2 when an option is wrong."""
     parser = argparse.ArgumentParser("aiops bench all", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a look: three minutes on two cores")
+    parser.add_argument("--quick", action="store_true", help="a look: four minutes on two cores")
     parser.add_argument(
         "--out", type=Path, default=FOLDER, metavar="FOLDER", help=f"default {FOLDER}"
     )

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "scale": "Measure throughput and latency with up to 64 workers, and with several shards.",
     "memory": "Measure a server's memory against what its parameters, versions and buffers need.",
     "soak": "Measure the growth of a server's memory over minutes and hours of a mixed load.",
+    "ray": "Measure a job on a Ray cluster whose nodes are killed, and a step's cost under Ray.",
     "all": "Run all benchmarks, one after the other; --quick runs a short form of each.",
     "plot": "Draw the figures of written reports.",
     "startup": "Measure the time from the start of a server to its first answer to a push.",

@@ -62,6 +62,11 @@ class RunningServer:
         """Return a client that observes the server: to fetch the model, or for `stats`."""
         return Client(self.url, token=self.token, timeout=timeout)
 
+    @property
+    def node(self) -> str:
+        """The id of the node that it is on."""
+        return self._present().node
+
     def _present(self) -> ServerAccess:
         found: ServerAccess = ray.get(self.lead.access.remote(), timeout=START)
         return found

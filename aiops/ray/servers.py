@@ -69,11 +69,12 @@ class ServerPlan:
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """The address and the token of a running server."""
+    """The address and the token of a running server, and the id of its node."""
 
     host: str
     port: int
     token: str
+    node: str
 
     @property
     def url(self) -> str:
@@ -114,7 +115,8 @@ class ServerActor:
         flags = [*plan.flags, *names, f"--host={host}", f"--port={plan.port if free else 0}"]
         self._process = process = _ServerProcess(plan, flags)
         host, port = urls.parse(process.url)
-        self._access = ServerAccess(host, port, plan.token)
+        node = str(ray.get_runtime_context().get_node_id())
+        self._access = ServerAccess(host, port, plan.token, node)
         threading.Thread(target=self._watch_process, args=[process], daemon=True).start()
         if self._followers:
             threading.Thread(target=self._watch_followers, daemon=True).start()
@@ -143,10 +145,6 @@ class ServerActor:
         self._ending = True
         if self._process is not None:
             self._process.stop()
-
-    def node(self) -> str:
-        """Return the id of its node."""
-        return str(ray.get_runtime_context().get_node_id())
 
     def _addresses(self, seconds: float) -> list[ServerAccess]:
         asked = [follower.access.remote() for follower in self._followers]

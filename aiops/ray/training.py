@@ -40,7 +40,9 @@ from aiops.ray.worker_group import (
     Notify,
     ReleaseWorker,
     RequestWorker,
+    ServerDown,
     ServerLost,
+    ServerUp,
     WorkerEnded,
     WorkerGroup,
     WorkerPlaced,
@@ -357,7 +359,7 @@ class _Job:
             self._present = access
             for actor in self._actors.values():
                 actor.handle.server_moved.remote(access)
-        return []
+        return [ServerUp(now)]
 
     def _has_joined(self, rank: int) -> bool:
         """Return whether the server has known a worker; True if it does not answer."""
@@ -392,7 +394,7 @@ class _Job:
             if self._actors.get(rank) is not actor:
                 return []
             if error is not None:
-                return [self._ended(rank, actor, error)]
+                return self._ended(rank, actor, error)
             actor.node = node
             return [WorkerPlaced(time.monotonic(), rank, node)]
 
@@ -433,7 +435,7 @@ class _Job:
             if self._actors.get(rank) is not actor:
                 return []
             if error is not None:
-                return [self._ended(rank, actor, error)]
+                return self._ended(rank, actor, error)
             if rank == 0:
                 self._value = value
             self._drain(actor)
@@ -442,18 +444,20 @@ class _Job:
         self._awaited[actor.handle.run.remote(task)] = ended
         self._poll(rank, actor)
 
-    def _ended(self, rank: int, actor: _WorkerHandle, error: BaseException) -> WorkerEnded:
-        """Return the event of a worker's failure."""
+    def _ended(self, rank: int, actor: _WorkerHandle, error: BaseException) -> list[GroupEvent]:
+        """Return the events of a worker's failure."""
         self._errors[rank] = error if isinstance(error, Exception) else RuntimeError(str(error))
         for dealer in self._dealers.values():
             dealer.lost.remote(rank)
-        how, joined = DIED, True
+        now, how, joined, found = time.monotonic(), DIED, True, list[GroupEvent]()
         if isinstance(error, ray.exceptions.RayTaskError):
             how, joined = RAISED, self._has_joined(rank)
             self._drain(actor)
         elif not _alive(actor.node):
             how = NODE_LOST
-        return WorkerEnded(time.monotonic(), rank, how, _sentence(error), joined)
+            if self._present is not None and actor.node == self._present.node:
+                found.append(ServerDown(now))
+        return [*found, WorkerEnded(now, rank, how, _sentence(error), joined)]
 
     def _release(self, rank: int, forgo: bool) -> None:
         actor = self._actors.pop(rank, None)

@@ -11,6 +11,8 @@ Ray places the workers; this says how many are wanted, and what follows from an 
 * A loop that raises before it has ever joined would raise again: the job ends at once.
 * When a loop has returned, the work comes to its end: workers that have not begun are not wanted
   any more. Those that fail are still replaced.
+* While the server is being started again no worker is asked for: it could only wait, and its start
+  would delay the server's where both are on one machine.
 * If no worker has a place for ``patience`` seconds, the job ends.
 """
 
@@ -73,13 +75,27 @@ class ServerLost:
 
 
 @value
+class ServerDown:
+    """The server's machine is lost, and Ray starts the server elsewhere."""
+
+    time: float
+
+
+@value
+class ServerUp:
+    """The server answers."""
+
+    time: float
+
+
+@value
 class GroupTick:
     """A time has come that `WorkerGroup.wake_at` gave."""
 
     time: float
 
 
-GroupEvent: TypeAlias = WorkerPlaced | WorkerEnded | ServerLost | GroupTick
+GroupEvent: TypeAlias = WorkerPlaced | WorkerEnded | ServerLost | ServerDown | ServerUp | GroupTick
 
 
 @value
@@ -194,6 +210,8 @@ class WorkerGroup:
         self._max_restarts, self._patience = max_restarts, patience
         self._idle_since = now  # since then none has run; inf: one runs
         self._began = self._ending = self._finished = False
+        self._server_down = False
+        self._held: list[RequestWorker] = []  # until the server is up
         self._returned = 0
         self._failures: dict[int, str] = {}
         self._error = ""
@@ -223,9 +241,21 @@ class WorkerGroup:
             orders = self._ended(event)
         elif isinstance(event, ServerLost):
             orders = self._fail(event.why)
+        elif isinstance(event, ServerDown):
+            self._server_down = True
+        elif isinstance(event, ServerUp):
+            self._server_down = False
         found = [*orders, *self._passed(event.time)]
         found += self._finish()
-        return found
+        return self._without_held(found)
+
+    def _without_held(self, orders: list[GroupOrder]) -> list[GroupOrder]:
+        """Hold back requests while the server is down; return them when it is up."""
+        if self._server_down:
+            self._held += [order for order in orders if isinstance(order, RequestWorker)]
+            return [order for order in orders if not isinstance(order, RequestWorker)]
+        held, self._held = self._held, []
+        return [*orders, *(each for each in held if self._seats[each.rank].state == ASKED)]
 
     def _ask(self, seat: _Seat) -> RequestWorker:
         seat.state, seat.due = ASKED, inf

@@ -8,13 +8,11 @@ that a server that moves to another has another address.
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +21,13 @@ import pytest
 import ray
 import ray.data
 import ray.train
-from ray.cluster_utils import Cluster
 
 import aiops
 import aiops.ray
 from aiops.ray import running_server
+from benchmarks.ray_nodes import RayNodes, ray_nodes
 
 PATIENCE = 60.0
-_STORE = 78 << 20  # bytes of each node's object store: the least that Ray allows
-_HEALTH = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 300,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 2,
-}
-
-
-class Nodes:
-    """A cluster whose head runs nothing, and its nodes."""
-
-    def __init__(self) -> None:
-        self._count = 2
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "node_ip_address": "127.0.0.2",
-                "include_dashboard": False,
-                "object_store_memory": _STORE,
-                "_system_config": _HEALTH,
-            },
-        )
-        self.nodes: dict[str, Any] = {}
-
-    def add(self) -> None:
-        self._count += 1
-        address = f"127.0.0.{self._count}"
-        node = self.cluster.add_node(
-            wait=False, num_cpus=2, node_ip_address=address, object_store_memory=_STORE
-        )
-        self.nodes[node.node_id] = node
-
-    def kill(self, node: str) -> None:
-        self.cluster.remove_node(self.nodes.pop(node), allow_graceful=False)
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[Nodes]:
-    (folder / "token").write_text(secrets.token_hex(32))
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
-    nodes = Nodes()
-    try:
-        nodes.add()
-        nodes.add()
-        ray.init(address=nodes.cluster.address)
-        yield nodes
-    finally:
-        ray.shutdown()
-        nodes.cluster.shutdown()
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
@@ -171,7 +118,7 @@ def counting_loop(config: dict[str, Any]) -> int:
         return worker.rolled_back
 
 
-def a_node_is_killed(folder: Path, nodes: Nodes) -> None:
+def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
     def count(rank: int) -> int:
         path = folder / f"acks-{rank}"
         return path.stat().st_size if path.exists() else 0
@@ -197,8 +144,7 @@ def a_node_is_killed(folder: Path, nodes: Nodes) -> None:
         )
         try:
             all_go_on()
-            lead = aiops.ray.server("counting").lead
-            nodes.kill(ray.get(lead.node.remote(), timeout=PATIENCE))
+            nodes.kill(aiops.ray.server("counting").node)
             nodes.add()
             all_go_on()
         finally:
@@ -220,7 +166,7 @@ def a_node_is_killed(folder: Path, nodes: Nodes) -> None:
 
 def main(folder: Path) -> None:
     begin = time.monotonic()
-    with cluster(folder) as nodes:
+    with ray_nodes(2, 2, folder) as nodes:
         for part in (
             lambda: a_job(folder),
             jobs_that_fail,

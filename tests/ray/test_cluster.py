@@ -15,19 +15,13 @@ from tests.support import Process
 
 _LONGEST = 240.0
 
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_TRAIN_V2_ENABLED": "1",
-    "PYTHONWARNINGS": "ignore",  # Ray's own
-}
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(_LONGEST + 30)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_jobs_on_a_cluster_of_which_a_node_is_killed(tmp_path: Path) -> None:
-    scenario = Process("-m", "tests.ray.cluster_scenario", str(tmp_path), env=_QUIET, started=True)
+    env = {"PYTHONWARNINGS": "ignore"}  # Ray's own
+    scenario = Process("-m", "tests.ray.cluster_scenario", str(tmp_path), env=env, started=True)
     try:
         status, out, err = scenario.end(_LONGEST)
     finally:

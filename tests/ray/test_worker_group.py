@@ -22,7 +22,9 @@ from aiops.ray.worker_group import (
     Notify,
     ReleaseWorker,
     RequestWorker,
+    ServerDown,
     ServerLost,
+    ServerUp,
     WorkerEnded,
     WorkerGroup,
     WorkerPlaced,
@@ -147,6 +149,21 @@ class TestFailures:
         assert [each.rank for each in orders if isinstance(each, ReleaseWorker)] == [0, 1]
         assert orders[-1] == GroupFinished({}, "the server is lost: x")
         assert made.handle(WorkerEnded(3.1, 0, RAISED, "too late")) == []
+
+    def test_while_the_server_is_started_again_no_worker_is_asked_for(self) -> None:
+        made = begun(2, 3)
+        assert made.handle(ServerDown(2.0)) == []
+        assert deeds(made.handle(WorkerEnded(2.0, 1, NODE_LOST))) == [ReleaseWorker(1, False)]
+        assert deeds(made.handle(WorkerEnded(2.1, 2, NODE_LOST))) == [ReleaseWorker(2, False)]
+        assert made.handle(ServerUp(4.0)) == [RequestWorker(1, True), RequestWorker(2, False)]
+        assert made.handle(ServerUp(5.0)) == []
+
+    def test_a_request_that_is_held_is_dropped_when_no_more_are_wanted(self) -> None:
+        made = begun(1, 2)
+        made.handle(ServerDown(2.0))
+        made.handle(WorkerEnded(2.0, 1, NODE_LOST))
+        made.handle(WorkerEnded(3.0, 0, RETURNED))
+        assert made.handle(ServerUp(4.0)) == []
 
     @pytest.mark.parametrize(("least", "most"), [(0, 1), (3, 2), (-1, -1)])
     def test_numbers_that_make_no_sense(self, least: int, most: int) -> None:
