@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "algorithms": (26, 2725),
+    "algorithms": (26, 2794),
     "averaging": (4, 423),
     "bandwidth": (8, 1785),
     "cli": (33, 5273),
@@ -21,7 +21,7 @@ SIZES = {
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),
-    "engine": (24, 5669),
+    "engine": (24, 5708),
     "errors": (1, 206),
     "kernels": (29, 5290),
     "lab": (86, 12970),

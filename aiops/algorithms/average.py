@@ -49,11 +49,17 @@ class Average(Algorithm):
         ready then misses the round. A worker that is ready alone waits ``interval`` + ``grace``.
     stall : float, default 5.0
         Seconds without a byte from another worker after which a round is abandoned.
+    group : int, default 0
+        The most workers of a ring. Those that are ready are cut into rings of at most this
+        many, and who is with whom is drawn anew for each round. 0: one ring of all.
+    seed : int, default 0
+        Of those draws.
 
     Source
     ------
     Bagua, *Asynchronous Model Average* (algorithm, interval and warm-up); Lian et al. 2018,
-    *Asynchronous decentralized parallel stochastic gradient descent*; Patarasuk & Yuan 2009 (ring).
+    *Asynchronous decentralized parallel stochastic gradient descent*; Patarasuk & Yuan 2009 (ring);
+    Ryabinin et al. 2021, *Moshpit SGD* (groups of which the members change).
 
     Note
     ----
@@ -61,6 +67,13 @@ class Average(Algorithm):
     to add the difference, so that a slow or dead worker never stops the training of another.
     Bagua's warm-up averages gradients; here it averages models after each step, which for plain SGD
     from equal models is the same.
+
+    With ``group`` = K a round takes 2(K − 1) hops instead of 2(n − 1), each worker sends 2(K − 1)/K
+    of its model, and one that dies costs K − 1 others their round. In return a round leaves the n
+    models apart: of their variance about the mean, which stays the same, (n/K − 1)/(n − 1) is left
+    on average, a fifth for n = 16 and K = 4. Moshpit SGD lays workers out in a grid and averages
+    along its axes in turn, which needs a full grid to be exact; random rings need none, so
+    that workers may come and go. A last ``average()`` is with the workers of one ring only.
 
     Example
     -------
@@ -79,6 +92,8 @@ class Average(Algorithm):
     warmup: int = 0
     grace: float = 1.0
     stall: float = 5.0
+    group: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -87,6 +102,8 @@ class Average(Algorithm):
         self.require("warmup", self.warmup >= 0, "0 steps or more")
         self.require("grace", self.grace > 0, "more than 0 seconds")
         self.require("stall", self.stall > 0, "more than 0 seconds")
+        self.require("group", self.group == 0 or self.group >= 2, "0, or 2 workers or more")
+        self.require("seed", 0 <= self.seed < 1 << 53, "0 or more, and below 2⁵³")
         for name, unused in (("clip", 0.0), ("schedule", "constant"), ("scale_lr", False)):
             if getattr(self, name) != unused:
                 raise ConflictError(
@@ -106,5 +123,7 @@ class Average(Algorithm):
             "warmup": self.warmup,
             "grace": float(self.grace),
             "stall": float(self.stall),
+            "group": self.group,
+            "seed": self.seed,
         }
         return {**super().plan(workers), "linear": False, "average": average}

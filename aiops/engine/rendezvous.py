@@ -11,10 +11,17 @@ that were ready:
 So no worker waits for ever, and a straggler costs the others one grace period. The models
 themselves are not sent to the server.
 
+With a group size K those that are ready are cut into rings of at most K, as even as possible, each
+of which is a round of its own. Who is with whom is drawn anew each time, by a hash of the seed, the
+round's number and the connection: so every worker meets every other one, a run replays, and a
+server that goes on from its state draws what it would have drawn.
+
 A worker that has taken no average yet is *new*. If a worker in the round is not new, the models of
 new ones do not count: they receive the average of the others, and begin with that. If the workers
 that are not new exist but are all away, a new one has nothing to begin with: it is answered with an
-empty round, and asks again.
+empty round, and asks again. Each ring of a group size has at least one worker that is not new; new
+ones for which there is none are answered with an empty round too. Founders, when all are new, form
+one ring of any size, so that all begin with the same model.
 """
 
 from __future__ import annotations
@@ -66,8 +73,10 @@ class Rendezvous:
         self._averages = plan is not None
         self._relay, self._relay_token = relay, relay_token
         self._interval, self._grace = 0.0, 0.0  # seconds
+        self._group, self._seed = 0, 0
         if plan is not None:
             self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
+            self._group, self._seed = int(plan["group"]), int(plan["seed"])
         self._participants: dict[int, _Participant] = {}  # by connection
         self.stopping = False
         self.rounds = 0
@@ -200,7 +209,31 @@ class Rendezvous:
             self._participants[peer].request = None
         if only_new:
             return [_dismissal(peer, request) for peer, request in ready.items()]
-        return self._answer(ready, settled)
+        if not settled or not 0 < self._group < len(ready):
+            return self._answer(ready, settled)
+        rings, left_out = self._rings(list(ready))
+        found: list[Effect] = [_dismissal(peer, ready[peer]) for peer in left_out]
+        for ring in rings:
+            found += self._answer({peer: ready[peer] for peer in ring}, settled)
+        return found
+
+    def _rings(self, ready: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Cut the workers that are ready into rings; return those, and new ones for which is none.
+
+        Each ring has a worker that is not new: newcomers receive its model.
+        """
+        draw = (self._seed, self.rounds + 1)
+        settled, new = (
+            sorted(
+                (peer for peer in ready if self._participants[peer].new is new),
+                key=lambda peer: _lot(*draw, peer),
+            )
+            for new in (False, True)
+        )
+        count = min(-(-len(ready) // self._group), len(settled))
+        dealt = (settled + new)[: count * self._group]
+        rings = [sorted(dealt[n::count]) for n in range(count)]
+        return rings, (settled + new)[len(dealt) :]
 
     def _due(self, since: list[float], only_new: bool) -> float:
         """Return the time until which workers that are not ready are waited for."""
@@ -256,6 +289,12 @@ def _is_literal(host: str) -> bool:
         return "%" not in host and not ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def _lot(seed: int, number: int, peer: int) -> bytes:
+    """Return the lot that a worker draws: the order of the lots deals workers to rings."""
+    fields = (seed, number, peer)
+    return hashlib.sha256(b"".join(field.to_bytes(8, "big") for field in fields)).digest()
 
 
 def _secret(number: int, nonces: list[bytes]) -> bytes:

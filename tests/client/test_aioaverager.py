@@ -68,6 +68,22 @@ def test_all_get_the_mean_and_keep_the_sum() -> None:
     run(main())
 
 
+def test_in_rings_of_two_the_models_come_together_and_their_sum_is_kept() -> None:
+    async def main() -> None:
+        params = [model(0.0) for _ in range(4)]
+        async with meeting_point(group=2) as server, contextlib.AsyncExitStack() as stack:
+            averagers = await joined(stack, server.url, *params)
+            for index, given in enumerate(params):
+                given["w"] += 4 * index
+            for _ in range(12):
+                assert await asyncio.gather(*(one.average() for one in averagers)) == [2] * 4
+            for given in params:
+                np.testing.assert_allclose(given["w"], 6.0, rtol=1e-3)
+            assert [one.stats.failed for one in averagers] == [0] * 4
+
+    run(main())
+
+
 def test_who_comes_later_begins_with_the_others_model() -> None:
     async def main() -> None:
         late = model(9.0)

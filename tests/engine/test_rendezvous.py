@@ -56,15 +56,16 @@ def ports(found: Round) -> list[int]:
     return [port for _host, port, _counts in found.members]
 
 
-def settled(*peers: int) -> Inline:
+def settled(*peers: int, **settings: Any) -> Inline:
     """Workers that have all been in a round."""
-    inline = gathered(*peers)
+    inline = gathered(*peers, **settings)
     for peer in peers:
         meet(inline, peer)
     inline.wait(GRACE + INTERVAL)
     for peer in peers:
         meet(inline, peer)
-    assert ports(last(inline, peers[0])) == [1000 + peer for peer in peers]
+    if "group" not in settings:
+        assert ports(last(inline, peers[0])) == [1000 + peer for peer in peers]
     return inline
 
 
@@ -349,3 +350,91 @@ def test_same_events_same_answers() -> None:
 def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Average.make(setting)
+
+
+class TestGroups:
+    """Rings of a subset: every worker is in one ring, and in another one the next time."""
+
+    @staticmethod
+    def rings(inline: Inline, *peers: int) -> list[list[int]]:
+        """Have all of them ask, and return the ports of each ring, in order."""
+        for peer in peers:
+            meet(inline, peer)
+        found = {last(inline, peer).number: ports(last(inline, peer)) for peer in peers}
+        return [found[number] for number in sorted(found)]
+
+    def test_each_worker_is_in_one_ring_of_at_most_four(self) -> None:
+        inline = settled(*range(1, 11), group=4)
+        found = self.rings(inline, *range(1, 11))
+        assert sorted(map(len, found)) == [3, 3, 4]
+        assert sorted(itertools.chain(*found)) == [1000 + peer for peer in range(1, 11)]
+        told = [last(inline, peer) for peer in range(1, 11)]
+        assert len({one.secret for one in told}) == len({one.number for one in told}) == 3
+        for peer, one in enumerate(told, 1):
+            assert ports(one)[one.rank] == 1000 + peer
+
+    def test_as_many_as_fit_in_one_ring_are_one(self) -> None:
+        inline = settled(1, 2, 3, group=3)
+        assert self.rings(inline, 1, 2, 3) == [[1001, 1002, 1003]]
+
+    def test_membership_is_mixed_so_that_all_pairs_meet(self) -> None:
+        inline, pairs = settled(*range(1, 9), group=2), set()
+        for _ in range(40):
+            pairs |= {tuple(ring) for ring in self.rings(inline, *range(1, 9))}
+        assert len(pairs) == 8 * 7 // 2
+
+    def test_the_seed_decides_who_is_with_whom_and_nothing_else_does(self) -> None:
+        def drawn(seed: int) -> list[list[int]]:
+            inline = settled(*range(1, 9), group=2, seed=seed)
+            return [ring for _ in range(5) for ring in self.rings(inline, *range(1, 9))]
+
+        assert drawn(1) == drawn(1)
+        assert drawn(1) != drawn(2)
+
+    def test_a_restored_server_draws_what_it_would_have_drawn(self) -> None:
+        inline = settled(*range(1, 9), group=2)
+        self.rings(inline, *range(1, 9))
+        twin = settled(*range(1, 9), group=2)
+        twin.engine.rendezvous.restore(inline.engine.rendezvous.state())
+        assert self.rings(twin, *range(1, 9)) == self.rings(inline, *range(1, 9))
+
+    def test_models_come_together_as_fast_as_the_page_says(self) -> None:
+        """Of the variance about the mean a round leaves (n/K − 1)/(n − 1) on average."""
+        size, group, kept = 16, 4, []
+        inline = settled(*range(1, size + 1), group=group)
+        rng = np.random.default_rng(0)
+        for _ in range(60):
+            values = rng.normal(size=size)
+            before = values.var()
+            for ring in self.rings(inline, *range(1, size + 1)):
+                members = [port - 1001 for port in ring]
+                values[members] = values[members].mean()
+            kept.append(values.var() / before)
+        assert np.mean(kept) == pytest.approx((size / group - 1) / (size - 1), rel=0.15)
+
+    def test_founders_form_one_ring(self) -> None:
+        inline = gathered(*range(1, 7), group=2)
+        for peer in (*range(1, 7), 1):
+            meet(inline, peer, rounds=0)
+        assert ports(last(inline, 6)) == [1000 + peer for peer in range(1, 7)]
+        assert all(counts for _host, _port, counts in last(inline, 6).members)
+
+    def test_newcomers_are_with_a_worker_that_has_a_model(self) -> None:
+        inline = settled(1, 2, group=2)
+        for peer in range(3, 9):
+            inline.join(peer)
+            meet(inline, peer, rounds=0)
+        meet(inline, 1)
+        meet(inline, 2)
+        told = [last(inline, peer) for peer in range(1, 9)]
+        rings = {one.number: one.members for one in told if one.members}
+        assert [sorted(counts for *_at, counts in ring) for ring in rings.values()] == [
+            [False, True],
+            [False, True],
+        ]
+        assert sum(not one.members for one in told) == 4, "they ask again"
+
+    @pytest.mark.parametrize("settings", [{"group": 1}, {"group": -2}, {"seed": -1}])
+    def test_settings_that_cannot_work(self, settings: dict[str, int]) -> None:
+        with pytest.raises(UsageError, match=next(iter(settings))):
+            Average(**settings)
