@@ -13,15 +13,15 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "algorithms": (26, 2794),
+    "algorithms": (26, 2799),
     "averaging": (4, 423),
-    "bandwidth": (8, 1785),
+    "bandwidth": (9, 1847),
     "cli": (33, 5273),
-    "client": (62, 12814),
+    "client": (62, 12822),
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),
-    "engine": (24, 5708),
+    "engine": (24, 5745),
     "errors": (1, 206),
     "kernels": (29, 5290),
     "lab": (86, 12970),

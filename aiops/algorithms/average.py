@@ -68,6 +68,11 @@ class Average(Algorithm):
     Bagua's warm-up averages gradients; here it averages models after each step, which for plain SGD
     from equal models is the same.
 
+    Under ``--worker-budget`` (or ``--bandwidth-budget``, divided by ``--workers``) a worker's next
+    round begins when the bytes of those before, sent and received, have been paid for: ``interval``
+    stretches as far as is needed. Averages that are asked for, or of the warm-up, do not wait, but
+    are paid for later.
+
     With ``group`` = K a round takes 2(K − 1) hops instead of 2(n − 1), each worker sends 2(K − 1)/K
     of its model, and one that dies costs K − 1 others their round. In return a round leaves the n
     models apart: of their variance about the mean, which stays the same, (n/K − 1)/(n − 1) is left

@@ -217,12 +217,14 @@ class AveragingLoop:
 
         While warming up every step ends with an average, and those between are for newcomers only:
         they keep out of the others' way for as long as these would wait for this worker's step.
+        Under a budget the interval lasts until the rounds so far have been paid for.
         """
         while not self._asked:
             self._wake.clear()
             plan = self.rounds.plan
             warming = self.steps < plan["warmup"]
             interval = plan["interval"] + (plan["grace"] if warming else 0.0)
+            interval = max(interval, self.rounds.spacing.wait(asyncio.get_running_loop().time()))
             try:
                 async with asyncio.timeout(None if self._paused else interval):
                     await self._wake.wait()

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiops.averaging.ring_allreduce import LIMIT, Flat, Ring, fit
 from aiops.averaging.routes import Routes
+from aiops.bandwidth.round_spacing import RoundSpacing
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.backoff import reason
 from aiops.client.fair_lock import FairLock
@@ -146,6 +147,8 @@ class Rounds:
     ----------
     taken
         Averages taken over, alone ones included: 0 is new.
+    spacing
+        The budget of their bytes.
     """
 
     def __init__(
@@ -164,6 +167,7 @@ class Rounds:
         self._timeout, self._listener = timeout, listener
         self._stats, self.plan = stats, plan
         self._routes = Routes()
+        self.spacing = RoundSpacing(plan["budget"])
         self.taken = 0
 
     @classmethod
@@ -287,7 +291,8 @@ class Rounds:
         loop = asyncio.get_running_loop()
         ring = Ring(found.rank, counts, self._flat)
         allowed = self._timeout + self._flat.data.nbytes / _SLOWEST
-        began = loop.time()
+        began, traffic = loop.time(), self._stats.traffic
+        before = traffic.bytes_in + traffic.bytes_out
         try:
             async with asyncio.timeout(allowed):
                 stall = self.plan["stall"]
@@ -302,6 +307,7 @@ class Rounds:
             ) from None
         finally:
             self._stats.seconds += loop.time() - began
+            self.spacing.note(began, traffic.bytes_in + traffic.bytes_out - before)
         prepared = self._replica.prepare(self._flat, self._copy)
         async with self._lock.awaited():
             self._replica.add(prepared)

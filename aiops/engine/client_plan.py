@@ -7,6 +7,7 @@ from typing import Any
 from aiops.algorithms.base import Algorithm
 from aiops.bandwidth import gates
 from aiops.bandwidth.gate_controller import GateController
+from aiops.bandwidth.round_spacing import worker_rate
 from aiops.bandwidth.shares import check_shares
 from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Options
@@ -41,6 +42,9 @@ class ClientPlan:
             )
         deadlines = {"patience": options.worker_deadline, "heartbeat": options.heartbeat}
         self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
+        if "average" in self.fields:
+            rate = worker_rate(options.budget, options.worker_budget, options.workers)
+            self.fields["average"] = {**self.fields["average"], "budget": rate}
         self.recall = self._add_gate(algorithm, options)
         self.pushed = CodecChoice.of(options.push_codec)
         self.fetched = CodecChoice.of(options.fetch_codec)
