@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiops._version import __version__
 
 if TYPE_CHECKING:
-    from aiops import errors
+    from aiops import data, errors
     from aiops.client.asyncio.client import AsyncClient
     from aiops.client.asyncio.worker import AsyncWorker
     from aiops.client.sync.client import Client
@@ -29,6 +29,7 @@ __all__ = [
     "Table",
     "Worker",
     "__version__",
+    "data",
     "errors",
     "serve",
 ]
@@ -43,6 +44,7 @@ _PUBLIC = {
     "serve": "aiops.server",
     "errors": "aiops.errors",
     "client": "aiops.client",
+    "data": "aiops.data",
 }
 
 

@@ -102,6 +102,11 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "ShardTable": st.lists(st.tuples(text, st.integers(1, 65535), uint), max_size=3).map(tuple),
     "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
     "Versions": st.lists(uint, max_size=3).map(tuple),
+    "Positive": st.integers(1, LARGEST),
+    "Numbers": st.lists(uint, max_size=3).map(tuple),
+    "Examples": st.lists(
+        st.tuples(uint, st.integers(0, 9), st.integers(10, LARGEST)), max_size=3
+    ).map(tuple),
     "Parts": parts(),
 }
 """By the names of the types of fields (`aiops.wire.fields`)."""

@@ -44,6 +44,7 @@ ARROWS: Mapping[str, str] = {
     "averaging":      "errors model wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
                       " averaging net",
+    "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version errors common kernels model wire algorithms bandwidth store engine"
                       " averaging shards net state durable",
@@ -64,6 +65,7 @@ SHELLS = {
     "net",
     "serving",
     "client",
+    "data",
     "launch",
     "ray",
     "sim",
@@ -77,6 +79,7 @@ SHELLS = {
 PURE_IN_SHELLS: Mapping[str, str] = {
     "launch": "supervision program joining findings",
     "ray": "worker_group dealing checkpoint_list",
+    "data": "feed order source",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending known_run restarts server_info handshake shard_channel shards"
     " strategies training_loop steady program calls backoff",
@@ -92,7 +95,8 @@ IMPURE = {
 
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.numba_jit",
-    "torch": "client.torch client.torch_params client.torch_embedding client.torch_replica"
+    "torch": "data.torch client.torch client.torch_params client.torch_embedding"
+    " client.torch_replica"
     " lab.experiments.convnet",
     "jax": "client.jax",
     "ray": "ray ray.context ray.data ray.running_server ray.servers ray.training ray.workers",

@@ -85,7 +85,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     parts = (
         *(_facts(report), *_file_errors(report), *_standbys(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
-        *(*_tables(report), *_staleness(report)),
+        *(*_tables(report), *_data_sets(report), *_staleness(report)),
         *(*ledger_tables(report["ledger"]), "", _clients(report)),
     )
     return Group(_heading(url, report), "", *parts)
@@ -252,6 +252,23 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"{line['version']:,}",
             f"{line['mean_staleness']:.2f}",
         )
+    yield ""
+    yield table
+
+
+def _data_sets(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Return a table of the data sets whose examples the server hands out, if there are any."""
+    rows = report.get("data_sets", ())
+    if not rows:
+        return
+    columns = ("examples", "epoch", "seen", "under way", "to do", "tasks", "done", "waiting")
+    table = empty_table("data set", *columns)
+    for row in rows[:_MOST]:
+        numbers = (
+            *("examples", "epoch", "seen", "examples_under_way", "examples_to_do"),
+            *("tasks_under_way", "tasks_done", "waiting"),
+        )
+        table.add_row(row["name"], *(f"{row[name]:,}" for name in numbers))
     yield ""
     yield table
 

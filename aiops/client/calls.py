@@ -19,6 +19,7 @@ from aiops.client.session import Session
 from aiops.errors import NotReady, UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 
 class Ask(NamedTuple):
@@ -122,6 +123,11 @@ class Calls:
         push = partial(self._requests.push_rows, name, ids, grads, version=version)
         both: tuple[Receipt, Array] = yield Ask(partial(push, wanted=next_ids, out=out), True)
         return both
+
+    def take_task(self, asked: TakeTask) -> Call[GivenTask]:
+        """Ask for a task of a data set."""
+        given: GivenTask = yield Ask(partial(self._requests.take_task, asked))
+        return given
 
     def stats(self) -> Call[dict[str, Any]]:
         """Return the server's statistics."""

@@ -14,6 +14,7 @@ from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.rows import FetchedRowsSink
+from aiops.client.server_info import ServerInfo
 from aiops.client.session import Session
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
@@ -46,6 +47,16 @@ class SessionFacade:
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
         return self._session.info.plan
+
+    @property
+    def token(self) -> str | None:
+        """The token that it has for the server."""
+        return self._session.identity.token
+
+    @property
+    def info(self) -> ServerInfo:
+        """The knowledge of the server and its model."""
+        return self._session.info
 
     @property
     def near(self) -> bool:
@@ -217,6 +228,11 @@ class WorkerFacade(SessionFacade):
     def forked(self) -> None:
         """Refuse to work in a fork, where the client closes its descriptors."""
         self._closed = self._forked = True
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed, and in a fork."""
+        return self._closed
 
     def _check(self) -> None:
         """Raise `UsageError` when this worker cannot be used any more."""

@@ -101,6 +101,8 @@ class PendingRequests:
         """
         if self._info.coding is not None:
             self._info.coding.take_back(request.encoded)
+        self._info.examples[:0] = request.examples
+        request.examples = ()
         request.resolve(error=error)
 
     # ------------------------------------------------------------ answers

@@ -9,6 +9,7 @@ that (`Request.finish`). `aiops.client.requests.Requests` makes requests, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from aiops.common.frozen import value
 from aiops.errors import AiopsError, Unavailable
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
-from aiops.wire import messages, ring_messages
+from aiops.wire import data_messages, messages, ring_messages
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
 
@@ -139,6 +140,8 @@ class Request:
         The answer, if it may carry statistics.
     attempted
         Whether it has been sent, or has begun to be.
+    examples
+        Of a push: the examples (task, start, stop) that its gradients were computed on.
     refusal
         The answer to its last sending, if that was a refusal that passes; it is to be asked again.
     on_done
@@ -146,8 +149,8 @@ class Request:
     """
 
     __slots__ = (
-        *("attempted", "base", "connection", "done", "encoded", "error", "have", "into", "lent"),
-        *("on_done", "payloads", "refusal", "reply", "result", "seq", "wants"),
+        *("attempted", "base", "connection", "done", "encoded", "error", "examples", "have"),
+        *("into", "lent", "on_done", "payloads", "refusal", "reply", "result", "seq", "wants"),
     )
 
     table: int | None = None
@@ -167,6 +170,7 @@ class Request:
         self.result: Any = None
         self.error: AiopsError | None = None
         self.encoded: Encoded = []
+        self.examples: tuple[tuple[int, int, int], ...] = ()
         self.have = -1
         self.wants: Wants = ()
         self.lent: list[Lending] = []
@@ -414,6 +418,26 @@ class JoinRoundRequest(Request):
 
     def finish(self, message: ring_messages.Round, info: ServerInfo) -> ring_messages.Round:
         """Return the round."""
+        return message
+
+
+class TakeTaskRequest(Request):
+    """Ask for a task of a data set; the result is a `GivenTask`."""
+
+    __slots__ = ("_asked",)
+    what = "a task of a data set"
+    answer = data_messages.GivenTask
+
+    def __init__(self, asked: data_messages.TakeTask) -> None:
+        super().__init__()
+        self._asked = asked
+
+    def message(self, id: int, info: ServerInfo) -> Message:
+        """Return the question."""
+        return replace(self._asked, id=id)
+
+    def finish(self, message: data_messages.GivenTask, info: ServerInfo) -> data_messages.GivenTask:
+        """Return the task."""
         return message
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,11 +29,16 @@ from aiops.client.request_kinds import (
     ReapplyRequest,
     Request,
     StatsRequest,
+    TakeTaskRequest,
 )
 from aiops.client.session import Session
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts
 from aiops.model.tables import Table, Tables
+from aiops.wire.data_messages import TakeTask
+
+CoveredExamples: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Ranges of examples: task, start, stop."""
 
 
 class Requests:
@@ -76,11 +81,13 @@ class Requests:
         into: Params | None,
         wanted: Ints | None = None,
         count: int = 1,
+        examples: CoveredExamples | None = None,
     ) -> Request:
         """Push gradients computed at ``at``; the result is a `Receipt`.
 
         With ``into`` (which may be ``at``) the parameters after the push are received there: those
-        of the ``wanted`` tensors (None: all). ``count``: of how many mini-batches.
+        of the ``wanted`` tensors (None: all). ``count``: of how many mini-batches. ``examples``:
+        what they were computed on; None: all that was noted since the last push.
         """
         session = self._session
         encoded: Encoded = []
@@ -92,15 +99,25 @@ class Requests:
         parts, payloads = parts_of(at.layout, gradients, versions, session.info.coding, encoded)
         push = PushRequest(parts, payloads, into, wanted, at.connection, base, count)
         push.encoded = encoded
+        if examples or session.info.examples:
+            push.examples = session.info.take_examples() if examples is None else examples
         return session.ask(push)
 
-    def reapply(self, at: Stamped, into: Params | None, wanted: Ints | None = None) -> Request:
+    def reapply(
+        self,
+        at: Stamped,
+        into: Params | None,
+        wanted: Ints | None = None,
+        examples: CoveredExamples | None = None,
+    ) -> Request:
         """Have the server apply this client's last gradient again; the result is a `Receipt`.
 
         Its ``used`` is False if the server does not keep that gradient any more.
         """
         session = self._session
-        return session.ask(ReapplyRequest((), (), into, wanted, at.connection, at.newest, 1))
+        push = ReapplyRequest((), (), into, wanted, at.connection, at.newest, 1)
+        push.examples = session.info.take_examples() if examples is None else examples
+        return session.ask(push)
 
     def again(self, request: Request) -> Request:
         """Ask again for what was abandoned before its answer; a push keeps its number."""
@@ -135,13 +152,21 @@ class Requests:
         connection = session.info.rows.connections.get(
             name, (session.info.client, max(session.info.connection[1], 1))
         )
-        return session.ask(PushRowsRequest(asked, connection))
+        request = PushRowsRequest(asked, connection)
+        layout = session.info.layout
+        if layout is not None and not layout.tensors:  # else the step covers them
+            request.examples = session.info.take_examples()
+        return session.ask(request)
 
     def join_round(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `Round`."""
         session = self._session
         digest = session.info.known_layout.digest
         return session.ask(JoinRoundRequest(host, port, rounds, digest, session.identity.nonce()))
+
+    def take_task(self, asked: TakeTask) -> Request:
+        """Ask for a task of a data set; the result is a `GivenTask`."""
+        return self._session.ask(TakeTaskRequest(asked))
 
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
@@ -170,6 +195,8 @@ class Transfer:
         The mini-batches whose gradients are pushed.
     again
         Nothing new is pushed: the server is to apply the last gradient once more.
+    examples
+        The examples that the gradients were computed on, (task, start, stop) each.
     request
         The request that it became when it was first carried.
     """
@@ -180,16 +207,23 @@ class Transfer:
     wanted: Ints | None = None
     count: int = 1
     again: bool = False
+    examples: CoveredExamples | None = None
     request: Request | None = None
+
+    @property
+    def pushes(self) -> bool:
+        """True if it is no mere fetch."""
+        return self.arrays is not None or self.again
 
     def ask(self, requests: Requests) -> Request:
         """Make the request. Made again, as after a lost connection, it is the same push."""
         if self.request is not None:
             self.request = requests.again(self.request)
         elif self.arrays is not None:
-            self.request = requests.push(self.arrays, self.at, self.into, self.wanted, self.count)
+            carried = self.arrays, self.at, self.into, self.wanted, self.count
+            self.request = requests.push(*carried, self.examples)
         elif self.again:
-            self.request = requests.reapply(self.at, self.into, self.wanted)
+            self.request = requests.reapply(self.at, self.into, self.wanted, self.examples)
         elif self.into is not None:
             self.request = requests.fetch(self.into, self.wanted)
         else:

@@ -59,6 +59,8 @@ class ServerInfo:
         The encoders of pushes; None if they travel raw.
     increments
         Whether fetches ask for coded increments.
+    examples
+        The examples, (task, start, stop) each, of the gradients that no push has taken along yet.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ServerInfo:
         self.placement: Placement | None = None
         self.coding: Coding | None = None
         self.increments = False
+        self.examples: list[tuple[int, int, int]] = []
 
     @property
     def known_layout(self) -> Layout:
@@ -102,6 +105,19 @@ class ServerInfo:
             epoch < self.run.last_change and self.run.lost(epoch, params.newest)
         ):
             params.version = -1
+
+    def take_examples(self) -> tuple[tuple[int, int, int], ...]:
+        """Return the examples of the gradients so far, and begin with none."""
+        found, self.examples = tuple(self.examples), []
+        return found
+
+    def note_examples(self, task: int, start: int, stop: int) -> None:
+        """Note the examples of the gradient to come; the next push covers them."""
+        last = self.examples[-1] if self.examples else None
+        if last is not None and last[0] == task and last[2] == start:
+            self.examples[-1] = (task, last[1], stop)
+        else:
+            self.examples.append((task, start, stop))
 
     # ------------------------------------------------------------ learning
 

@@ -40,6 +40,10 @@ The server forgets the answers at `leave`, and everything at a restart; when mor
 `aiops.engine.membership.DEPARTED` clients are gone, it forgets those that left first. Other
 requests have no such number: a definition that is sent twice may report the second outcome.
 
+**Examples.** A push whose gradients are of a server's data set (`aiops.engine.data_sets`) names
+their examples (`Request.examples`). Each time that it is sent, a `cover` with them is sent before
+it. If it is refused they are noted again (`ServerInfo.examples`), for the next push.
+
 **Refusals that pass.** `Unavailable` means that the server is full or ends; nothing was changed. A
 fatal one is raised as any fatal error is, and the driver connects again, to the next server that
 its URL names. One that answers a request leaves the request pending, with the refusal noted in it
@@ -128,6 +132,7 @@ from aiops.errors import (
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, Limits, Places
+from aiops.wire.data_messages import CoverPush
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Ack, Error, Message, Model, Welcome
 from aiops.wire.shared_payloads import SharedPayloads
@@ -524,6 +529,8 @@ class Session:
         message, payloads = request.message(id, self.info), request.payloads
         places: Places = ()
         request.attempted, request.refusal = True, None
+        if request.examples:
+            self._send(CoverPush(id, request.seq, request.examples))
         if payloads:
             placement, layout = self.info.placement, self.info.layout
             small = layout is not None and layout.nbytes <= self._outbox.lends_above

@@ -237,6 +237,8 @@ class TrainingLoop:
         """Go on after a gradient that was not taken, or raise the error."""
         if isinstance(error, _SERVER_RESTARTED):
             yield from self._resume()
+            if not (again or self.strategy.local):
+                self._info.examples.clear()  # the gradient is dropped, so they were not seen
             if not again or self.strategy.local:
                 return replace(self._nothing(), used=False)
         elif not (again and isinstance(error, StaleGradient)):
@@ -256,6 +258,8 @@ class TrainingLoop:
         if transfer is not None and strategy.waits:
             return (yield from self._carry(transfer))
         if transfer is not None:
+            if transfer.pushes:
+                transfer.examples = self._info.take_examples()  # not those of later gradients
             self._background = yield SendInBackground(transfer)
         yield from self._settle(wait=strategy.waits)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
@@ -297,6 +301,8 @@ class TrainingLoop:
 
     def _carry(self, transfer: Transfer) -> Program[Op, Receipt]:
         """Carry a transfer, and wait for the answer."""
+        if self._info.examples and transfer.request is None and transfer.pushes:
+            transfer.examples = self._info.take_examples()
         self._count()
         try:
             receipt = yield Send(transfer)

@@ -41,7 +41,7 @@ import numpy as np
 from aiops.algorithms.base import Decision, Policy
 from aiops.engine.engine import Engine
 from aiops.engine.gradient_cache import CachedGradient
-from aiops.engine.membership import Membership
+from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import PendingPush
 from aiops.engine.table_requests import TableWork
 from aiops.engine.training import Training
@@ -328,15 +328,17 @@ def _add_training(
     gradients = CapturedGradients()
     waiting = [item for item in updates.queued if isinstance(item, PendingPush | TableWork)]
     waiting += updates.held.pushes
+    forgotten = _forgotten(membership, waiting)
     found.owners |= {
         "model": [[row[:3] for row in store.layout.rows], training.tables.described],
-        "forgotten": _forgotten(membership, waiting, versions),
+        "forgotten": [member.state(versions.number) for member in forgotten],
         "updates": updates.state(gradients.number),
         "queue": [_item_state(item, gradients) for item in updates.queued],
         "held": updates.held.state(),
         "filled": store.updater.filled.copy(),
         "sums": store.sums.copy(),
         "tables": [table.state() for table in tables],
+        "data": training.data_sets.state([*membership, *forgotten]),
         "replies": None if replies is None else replies.state(),
         "replica": None if replies is None else replies.replica.state(),
         "versions": versions.described(),
@@ -372,18 +374,10 @@ def add_overwritten(
         found.copied += sum(array.nbytes for each in parts.values() for array in each)
 
 
-def _forgotten(
-    membership: Membership,
-    waiting: Sequence[PendingPush | TableWork],
-    versions: CapturedVersions,
-) -> list[Any]:
+def _forgotten(membership: Membership, waiting: Sequence[PendingPush | TableWork]) -> list[Member]:
     """Return the members with unanswered pushes that `Membership` remembers no longer."""
     members = {item.member.number: item.member for item in waiting if item.member is not None}
-    return [
-        member.state(versions.number)
-        for member in members.values()
-        if membership.find(member.client) is not member
-    ]
+    return [m for m in members.values() if membership.find(m.client) is not m]
 
 
 REFERRING = ("push", "rows", "reapply")

@@ -40,6 +40,7 @@ with the others:
 `.replies`             unanswered pushes, and fetches that wait for an update in place
 `.table_requests`      embedding tables; their work takes its turn in the update queue
 `.delta_replies`       the delta replica that coded fetches are answered from, if any
+`.data_sets`           the examples that workers are given, and those that count as seen
 =====================  ===========================================================================
 
 Each owner's decision methods return the effects that they decide, and the engine returns them in
@@ -150,6 +151,7 @@ from aiops.store.sparse_table import SparseTable
 from aiops.store.warmup import Warmup
 from aiops.wire import messages
 from aiops.wire.connection import Connection, SinkFor
+from aiops.wire.data_messages import CoverPush, TakeTask
 from aiops.wire.messages import (
     Define,
     Describe,
@@ -291,6 +293,8 @@ class Engine:
                 effects = self._snapshot_due(event)
             case _:
                 raise TypeError(f"an engine has no such event: {event!r}")
+        if self.training is not None and self.training.data_sets.waiting:
+            effects = effects + self._data_changed(self.training, event.time)
         # Here, and not in `Replies`: several owners reply, and each reply counts for its member.
         for effect in effects:
             if type(effect) is Reply:
@@ -439,8 +443,10 @@ class Engine:
             return effects
         member.answered = event.time
         training, budgeted = self.training, len(self.membership.present())
-        if training is not None and replaced is not None:
-            training.left(replaced)
+        if training is not None:
+            training.data_sets.joined(member)
+            if replaced is not None:
+                training.left(replaced)
         tables = training.tables.described if training else ()
         welcome = Welcome(
             id=hello.id,
@@ -469,6 +475,8 @@ class Engine:
         if self.training is not None:  # also if it is no member's: it may have asked for parameters
             self.training.left(peer)
         member = self.membership.leave(peer)
+        if self.training is not None:
+            self.training.data_sets.left(peer, member, event.time)
         if member is None:
             return effects
         member.forget_sent()
@@ -553,6 +561,10 @@ class Engine:
                     return self._define(event, message, member)
                 case JoinRound():
                     return self._join_round(event, message, member)
+                case TakeTask():
+                    return self._take_task(event, message, member)
+                case CoverPush():
+                    return self._cover(event, message, member)
                 case Stats():
                     return [Reply(peer, Report(message.id, self.report()))]
                 case Ping():
@@ -597,6 +609,8 @@ class Engine:
 
     def _leave(self, event: Received, member: Member | None) -> list[Effect]:
         if member is not None:
+            if self.training is not None:
+                self.training.data_sets.gone(member)
             member.answers.clear()  # it will repeat no push, so none of its answers is needed
         return [*self._left(event), Drop(event.peer, "it said goodbye")]
 
@@ -607,6 +621,28 @@ class Engine:
             raise Refused("an observer may not average; connect with role='worker'")
         layout = self._defined("define it before the first average").store.layout
         return self.rendezvous.join(event.peer, message, layout, event.time)
+
+    # ------------------------------------------------------------ data sets
+
+    def _take_task(self, event: Received, message: TakeTask, member: Member | None) -> list[Effect]:
+        if member is None:
+            return []
+        training = self._defined("define it before the first task")
+        effects = training.data_sets.take(event.peer, message, member, event.time)
+        return effects + training.updates.workers_changed(event.time)
+
+    def _cover(self, event: Received, message: CoverPush, member: Member | None) -> list[Effect]:
+        """Note the examples of a push; without a model that is refused when it comes."""
+        if member is None or self.training is None:
+            return []
+        if self.training.data_sets.cover(message, member, event.time):
+            return []
+        return [Drop(event.peer, "it covers more pushes than it may have under way")]
+
+    def _data_changed(self, training: Training, now: float) -> list[Effect]:
+        """Answer the workers that wait for a task, if this event has brought one."""
+        effects = training.data_sets.answer(now)
+        return effects + training.updates.workers_changed(now)
 
     # ------------------------------------------------------------ the model
 

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.errors import Refused, Unavailable
@@ -37,6 +37,17 @@ Acknowledged: TypeAlias = tuple[int, bool, int, float, float | None, bytes]
 staleness, mean_staleness, vbar, vbars."""
 
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
+
+
+class PushOutcome(Protocol):
+    """Takes the outcome of a push: `aiops.engine.data_sets` has examples that depend on it."""
+
+    @property
+    def barred(self) -> bool:
+        """True if the push must not be used."""
+
+    def settle(self, used: bool) -> None:
+        """Take the outcome, once."""
 
 
 @dataclass(slots=True)
@@ -63,6 +74,7 @@ class Member:
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version that it computes at, if the rule reads it
     rolled_back: int = 0  # as `Recorder.rolled_back`, of this member; it is no state
+    covers: dict[int, PushOutcome] = field(default_factory=dict)  # by the push's number
 
     def exchanged(self, now: float, seq: int, acknowledged: Acknowledged) -> None:
         """Note a steady exchange: a new push that was used, and answered at once."""
@@ -76,9 +88,21 @@ class Member:
 
     def remember(self, seq: int, answer: Message | Acknowledged) -> None:
         """Keep an answer, in case the push is repeated after a lost connection."""
+        if seq in self.covers:
+            used = answer[1] if isinstance(answer, tuple) else not isinstance(answer, Error)
+            self.covers.pop(seq).settle(used)
         self.answers[seq] = answer
         if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
+
+    def bars(self, seq: int) -> bool:
+        """Return whether a new push must not be used; settle what covers pushes before it.
+
+        Those never come any more: sequence numbers rise.
+        """
+        for number in [n for n in self.covers if self.last_seq < n < seq]:
+            self.covers.pop(number).settle(used=False)
+        return seq in self.covers and self.covers[seq].barred
 
     def forget_sent(self) -> None:
         """Release the version that it was sent."""

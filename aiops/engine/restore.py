@@ -113,6 +113,8 @@ def restore(
     forgotten = [Member.from_state(row, layout, versions.lease) for row in owners["forgotten"]]
     members = {member.number: member for member in (*forgotten, *engine.membership)}
     _restore_updates(training, owners, members, read, queued or _no_journal, kept)
+    if "data" in owners:  # else it was written before servers handed out examples
+        training.data_sets.restore(owners["data"], members)
     effects: list[Effect] = [
         effect for effect in training.begun if not isinstance(effect, DistributeModel)
     ]

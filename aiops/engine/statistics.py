@@ -101,6 +101,7 @@ def report(
         "waited_for": sorted(membership.waited_for()),
         "delta_replica": delta_replies.replica.report() if delta_replies else None,
         "averages": rendezvous.report(),
+        "data_sets": training.data_sets.report() if training else [],
         "ledger": membership.ledger(),
         "budget": budget.report(vbar) if budget else None,
         "workers": workers,

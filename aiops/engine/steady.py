@@ -169,6 +169,7 @@ class Shortcut:
         if level is None or not (
             member.peer == peer
             and not member.excused
+            and not member.covers
             and member.last_seq < seq <= LARGEST
             and 0 <= id <= LARGEST
             and -1 <= have <= LARGEST

@@ -11,6 +11,7 @@ from aiops.bandwidth.gate_controller import GateController
 from aiops.engine import validation
 from aiops.engine.admission import Admission
 from aiops.engine.client_plan import ClientPlan
+from aiops.engine.data_sets import DataSets
 from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import DistributeModel, Effect, Options, Received, Warm
 from aiops.engine.held_pushes import HeldPushes
@@ -21,7 +22,7 @@ from aiops.engine.replies import Replies
 from aiops.engine.steady import Shortcut, shortcut
 from aiops.engine.table_requests import TableRequests, TableWork
 from aiops.engine.update_queue import UpdateQueue
-from aiops.errors import BadPush
+from aiops.errors import BadPush, Refused
 from aiops.model.arena import aligned
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import DeltaReplica
@@ -61,6 +62,8 @@ class Training:
         The pushes, and the outstanding update.
     table_requests
         Work on rows.
+    data_sets
+        The examples that workers are given.
     shortcut
         The shared part of steady exchanges; None: the settings rule them out.
     begun
@@ -127,6 +130,7 @@ class Training:
             *(self.delta_replies, plan.recall),
         )
         self.table_requests = TableRequests(algorithm, workers, stores, membership)
+        self.data_sets = DataSets(membership, options.worker_deadline)
         self.shortcut: Shortcut | None = None
         whole = not options.relaxed and placement is None and machine.device is None
         if whole and budget is None and self.delta_replies is None:
@@ -163,8 +167,11 @@ class Training:
             if isinstance(found, TableWork):
                 return self.updates.work(found, event.time)
             return [] if found is None else [found]
+        barred = bool(member.covers) and member.bars(message.seq)
         fault = validation.fault(member, self.store, message, sink, self.updates.draining)
         fault = fault or self.table_requests.fault(sink, message)
+        if barred and fault is None:
+            fault = Refused("its examples were given to another worker: go on with a new task")
         if fault is None:
             member.last_seq = message.seq
             return self.updates.work(self.table_requests.push(event, member), event.time)

@@ -207,6 +207,7 @@ class UpdateQueue:
             if isinstance(sink, PushSink):
                 sink.free()
             return self._replies.repeat(event, member) + self.advance(now)
+        barred = bool(member.covers) and member.bars(message.seq)
         if type(message) is Push:
             fault = validation.fault(member, self._store, message, sink, self.draining)
             gradient: PushSink | CachedGradient = sink  # type: ignore[assignment]
@@ -218,6 +219,10 @@ class UpdateQueue:
             if isinstance(sink, PushSink):
                 sink.free()
             return self._replies.refuse_new(event, member, fault)
+        if barred:
+            if isinstance(gradient, PushSink):
+                gradient.free()
+            gradient = CachedGradient(None)  # it is acknowledged in its turn, and not used
         member.last_seq = message.seq
         push = PendingPush(event.peer, message, gradient, member, row=event.row)
         self._replies.pending[member.client, message.seq] = push

@@ -151,7 +151,12 @@ def _short(value: object) -> str:
 
 _BOOL, _BLOB, _OPT_REAL = TYPES["bool"], TYPES["Blob"], TYPES["OptReal"]
 _REALS, _MAY_BE_EMPTY = (TYPES["Real"], _OPT_REAL), (TYPES["Wants"], TYPES["Gate"])
-_BOUNDS = {"UInt": (0, LARGEST), "Have": (-1, LARGEST), "Batches": (1, MAX_COUNT)}
+_BOUNDS = {
+    "UInt": (0, LARGEST),
+    "Have": (-1, LARGEST),
+    "Batches": (1, MAX_COUNT),
+    "Positive": (1, LARGEST),
+}
 """The least and the most that an integer may be, by its type."""
 
 _FIELDS = {

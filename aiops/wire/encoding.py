@@ -9,6 +9,7 @@ from struct import Struct
 
 import msgpack
 
+from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.messages import (
     Ack,
     Challenge,
@@ -90,6 +91,7 @@ KINDS: Mapping[str, type[Message]] = {
         *(Share, Release),
         *(ShardHello, ShardWelcome, ShardParts),
         *(JoinRound, Round, RingHello, RingChunk, RelayHello, RelayReady),
+        *(TakeTask, GivenTask, CoverPush),
         *(LeadHello, ShareSecret, LoadShard, ExpectPush, RunUpdate, SendParams, SendIncrements),
         *(HoldVersion, FinishPush, NoteHistory, KeepSets, RollBack, CountTraffic, PaceClients),
         *(ShardState, PushArrived, UpdateDone, SnapshotSaved, TrafficCounted, BudgetUsed),

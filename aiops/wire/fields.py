@@ -33,6 +33,9 @@ ShardTable: TypeAlias = tuple[
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
 Versions: TypeAlias = tuple[int, ...]  # of the model, and of each table; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
+Positive: TypeAlias = int  # 1 ≤ x ≤ LARGEST
+Numbers: TypeAlias = tuple[int, ...]  # of tasks, at most MAX_LISTED
+Examples: TypeAlias = tuple[tuple[int, int, int], ...]  # task, start, stop; at most MAX_LISTED
 
 MAX_COUNT = 1 << 20
 """Most mini-batches that one push may stand for; a gate keeps back a million at most."""
@@ -42,6 +45,9 @@ LONGEST = (1 << 63) - 1
 
 MAX_AXES = 32
 """Most axes a tensor may have."""
+
+MAX_LISTED = 1024
+"""Most tasks, or ranges of examples, that one message may list."""
 
 
 def _uint(value: object) -> bool:
@@ -165,6 +171,26 @@ def _versions(value: object) -> bool:
     return type(value) is tuple and len(value) <= 1 + MAX_TABLES and all(map(_uint, value))
 
 
+def _positive(value: object) -> bool:
+    return type(value) is int and 1 <= value <= LARGEST
+
+
+def _numbers(value: object) -> bool:
+    return type(value) is tuple and len(value) <= MAX_LISTED and all(map(_uint, value))
+
+
+def _examples(value: object) -> bool:
+    """Check ranges of (task, start, stop), none of them empty."""
+    return (
+        type(value) is tuple
+        and len(value) <= MAX_LISTED
+        and all(
+            type(row) is tuple and len(row) == 3 and all(map(_uint, row)) and row[1] < row[2]
+            for row in value
+        )
+    )
+
+
 def _wants(value: object) -> bool:
     """Check runs of (first tensor, past the last, version held), in order."""
     if type(value) is not tuple:
@@ -219,6 +245,9 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Gate": ("a list of two constants ≥ 0, or none", _gate),
     "Versions": (f"a list of at most {1 + MAX_TABLES:,} versions", _versions),
     "Members": ("a list of [host, port, boolean]", _members),
+    "Positive": ("an integer from 1 to 2⁵³−1", _positive),
+    "Numbers": (f"a list of at most {MAX_LISTED:,} integers from 0 to 2⁵³−1", _numbers),
+    "Examples": (f"a list of at most {MAX_LISTED:,} [task, start, stop]", _examples),
 }
 
 CHECKS: Mapping[str, Callable[[object], bool]] = {

@@ -3,9 +3,9 @@
 Each class is one ``kind``. Its fields, in order, are the keys of the header map after ``kind``;
 their annotations are the types of `aiops.wire.fields`. ``parts`` lists the payloads that follow the
 header. `aiops.wire.decoding` makes nothing but these classes, and those of the same form in
-`aiops.wire.server_messages` and `aiops.wire.ring_messages`: they bound what a hostile peer can make
-the receiver build. docs/wire.md and its neighbours document the same messages for readers of other
-languages, with the docstrings of the classes as their meanings.
+`aiops.wire.server_messages`, `aiops.wire.ring_messages` and `aiops.wire.data_messages`: they
+bound what a hostile peer can make the receiver build. docs/wire.md and its neighbours document the
+same messages for readers of other languages, with the docstrings of the classes as their meanings.
 """
 
 from __future__ import annotations

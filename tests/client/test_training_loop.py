@@ -76,8 +76,9 @@ class Server:
         self.now = 0.0
         layout = Layout.of(START)
         info: Any = SimpleNamespace(
-            plan=plan, policy="some-policy", url="aiops://s", connection=("me", 1)
+            plan=plan, policy="some-policy", url="aiops://s", connection=("me", 1), examples=[]
         )
+        info.take_examples = tuple
         self.info = info
         params = Params(layout)
         self._tell(params)

@@ -26,6 +26,7 @@ from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.tables import Table, fetch_parts, push_parts
 from aiops.wire import encoding, messages, ring_messages, server_messages
+from aiops.wire.data_messages import CoverPush, TakeTask
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import KINDS
 from aiops.wire.fields import LONGEST, MAX_COUNT
@@ -237,6 +238,9 @@ def requests(shell: Shell) -> list[tuple[Message, list[bytes]]]:
         (Stats(2), []),
         (ring_messages.JoinRound(2, "10.0.0.1", 7171, 1, digest, nonce), []),
         (ring_messages.JoinRound(2, "10.0.0.1", 0, 1, digest, nonce), []),
+        (TakeTask(2, "d", 100, 1, 0, 0, 3, 32, True, "", (1,), ((1, 0, 8),)), []),
+        (TakeTask(2, "d", 100, 1, 0, 0, 3, 0, False, "", (1,), ()), []),
+        (CoverPush(2, 1, ((1, 0, 8), (1, 8, 16))), []),
         (messages.Release(2), []),
     ]
     if shell.tables:

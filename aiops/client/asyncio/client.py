@@ -22,6 +22,7 @@ from aiops.errors import AiopsError, ConnectionLost, Unavailable
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 from aiops.wire import messages
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 _BEAT = 1.0  # seconds after which a steady exchange takes long
 
@@ -201,6 +202,18 @@ class AsyncClient(Facade, AsyncClosing):
         """Push and fetch rows of a table in one round trip; all else as `Client.exchange_rows`."""
         call = self._calls.exchange_rows(name, ids, grads, next_ids, out, version)
         return await self._do(call)
+
+    async def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set (`aiops.data` does); return the answer.
+
+        Raises
+        ------
+        NotReady
+            When no worker has defined the model yet.
+        BadPush, Refused
+            When the data set is another one, or this client may not have a task.
+        """
+        return await self._do(self._calls.take_task(asked))
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""

@@ -125,6 +125,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         session, transport = self._session, self.transport
         if not isinstance(session, Session) or transport is None or not session.idle:
             return None
+        if session.info.examples:  # a push that covers them is no such exchange
+            return None
         if self.ended.done():  # the session learns it a moment later; nothing would be answered
             return None
         steady = session.steady

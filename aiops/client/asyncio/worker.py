@@ -28,6 +28,7 @@ from aiops.common.closing import AsyncClosing
 from aiops.errors import ConnectionLost, NotReady, UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 __all__ = ["AsyncCompute", "AsyncWorker"]
 
@@ -235,6 +236,24 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             await self._play(steps.offer())
         finally:
             self._offering = None
+
+    async def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set; all as `Worker.take_task`."""
+        connection = None  # as in `Worker.fetch_rows`
+        while True:
+            try:
+                return await self._client.take_task(asked)
+            except NotReady:
+                if self._begun is None or self._session.info.connection == connection:
+                    raise
+            connection = self._session.info.connection
+            async with self._turn("take_task"):
+                await self._play(self._steps.offer())
+
+    async def push_rest(self) -> None:
+        """Push what the policy has not pushed yet; all as `Worker.push_rest`."""
+        async with self._turn("push_rest"):
+            await self._play(self._steps.flush())
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""

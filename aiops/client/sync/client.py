@@ -17,6 +17,7 @@ from aiops.common import forks
 from aiops.common.closing import Closing
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 
 class Client(Facade, Closing):
@@ -297,6 +298,18 @@ class Client(Facade, Closing):
         if self._forked:
             raise self._unusable()
         self._connection.interrupt()
+
+    def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set (`aiops.data` does); return the answer.
+
+        Raises
+        ------
+        NotReady
+            When no worker has defined the model yet.
+        BadPush, Refused
+            When the data set is another one, or this client may not have a task.
+        """
+        return self._do(self._calls.take_task(asked))
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""

@@ -89,7 +89,7 @@ class BlockingConnection:
         under way, and is to be carried further by `carry`.
         """
         steady, sock = self.steady, self.socket
-        if steady is None or sock is None:
+        if steady is None or sock is None or self._session.info.examples:
             return None
         buffers = steady.begin(params, gradients)
         if buffers is None:

@@ -28,6 +28,7 @@ from aiops.common.closing import Closing
 from aiops.errors import AiopsError, DeadlineExceeded, NotReady
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 __all__ = ["Compute", "Gradients", "Worker"]
 
@@ -238,6 +239,34 @@ class Worker(WorkerFacade, Closing):
         """Push and fetch rows of a table in one round trip; all else as `Client.exchange_rows`."""
         with self._lock:
             return self._client.exchange_rows(name, ids, grads, next_ids, out=out, version=version)
+
+    def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set (`aiops.data` does); all else as `Client.take_task`.
+
+        A server that has come back without its model is offered it again.
+        """
+        connection = None  # as in `fetch_rows`
+        while True:
+            self._check()
+            try:
+                with self._lock:
+                    return self._client.take_task(asked)
+            except NotReady:
+                if self._session.info.connection == connection:
+                    raise
+            connection = self._session.info.connection
+            self._play(self._steps.offer())
+
+    def push_rest(self) -> None:
+        """Wait for pushes in the background, and push what the policy has not pushed yet.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded, BadPush
+            When that failed.
+        """
+        self._check()
+        self._play(self._steps.flush())
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""

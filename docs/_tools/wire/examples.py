@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from aiops.model.parts import Part, Parts
 from aiops.state.frames import SegmentHead, frame
 from aiops.wire import messages
 from aiops.wire.connection import Connection, Messages, with_sinks
+from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.encoding import KINDS, encode
 from aiops.wire.handshake import (
     Admitted,
@@ -204,6 +205,12 @@ def one_of_each() -> list[Example]:
         _sent("server", m.TableRows(7, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
         _sent("server", m.Report(8, {"version": 7, "workers": ()})),
         _sent("server", Round(8, 3, 0, ring, bytes(range(32)))),
+        _sent(
+            "client",
+            TakeTask(11, "mnist", 60_000, 1, 0, 0, 3, 512, True, "", (4,), ((4, 96, 128),)),
+        ),
+        _sent("server", GivenTask(11, 5, 0, 512, 1024, False)),
+        _sent("client", CoverPush(12, 4, ((5, 512, 544),))),
         _sent("server", m.Pong(9)),
         _sent("server", m.Error(3, "bad-push", refused, {}, False, 7)),
         _sent("server", m.Share(0, 1, 16_384)),
@@ -579,6 +586,16 @@ def conversations() -> list[Conversation]:
     refused.send(m.Fetch(2, 2))
     refused.send(m.Reapply(3, 4, True, -1, ((1, 2, 2),)))
 
+    data = Recorder("A data set: a task, a push that covers it, and no more", engine=train.engine)
+    data.greet(hello(epoch=4))
+    asked = TakeTask(1, "d", 4, 1, 0, 0, 1, 16, True, "", (), ())
+    data.send(asked)
+    data.send(CoverPush(2, 5, ((1, 0, 4),)))
+    data.send(m.Push(2, 5, False, -1, (Part(0, 8, "raw", 8, 2),)), struct.pack("<2f", 1, 1))
+    data.send(replace(asked, id=3))
+    data.send(CoverPush(4, 6, ((1, 0, 4),)))
+    data.send(m.Push(4, 6, False, -1, (Part(0, 8, "raw", 8, 3),)), struct.pack("<2f", 1, 1))
+
     layout = Layout(rows)
     alone = Recorder("Ready to average, and no other worker is there", engine=_averaging(layout))
     alone.greet(hello())
@@ -591,7 +608,7 @@ def conversations() -> list[Conversation]:
     near.send(m.Release(2))
 
     sharded = exchange(hello(), NONCES[0])
-    scripts = (plain, token, wrong, train, back, refused, _tables(), alone, near)
+    scripts = (plain, token, wrong, train, back, refused, _tables(), data, alone, near)
     return [
         *(script.done() for script in scripts),
         two_workers_average(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiops.wire import fields, messages
-from aiops.wire.fields import MAX_TEXT
+from aiops.wire.fields import MAX_LISTED, MAX_TEXT
 
 ANSWERS: Mapping[str, str] = {
     "hello": "`challenge` or `welcome`",
@@ -22,6 +22,7 @@ ANSWERS: Mapping[str, str] = {
     "ping": "`pong`",
     "leave": "closing",
     "join_round": "`round`",
+    "take_task": "`task`",
     "shard_hello": "`challenge` or `shard_welcome`",
     "lead_hello": "`challenge` or `shard_welcome`",
     "ring_hello": "`ring_hello`",
@@ -56,6 +57,9 @@ TYPES: Mapping[str, str] = {
     "Gate": "[] or [c_push, c_fetch]",
     "Versions": "list of uint",
     "Members": "list of [host, port, boolean]",
+    "Positive": "uint, at least 1",
+    "Numbers": f"list of uint, at most {MAX_LISTED:,}",
+    "Examples": f"list of [task, start, stop], at most {MAX_LISTED:,}",
     "Parts": "list of parts",
 }
 """The name that the pages give to each type of `aiops.wire.fields`."""
@@ -168,6 +172,27 @@ MEANINGS: Mapping[str, str] = {
     "sender": "The rank of the worker that sends chunks on the connection, and `ring_hello` first.",
     "sends": "Whether that is this worker; else this is the one that receives them.",
     "relay_ready.proof": "The HMAC by which the relay shows that it knows the ring's token.",
+    # data sets
+    "take_task.name": "The name of the data set, 1 to 256 characters.",
+    "examples": "The number of its examples. It, `block` and `seed` are the same in all requests.",
+    "block": "How it is shuffled; see [The order](#the-order).",
+    "seed": "Of the order.",
+    "take_task.epoch": "The epoch to begin with, from 0, if the server does not know the data set.",
+    "epochs": "The task is of an epoch below this one.",
+    "size": "The most examples that the task may have; 0: no task is wanted.",
+    "wait": "True: the answer may take up to 10 s, if others are still at the rest.",
+    "holder": "The id of the client that pushes for the task; empty: the sender.",
+    "keeps": "The tasks of this data set that the sender took and is not done with. The rest of"
+    " any other task that it took goes to other workers.",
+    "seen": "Ranges of positions, `start` up to, not including, `stop`, within a task. In"
+    " `take_task` they count at once, in `cover` when the push is used.",
+    "task": "The task's number, from 1; 0: there is none.",
+    "task.epoch": "Of the task; if there is none: the first epoch that is not complete.",
+    "start": "The first position of the task in the order of its epoch; `stop`: the one after its"
+    " last.",
+    "stop": "",
+    "over": "Whether all examples of all epochs below `epochs` have been seen.",
+    "cover.seq": "That of the next push.",
     # shards
     "shard_hello.run": "What the lead's `welcome` called its run.",
     "shard_parts.version": "The model's in an answer, 0 in a push.",

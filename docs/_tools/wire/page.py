@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from aiops import errors
+from aiops.data.order import EpochOrder
 from aiops.engine.membership import DEPARTED
 from aiops.errors import Refused, Superseded, UsageError
 from aiops.model.layout import MAX_PART, MAX_TENSORS
@@ -34,6 +35,7 @@ TABLE_KINDS = ("fetch_rows", "push_rows", "rows")
 OTHER_KINDS = ("stats", "report", "ping", "pong", "leave", "error")
 MEMORY_KINDS = ("share", "release")
 SHARD_KINDS = ("shard_hello", "shard_welcome", "shard_parts")
+DATA_KINDS = ("take_task", "task", "cover")
 ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
 RELAY_KINDS = ("relay_hello", "relay_ready")
 SERVER_KINDS = (
@@ -131,7 +133,7 @@ def states_table(states: Sequence[str]) -> str:
 
 
 _ELSEWHERE = {
-    *(*MEMORY_KINDS, *ROUND_KINDS, *RELAY_KINDS, *PROMOTION_KINDS),
+    *(*MEMORY_KINDS, *ROUND_KINDS, *RELAY_KINDS, *DATA_KINDS, *PROMOTION_KINDS),
     *("shard_hello", "lead_hello", "standby_hello"),
 }
 """Kinds that the table of wire.md leaves to other pages."""
@@ -250,6 +252,19 @@ def proof_block() -> str:
     return "\n".join(["```text", *known, *proofs, "```"])
 
 
+def order_block() -> str:
+    """Return the first examples of some orders."""
+    rows = [
+        f"{n:,} | {block} | {seed} | {epoch} |"
+        f" {', '.join(map(str, EpochOrder(n, block, seed).indices(epoch, 0, 12).tolist()))}"
+        for n, block, seed, epoch in (
+            *((12, 1, 0, 0), (12, 1, 0, 1), (12, 1, 7, 0), (60_000, 1, 0, 0)),
+            *((10**12, 1, 0, 0), (12, 0, 0, 0), (14, 4, 0, 0), (60_000, 1024, 3, 2)),
+        )
+    ]
+    return _table("examples | block | seed | epoch | positions 0 to 11", rows)
+
+
 # ---------------------------------------------------------------- the files
 
 Block = Callable[[], str]
@@ -299,6 +314,13 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
             "Two shards: the client and the lead",
             "Two shards: the client and the follower",
         ),
+    },
+    "wire-data.md": {
+        "data": _section(DATA_KINDS, (*_BEFORE_OTHER, *OTHER_KINDS)),
+        "conversation": partial(
+            conversations_block, "A data set: a task, a push that covers it, and no more"
+        ),
+        "order": order_block,
     },
     "wire-averaging.md": {
         "averaging": _section(ROUND_KINDS, HANDSHAKE_KINDS),

@@ -1,0 +1,194 @@
+"""Mini-batches of a data set, for a training loop that blocks or awaits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from aiops.client.asyncio.worker import AsyncWorker
+from aiops.client.program import drive, drive_awaiting
+from aiops.client.remote import Remote
+from aiops.client.server_info import ServerInfo
+from aiops.client.sync.worker import Worker
+from aiops.data.feed import AskTask, DataSetPlan, Feed, Minibatch, Op
+from aiops.data.order import EpochOrder
+from aiops.data.source import Source, source_of
+from aiops.errors import AiopsError, UsageError
+from aiops.model.parts import LARGEST
+
+_BATCHES = 16
+"""Mini-batches of a task, unless its size is given."""
+
+
+class SharedBatches:
+    """The mini-batches of one worker, from one data set; `batches` makes it.
+
+    Parameters
+    ----------
+    worker
+        Takes the steps.
+    source
+        The examples.
+    plan
+        The data set, as the server knows it, and sizes.
+    """
+
+    def __init__(self, worker: Worker | AsyncWorker, source: Source, plan: DataSetPlan) -> None:
+        self._worker, self._source, self._plan = worker, source, plan
+        self._feed = Feed(worker.info, plan)
+        self._last: Minibatch | None = None
+        self._steps = -1  # of the worker, when the last mini-batch was handed out
+        self.whose = worker.url, worker.token, worker.info.client
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last mini-batch, from 0."""
+        return self._feed.epoch
+
+    @property
+    def over(self) -> bool:
+        """True once all examples of all epochs have been seen, by all workers together."""
+        return self._feed.over
+
+    # ------------------------------------------------------------ the two faces
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield mini-batches until every epoch is complete."""
+        with self.ending():
+            while (piece := self._next()) is not None:
+                yield self.rows(piece)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Yield mini-batches until every epoch is complete."""
+        worker = self._worker
+        if not isinstance(worker, AsyncWorker):
+            raise UsageError("a Worker's batches are iterated with `for`")
+
+        async def carry_out(order: Op) -> Any:
+            if isinstance(order, AskTask):
+                return await worker.take_task(order.message)
+            return await worker.push_rest()
+
+        try:
+            while (piece := await drive_awaiting(self._feed.next(), carry_out)) is not None:
+                self._last, self._steps = piece, worker.steps
+                yield self.rows(piece)
+        finally:
+            if not (self.over or worker.closed):
+                with contextlib.suppress(AiopsError):
+                    await drive_awaiting(self._feed.end(self._unused), carry_out)
+
+    # ------------------------------------------------------------ for those who read elsewhere
+
+    def rows(self, piece: Minibatch) -> Any:
+        """Return the examples of a mini-batch."""
+        order = self._plan.order
+        return self._source.rows(order.indices(piece.epoch, piece.start, piece.stop))
+
+    def feed_for(self, info: ServerInfo, holder: str) -> Feed:
+        """Return the way of another client through the data set, which takes for this worker."""
+        return Feed(info, self._plan, holder)
+
+    def note(self, piece: Minibatch) -> None:
+        """Note a mini-batch that was read elsewhere: the next push covers it."""
+        self._feed.note(piece)
+        self._last, self._steps = piece, self._worker.steps
+
+    def one_task(self) -> Iterator[Any]:
+        """Yield the mini-batches of one task, as soon as there is one; none: all is seen."""
+        while (piece := self._next()) is not None:
+            yield self.rows(piece)
+            if self._feed.between_tasks:
+                return
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Give back at the end what the server has given this worker, unless all is seen."""
+        worker = self._worker
+        if not isinstance(worker, Worker):
+            raise UsageError("an AsyncWorker's batches are iterated with `async for`")
+        try:
+            yield
+        finally:
+            if not (self.over or worker.closed):
+                with contextlib.suppress(AiopsError):
+                    drive(self._feed.end(self._unused), self._carry_out)
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _unused(self) -> Minibatch | None:
+        """The last mini-batch, if no step was taken since it was handed out."""
+        return self._last if self._worker.steps == self._steps else None
+
+    def _next(self) -> Minibatch | None:
+        piece = drive(self._feed.next(), self._carry_out)
+        self._last, self._steps = piece, self._worker.steps
+        return piece
+
+    def _carry_out(self, order: Op) -> Any:
+        assert isinstance(self._worker, Worker), "`ending` has checked that"
+        if isinstance(order, AskTask):
+            return self._worker.take_task(order.message)
+        return self._worker.push_rest()
+
+
+def batches(
+    worker: Worker | AsyncWorker | Remote,
+    data: Any,
+    *,
+    batch_size: int,
+    epochs: int | None = 1,
+    shuffle: bool | int = True,
+    seed: int = 0,
+    task_size: int | None = None,
+    name: str = "data",
+) -> SharedBatches:
+    """Return mini-batches of a data set that the server shares out among all workers of a run.
+
+    Each example is seen once an epoch by all workers together: it is part of one push that the
+    server has used, whatever workers come, die and go. All workers give the same data, ``shuffle``,
+    ``seed`` and ``name``. With ``--state`` the server keeps what was seen, so that a run which is
+    begun again goes on where it was. Iterate with ``for``, or with ``async for`` for an
+    `AsyncWorker`, and take one step for each mini-batch.
+
+    Parameters
+    ----------
+    worker
+        The worker that takes the steps, or the optimizer of a framework that has one.
+    data
+        One array, a tuple or list of arrays, or a mapping of arrays by name, all of one length: a
+        batch has the same form. Or a sequence of examples: a batch is a list. Or a `Source`
+        (`RowRanges` is one), which makes the batch.
+    batch_size
+        Examples of a mini-batch; the last one of a task may be smaller.
+    epochs
+        The number of epochs, with those that are complete already; None: without end.
+    shuffle
+        True (default): any example may follow any. False: they come in their order. A number: that
+        many neighbours stay together, for data that is read from a disk.
+    seed
+        Of the order of each epoch.
+    task_size
+        The most examples that are handed out at a time; default: those of 16 mini-batches.
+    name
+        The name of the data set at the server: 1 to 256 characters.
+
+    Raises
+    ------
+    UsageError
+        When an argument is invalid. Iterating raises what `Worker.step` does, and `BadPush` when
+        another worker has given the data set another length, block or seed.
+    """
+    inner = worker.worker if isinstance(worker, Remote) else worker
+    if not isinstance(inner, Worker | AsyncWorker):
+        raise UsageError(f"a worker is needed that takes steps, not {type(inner).__name__}")
+    source = source_of(data)
+    order = EpochOrder(len(source), int(shuffle), seed)
+    task_size = _BATCHES * batch_size if task_size is None else task_size
+    last = LARGEST if epochs is None else epochs
+    for what, number in (("batch_size", batch_size), ("task_size", task_size), ("epochs", last)):
+        if not 1 <= number <= LARGEST:
+            raise UsageError(f"{what} must be 1 or more, not {number}")
+    return SharedBatches(inner, source, DataSetPlan(name, order, batch_size, task_size, last))

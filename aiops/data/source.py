@@ -1,0 +1,163 @@
+"""The examples themselves: arrays, sequences, and what is read by ranges of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiops.errors import UsageError
+from aiops.model.layout import Ints
+
+
+class Source(Protocol):
+    """Examples that are numbered from 0."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def rows(self, indices: Ints) -> Any:
+        """Return the mini-batch of the examples with these numbers (int64), in this order."""
+
+
+class ArrayExamples:
+    """Arrays of equal length: one, a tuple or list, or a mapping; a batch is of that form.
+
+    Parameters
+    ----------
+    arrays
+        NumPy arrays, PyTorch tensors, or whatever takes an array of indices.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = arrays
+        each = arrays
+        if isinstance(arrays, Mapping):
+            each = list(arrays.values())
+        elif not isinstance(arrays, tuple | list):
+            each = [arrays]
+        lengths = {len(array) for array in each}
+        if len(lengths) != 1:
+            raise UsageError(
+                f"a data set is one or more arrays of one length, not of {sorted(lengths)}"
+            )
+        [self._length] = lengths
+
+    def __len__(self) -> int:
+        return self._length
+
+    def rows(self, indices: Ints) -> Any:
+        """Return the rows of each array."""
+        arrays = self._arrays
+        if isinstance(arrays, Mapping):
+            return {name: array[indices] for name, array in arrays.items()}
+        if isinstance(arrays, tuple | list):
+            return tuple(array[indices] for array in arrays)
+        return arrays[indices]
+
+
+class SequenceExamples:
+    """A sequence of examples, such as a PyTorch data set in the map style; a batch is a list."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def rows(self, indices: Ints) -> list[Any]:
+        """Return the examples."""
+        return [self._items[index] for index in indices.tolist()]
+
+
+class RowRanges:
+    """Examples that are read by ranges of rows, as of files or of a Ray data set.
+
+    Of a batch, neighbours are read together. With ``shuffle`` a number of rows (a block), a batch
+    needs one or two ranges, which are read once: the last ones are kept.
+
+    Parameters
+    ----------
+    length
+        The number of rows.
+    read
+        Called with a range (start, stop); returns an array, or a tuple or a mapping of arrays, of
+        these rows.
+    unit
+        Rows that are read at a time, at ``unit`` times 0, 1, 2, … Set it to the ``shuffle`` of
+        `batches`.
+    kept
+        The number of units that are kept in memory.
+    """
+
+    def __init__(
+        self, length: int, read: Callable[[int, int], Any], *, unit: int = 1024, kept: int = 4
+    ) -> None:
+        if length < 1 or unit < 1 or kept < 1:
+            raise UsageError("the length, the unit and the number kept must be 1 or more")
+        self._length, self._read, self._unit, self._most = length, read, unit, kept
+        self._kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def rows(self, indices: Ints) -> Any:
+        """Return rows, in any order, of as many units as they are in."""
+        units = indices // self._unit
+        pieces = [
+            (units == unit, self._read_unit(int(unit)), indices[units == unit] - unit * self._unit)
+            for unit in np.unique(units)
+        ]
+        first = pieces[0][1]
+        if isinstance(first, Mapping):
+            return {name: _joined([(p[0], p[1][name], p[2]) for p in pieces]) for name in first}
+        if isinstance(first, tuple | list):
+            return tuple(
+                _joined([(p[0], p[1][place], p[2]) for p in pieces]) for place in range(len(first))
+            )
+        return _joined(pieces)
+
+    def _read_unit(self, unit: int) -> Any:
+        found = self._kept.pop(unit, None)
+        if found is None:
+            start = unit * self._unit
+            found = self._read(start, min(start + self._unit, self._length))
+            while len(self._kept) >= self._most:
+                del self._kept[next(iter(self._kept))]
+        self._kept[unit] = found
+        return found
+
+
+def _joined(pieces: Sequence[tuple[Any, Any, Ints]]) -> Any:
+    """Return rows of several arrays as one; each piece: which of the result, an array, its rows."""
+    first = np.asarray(pieces[0][1])
+    found = np.empty((len(pieces[0][0]), *first.shape[1:]), first.dtype)
+    for here, array, rows in pieces:
+        found[here] = np.asarray(array)[rows]
+    return found
+
+
+def source_of(data: Any) -> Source:
+    """Return the source of what a user gives as data.
+
+    Raises
+    ------
+    UsageError
+        When it has no length, or none that is more than 0.
+    """
+    found: Source
+    if hasattr(data, "rows") and hasattr(data, "__len__"):
+        found = data
+    elif isinstance(data, tuple | list | Mapping) or hasattr(data, "dtype"):
+        found = ArrayExamples(data)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        found = SequenceExamples(data)
+    else:
+        raise UsageError(
+            f"a data set is arrays, a sequence, or an object with rows(indices) and a length, not"
+            f" {type(data).__name__}; wrap what is read by ranges in aiops.data.RowRanges"
+        )
+    if len(found) < 1:
+        raise UsageError("the data set is empty")
+    return found

@@ -1,0 +1,82 @@
+"""The examples of a data set, in each form that a user may give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.data.source import RowRanges, source_of
+from aiops.errors import UsageError
+
+X, Y = np.arange(10.0).reshape(5, 2), np.arange(5)
+SOME = np.array([3, 0])
+
+
+def test_arrays_keep_their_form() -> None:
+    assert (source_of(Y).rows(SOME) == [3, 0]).all()
+    x, y = source_of((X, Y)).rows(SOME)
+    assert (x[:, 0] == [6, 0]).all()
+    assert (y == [3, 0]).all()
+    named = source_of({"x": X, "y": Y}).rows(SOME)
+    assert list(named) == ["x", "y"]
+    assert len(source_of([X, Y])) == 5
+
+
+def test_a_sequence_gives_a_list_of_its_items() -> None:
+    assert source_of("abcde").rows(SOME) == ["d", "a"]
+    assert source_of(range(5)).rows(SOME) == [3, 0]
+
+
+def test_a_source_is_taken_as_it_is() -> None:
+    class Own:
+        def __len__(self) -> int:
+            return 7
+
+        def rows(self, indices: Any) -> Any:
+            return indices * 2
+
+    assert (source_of(Own()).rows(SOME) == [6, 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((X, Y[:4]), "of one length, not of [4, 5]"),
+        (np.zeros(0), "is empty"),
+        (7, "not int"),
+        (iter("abc"), "RowRanges"),
+    ],
+)
+def test_what_is_no_data_set(data: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        source_of(data)
+    assert words in str(caught.value)
+
+
+class TestRowRanges:
+    @pytest.mark.parametrize("form", ["array", "tuple", "mapping"])
+    def test_rows_are_read_by_units_that_are_kept(self, form: str) -> None:
+        asked: list[tuple[int, int]] = []
+
+        def read(start: int, stop: int) -> Any:
+            asked.append((start, stop))
+            rows = np.arange(start, stop)
+            return {"array": rows, "tuple": (rows, rows * 2), "mapping": {"a": rows}}[form]
+
+        source = RowRanges(25, read, unit=10, kept=2)
+        found = source.rows(np.array([3, 21, 9, 24]))
+        first = found["a"] if form == "mapping" else found[0] if form == "tuple" else found
+        assert first.tolist() == [3, 21, 9, 24]
+        source.rows(np.array([0, 20]))
+        assert asked == [(0, 10), (20, 25)]
+        source.rows(np.array([10]))
+        source.rows(np.array([20]))
+        assert asked == [(0, 10), (20, 25), (10, 20)]
+        source.rows(np.array([0]))
+        assert asked[-1] == (0, 10), "two are kept"
+
+    def test_bad_sizes(self) -> None:
+        with pytest.raises(UsageError, match="1 or more"):
+            RowRanges(0, lambda start, stop: None)

@@ -1,0 +1,102 @@
+"""The PyTorch face: an iterable data set, and a loader whose processes take tasks themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from aiops.client.torch import RemoteOptimizer  # noqa: E402
+from aiops.data.torch import ShardedDataset, ShardedLoader  # noqa: E402
+from aiops.errors import UsageError  # noqa: E402
+from tests.support import ServerThread  # noqa: E402
+
+EXAMPLES, EPOCHS = 40, 2
+
+
+class Squares(Dataset[Any]):
+    """A data set in the map style."""
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(index)), index**2
+
+
+def train(opt: RemoteOptimizer, model: Any, loader: Any, dataset: ShardedDataset) -> Counter[Any]:
+    """Take a step with each mini-batch; return what was seen, by epoch."""
+    seen: Counter[Any] = Counter()
+    for x, y in loader:
+        assert isinstance(x, torch.Tensor)
+        assert (y == (x**2).long()).all()
+        opt.zero_grad()
+        model(x[:, None].float()).sum().backward()
+        opt.step()
+        seen.update((dataset.epoch, int(value)) for value in x)
+    return seen
+
+
+ALL = Counter((epoch, x) for epoch in range(EPOCHS) for x in range(EXAMPLES))
+
+
+@pytest.mark.parametrize("form", ["arrays", "tensors", "items"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_example_once_an_epoch(form: str, workers: int) -> None:
+    x = np.arange(EXAMPLES, dtype=np.float32)
+    y = (x**2).astype(np.int64)
+    data = {"arrays": (x, y), "tensors": (torch.tensor(x), torch.tensor(y)), "items": Squares()}
+    model = torch.nn.Linear(1, 1)
+    with (
+        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
+        RemoteOptimizer(model, server.url) as opt,
+    ):
+        dataset = ShardedDataset(opt, data[form], batch_size=3, epochs=EPOCHS, task_size=8)
+        loader = ShardedLoader(dataset, num_workers=workers)
+        assert isinstance(loader, DataLoader)
+        assert train(opt, model, loader, dataset) == ALL
+        [row] = opt.worker.stats()["data_sets"]
+    assert (row["epoch"], row["returned"]) == (EPOCHS, 0)
+
+
+def test_a_plain_data_loader() -> None:
+    x = torch.arange(EXAMPLES)
+    model = torch.nn.Linear(1, 1)
+    with (
+        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
+        RemoteOptimizer(model, server.url) as opt,
+    ):
+        dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=EPOCHS)
+        assert train(opt, model, DataLoader(dataset, batch_size=None), dataset) == ALL
+
+
+def test_what_waits_in_a_loader_that_is_left_goes_back() -> None:
+    x = torch.arange(EXAMPLES)
+    model = torch.nn.Linear(1, 1)
+    with (
+        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
+        RemoteOptimizer(model, server.url) as opt,
+    ):
+        dataset = ShardedDataset(opt, (x, x**2), batch_size=4, epochs=1)
+        for batch, _square in ShardedLoader(dataset, num_workers=1):
+            model(batch[:, None].float()).sum().backward()
+            opt.step()
+            break
+        [row] = opt.worker.stats()["data_sets"]
+        assert (row["seen"], row["examples_under_way"]) == (4, 0)
+
+
+def test_settings_that_are_the_data_sets() -> None:
+    model = torch.nn.Linear(1, 1)
+    with ServerThread(policy="asgd") as server, RemoteOptimizer(model, server.url) as opt:
+        dataset = ShardedDataset(opt, torch.arange(3), batch_size=4)
+        with pytest.raises(UsageError, match="batch_size is the data set's"):
+            ShardedLoader(dataset, batch_size=4)
+        with pytest.raises(UsageError, match="in_order"):
+            ShardedLoader(dataset, in_order=False)
