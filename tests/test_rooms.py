@@ -54,7 +54,7 @@ ARROWS: Mapping[str, str] = {
     "ray":            "errors common net client state serving launch model",
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
-                      " net serving client sim",
+                      " net serving client data sim",
     "cli":            "_version errors common model wire state durable algorithms bandwidth engine"
                       " net serving client launch sim lab",
     "server":         "serving net cli",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,6 +108,53 @@ _add_simulated(
     "clusters",
     "Simulate clusters with faults: no push is lost unless told, and all goes on afterwards.",
 )
+
+
+@app.command(
+    "data", help="Kill workers and servers amid epochs: each example is in the model once an epoch."
+)
+def data(
+    kills: Annotated[int, typer.Option(min=0, help="Workers to kill.")] = 100,
+    server_kills: Annotated[int, typer.Option(min=0, help="Servers to kill.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Workers at a time.")] = 4,
+    dataset: Annotated[
+        str, typer.Option("--data", help="mnist, cifar10, digits; or a number of random examples.")
+    ] = "mnist",
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples of a mini-batch.")] = 32,
+    acks: Annotated[str, typer.Option(help="The promise of an acknowledgement.")] = "written",
+    seed: Annotated[int, typer.Option(help="Of the moments, and of the order.")] = 0,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Run one trial, print what it found, and exit with status 1 unless it is right."""
+    from aiops.lab.torture.data_trial import DataTrial, DataTrialPlan
+    from aiops.lab.torture.spawner import Spawner
+
+    numbers = kills, server_kills, workers, dataset, epochs, batch_size
+    plan = DataTrialPlan(*numbers, acks, seed)
+    with tempfile.TemporaryDirectory(prefix="torture-data-") as folder, Spawner() as spawner:
+        spawner.rehearse()
+        found = DataTrial(plan, Path(folder), spawner).run()
+    text = json.dumps(found.report(), indent=None if as_json else 2)
+    if report is not None:
+        report.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(text)
+    else:
+        cells = {
+            "killed": f"{found.killed:,} workers, {found.servers_killed:,} servers",
+            "examples": f"{found.examples:,}, in {plan.epochs:,} epochs",
+            "in the model once": f"{sum(found.once):,}",
+            "missing": f"{sum(found.missing):,}",
+            "more than once": f"{sum(found.twice):,}",
+            "handed out again": f"{found.returned:,}",
+            "accuracy": f"{found.accuracy:.2%}",
+            "time": formatting.seconds(found.seconds),
+        }
+        tables.console().print(tables.facts(cells))
+    if not found.right:
+        raise typer.Exit(1)
 
 
 def _seconds(count: int | None, seconds: float | None) -> float | None:

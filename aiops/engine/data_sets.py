@@ -67,7 +67,7 @@ from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 
-GRACE = 10.0
+GRACE = 5.0
 """Seconds that a worker whose connection ended has to come back before its tasks return."""
 
 HOLD = 10.0
@@ -525,6 +525,7 @@ class DataSets:
                 "examples": data.examples,
                 "epoch": data.epoch,
                 "seen": data.seen[data.epoch],
+                "seen_ahead": data.seen.get(data.epoch + 1, 0),
                 "tasks_done": data.tasks,
                 "tasks_under_way": tasks[data.name],
                 "examples_under_way": under_way[data.name],

@@ -44,6 +44,8 @@ from aiops.store.parameters import UpdateJob
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease
 from aiops.store.sparse_table import TableJob
+from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
+from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.messages import (
     Define,
@@ -243,6 +245,7 @@ class Client:
     last: Message | None = None
     payload: bytes = b""
     encoders: dict[str, Any] = field(default_factory=dict)
+    tasks: list[GivenTask] = field(default_factory=list)
 
 
 class Script(Driver):
@@ -251,6 +254,7 @@ class Script(Driver):
     def __init__(self, case: Case, seed: int, machine: Resources | None = None) -> None:
         super().__init__(case.engine(machine))
         self.case, self.rng, self.numpy = case, random.Random(seed), np.random.default_rng(seed)
+        self.data = random.Random(seed)  # of all that has to do with data sets
         self.keep = True
         self.steps: list[Step] = []
         self.effects: list[list[Any]] = []
@@ -271,6 +275,11 @@ class Script(Driver):
         step = Step(kind, self.time, values, payload, self.engine.freeze())
         self.steps.append(step)
         self.effects.append(self.take(step, len(self.steps)))
+        for effect in self.effects[-1]:
+            if effect[0] == "reply" and isinstance(given := decode(effect[2]), GivenTask):
+                for client in self.clients:
+                    if client.peer == effect[1] and given.task:
+                        client.tasks.append(given)
 
     def _any(self) -> None:
         client = self.rng.choice(self.clients)
@@ -348,6 +357,8 @@ class Script(Driver):
     def _message(self, client: Client) -> None:
         rng, coded = self.rng, bool(self.case.fetch) and self.rng.random() < 0.8
         version = self.engine.version
+        if self.data.random() < 0.1:
+            self._take_task(client)
         id, have = self._id(client), rng.choice((-1, version, client.have, max(version - 9, 0)))
         wants = ((0, 2, have), (3, 4, -1)) if rng.random() < 0.2 and not self.case.float32 else ()
         client.have = self.engine.version
@@ -379,7 +390,23 @@ class Script(Driver):
 
     def _send_push(self, client: Client, message: Message, payload: bytes = b"") -> None:
         client.last, client.payload = message, payload
+        if client.tasks and self.data.random() < 0.6:
+            task = self.data.choice(client.tasks)
+            start = self.data.randrange(task.start, task.stop)
+            stop = self.data.randrange(start, task.stop) + 1
+            cover = CoverPush(self._id(client), client.seq, ((task.task, start, stop),))
+            self._send(client, cover)
         self._send(client, message, payload)
+
+    def _take_task(self, client: Client) -> None:
+        data = self.data
+        client.tasks = [task for task in client.tasks if data.random() < 0.8]
+        keeps = tuple(task.task for task in client.tasks)
+        seen = tuple((t.task, t.start, t.start + 1) for t in client.tasks if data.random() < 0.1)
+        holder = data.choice(("", "", "client-0"))
+        sizes = data.choice((0, 3, 10)), data.random() < 0.3
+        known = data.choice(("a", "b")), 40, 1, 0, 0, 50
+        self._send(client, TakeTask(self._id(client), *known, *sizes, holder, keeps, seen))
 
     def _gradient(self, client: Client) -> tuple[tuple[Part, ...], bytes]:
         """A gradient of all tensors, or of some, at a version not long ago."""

@@ -290,8 +290,8 @@ class TestWorkersThatGo:
         assert world.take(2, wait=True) is None
         world.inline.wait(GRACE / 2)
         world.inline.join(1, epoch=2)
-        world.inline.wait(GRACE / 2)
-        assert world.last(2) == GivenTask(2, 0, 0, 0, 0, False)  # it has waited for HOLD seconds
+        world.inline.wait(HOLD - GRACE / 2)
+        assert world.last(2) == GivenTask(2, 0, 0, 0, 0, False)
         assert world.step(1, 1, (1, 0, 5))
 
     def test_after_that_its_push_is_not_used(self) -> None:

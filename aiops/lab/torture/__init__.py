@@ -6,6 +6,7 @@
     pusher.py     a worker process                         trial.py     one plan, carried out
     spawner.py    forks processes, tells how they ended    campaign.py  many trials, and the report
 
+    data_trial.py, data_reader.py       workers and servers killed in the middle of epochs
     cluster_plan.py, cluster_trial.py   the same of a simulated cluster, with more kinds of faults
     states.py                           moments of its disk, damaged, and read
     seed_campaign.py                    many of these, and the report
