@@ -1,30 +1,35 @@
 """The links benchmark: one model on 1, 2 and 4 servers, each with a network link of its own.
 
     python -m benchmarks.links [--size 256MiB] [--servers 1,2,4] [--workers 8] [--rate 1gbit]
-                               [--exchanges 3] [--json out.json]
+                               [--seconds 60] [--json out.json]
 
 A model is spread over servers when one network card is too slow for it. So each server is in a
 network namespace of its own, behind a link that a token bucket (``tc tbf``) limits to ``--rate`` in
 each direction; all workers are in another namespace, whose link has no limit. An exchange is a push
 of the whole model and a fetch of the new parameters, so the model crosses once in each direction.
-``of the link`` is what crosses towards the servers, as a share of what their links can carry.
+It is counted by the bytes that the servers' links have moved, TCP's own headers included: half of
+both directions together, divided by the size. ``of the links`` is what crosses in one direction, as
+a share of what the links can carry.
 ``busy`` is the share of all processors' time that the machine worked meanwhile: servers, workers
 and the simulated network are on one machine, and where it comes near 100 % the processors are the
 limit, and not the links.
 
-The first exchange of each worker is not counted. It needs Linux, root, and ``ip`` and ``tc`` of
-iproute2. The namespaces are removed in the end.
+The time that counts begins when each worker has made an exchange. It needs Linux, root, and ``ip``
+and ``tc`` of iproute2. The namespaces are removed in the end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from rich.table import Table
@@ -39,7 +44,7 @@ from benchmarks.sizes import MIB, format_size, parse_size
 
 _PORT = 7171
 _NET = "10.77.0"  # in namespaces of their own: no other machine is on it
-_PATIENCE = 900.0  # seconds that the workers have for all of their exchanges
+_PATIENCE = 900.0  # seconds that a worker has for its first exchange
 _GOALS = {2: 1.8, 4: 3.4}
 """The goals for the exchanges a second of several servers, beside those of one."""
 
@@ -52,12 +57,12 @@ class Options:
     servers: Annotated[tuple[int, ...], "numbers of servers"] = (1, 2, 4)
     workers: Annotated[int, "worker processes"] = 8
     rate: Annotated[str, "of each server's link, as tc writes it"] = "1gbit"
-    exchanges: Annotated[int, "that each worker makes, after one that is not counted"] = 3
+    seconds: Annotated[float, "that are measured"] = 60.0
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense."""
-        if min(*self.servers, self.workers, self.exchanges) < 1:
-            raise UsageError("numbers of servers, workers and exchanges are positive")
+        if min(*self.servers, self.workers) < 1 or not self.seconds > 0:
+            raise UsageError("numbers of servers, of workers and of seconds are positive")
         if self.size % 4096 or self.size < 4096 * max(self.servers):
             raise UsageError("--size is a multiple of 4 KiB, at least that for each server")
 
@@ -86,8 +91,8 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     for servers in options.servers:
         log(f"measuring {format_size(options.size)} on {servers} servers")
         with network(servers, options.rate) as hosts:
-            times = _exchanges(options, hosts)
-        rows.append({"servers": servers, **figures(times, options.size)})
+            early, late = _measured(options, hosts)
+        rows.append({"servers": servers, **figures(early, late, options.size)})
         log(f"{rows[-1]['per_second']:.3f} exchanges/s, busy {rows[-1]['busy']:.0%}")
     link = link_rate(options.rate)
     for row in rows:
@@ -96,21 +101,42 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     return record("benchmark", "links", options, {"rows": rows}, about)
 
 
-def figures(times: Sequence[Sequence[tuple[float, float, float]]], size: int) -> dict[str, float]:
-    """Return what the lines of all workers say: see `benchmarks.links_worker`.
+@dataclass(frozen=True)
+class Counters:
+    """The state of the links and of the processors at a time.
 
-    The time that counts begins when each has made its first exchange, and ends when the first of
-    them has made its last: until then all are at work.
+    ``seconds``: of the monotonic clock; ``moved``: bytes of all servers' links, both ways;
+    ``busy``, ``idle``: seconds of all processors together.
     """
-    begin = max(of_one[0] for of_one in times)
-    end = min((of_one[-1] for of_one in times), key=lambda line: line[0])
-    made = sum(begin[0] < when <= end[0] for of_one in times for when, _busy, _idle in of_one)
-    seconds, busy, idle = (late - early for late, early in zip(end, begin, strict=True))
-    if seconds <= 0 or not made:
-        raise UsageError("the workers were never all at work: give more --exchanges")
+
+    seconds: float
+    moved: int
+    busy: float
+    idle: float
+
+    @classmethod
+    def now(cls, hosts: Sequence[str]) -> Counters:
+        """Read them; ``hosts``: the servers' namespaces."""
+        moved = 0
+        for host in hosts:
+            text = _run("ip", "-json", "-s", "-n", host, "link", "show", "dev", "eth0")
+            [device] = json.loads(text)
+            moved += sum(device["stats64"][way]["bytes"] for way in ("rx", "tx"))
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
+        idle = ticks[3] + ticks[4]
+        return cls(time.monotonic(), moved, sum(ticks) - idle, idle)
+
+
+def figures(early: Counters, late: Counters, size: int) -> dict[str, float]:
+    """Return what has happened between two moments."""
+    seconds, busy, idle = (
+        getattr(late, name) - getattr(early, name) for name in ("seconds", "busy", "idle")
+    )
+    each_way = (late.moved - early.moved) / 2 / seconds
     return {
-        "per_second": made / seconds,
-        "bytes_per_second": made * size / seconds,
+        "per_second": each_way / size,
+        "bytes_per_second": each_way,
         "seconds": seconds,
         "busy": busy / max(busy + idle, 1e-9),
     }
@@ -175,19 +201,20 @@ def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise UsageError(
             f"{' '.join(words)}: {done.stderr.strip()}: this system cannot have the namespaces"
         )
+    return done.stdout
 
 
 # ---------------------------------------------------------------- servers and workers
 
 
-def _exchanges(options: Options, hosts: Sequence[str]) -> list[list[tuple[float, float, float]]]:
-    """Run servers and workers; return the lines of each worker."""
+def _measured(options: Options, hosts: Sequence[str]) -> tuple[Counters, Counters]:
+    """Run servers and workers; return the counters when all are at work, and some time later."""
     environment = {**clean_environment(), **ONE_THREAD, "AIOPS_TOKEN": secrets.token_hex(16)}
     flags = ("--policy=asgd", "--set=lr=0.01", f"--port={_PORT}", "--shard-bytes=1")
     followers, workers = range(2, len(hosts)), hosts[-1]
@@ -207,19 +234,22 @@ def _exchanges(options: Options, hosts: Sequence[str]) -> list[list[tuple[float,
             server(number, "--follower")
         named = [f"--followers={_NET}.{number}:{_PORT}" for number in followers]
         url = server(1, *named)
-        given = (url, str(options.size // 4), str(options.exchanges + 1))
+        given = url, str(options.size // 4)
         team = [
             stack.enter_context(
                 child(f"worker {number}", workers, "benchmarks.links_worker", *given)
             )
             for number in range(options.workers)
         ]
-        return [[_line(line) for line in worker.lines(_PATIENCE)] for worker in team]
-
-
-def _line(text: str) -> tuple[float, float, float]:
-    now, busy, idle = map(float, text.split())
-    return now, busy, idle
+        for worker in team:
+            worker.first_line(_PATIENCE)
+        early = Counters.now(hosts[:-1])
+        time.sleep(options.seconds)
+        late = Counters.now(hosts[:-1])
+        for worker in team:
+            if worker.popen.poll() is not None:
+                raise UsageError(f"{worker.name} ended with status {worker.popen.poll()}")
+        return early, late
 
 
 # ---------------------------------------------------------------- the report

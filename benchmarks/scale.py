@@ -8,7 +8,7 @@ A cycle is an exchange, as in `benchmarks.exchange`: a push, plain SGD on the se
 parameters in the worker's own array; in the end all parameters are checked. Workers are
 processes with the blocking `aiops.Client` and nothing else. For each size all numbers of workers
 take turns in interleaved rounds, and then all numbers of shards with ``--shard-workers`` workers
-(over TCP: shards share no memory). Beside the shards, in the same rounds, as many workers
+(over TCP). Beside the shards, in the same rounds, as many workers
 exchange with the peers of `benchmarks.exchange`: none of these spreads one set of parameters over
 several servers, so each has one, and Ray's actor is in shared memory. Throughput is that of all
 workers together; ``x`` is the ratio to the row of the count beside it, in the same round; ``p99 /

@@ -151,7 +151,9 @@ ENTRIES: Mapping[str, Entry] = {
         "--rates 1Gbit/s --codecs raw,int8 --mib 1 --rounds 2 --seconds 0.2",
         *(240, 9),
     ),
-    "links": Entry("links", "--size 1MiB --servers 2 --workers 1", 240, 4, missing=links.missing),
+    "links": Entry(
+        "links", "--size 1MiB --servers 2 --workers 1 --seconds 1", 420, 4, missing=links.missing
+    ),
     "clock": Entry(
         "clock --gradients 12",
         "--policies asgd,hardsync --paces fixed --workers 2 --gradients 4 --rounds 1",

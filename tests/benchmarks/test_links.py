@@ -10,25 +10,17 @@ import pytest
 
 from aiops.errors import UsageError
 from benchmarks import links
-from benchmarks.links import Options
+from benchmarks.links import Counters, Options
 
 
-def test_the_time_that_counts_is_that_in_which_all_are_at_work() -> None:
-    first = [(10.0, 3.0, 1.0), (14.0, 7.0, 5.0), (18.0, 9.0, 11.0)]
-    second = [(11.0, 4.0, 2.0), (15.0, 8.0, 6.0), (19.0, 10.0, 12.0)]
-    found = links.figures([first, second], 7_000)
-    assert found == {
-        "per_second": 3 / 7,  # at 14, 15 and 18 s, from 11 s on
-        "bytes_per_second": 3_000.0,
-        "seconds": 7.0,
-        "busy": 5 / 14,
+def test_exchanges_are_counted_by_what_the_links_have_moved() -> None:
+    early, late = Counters(10.0, 500, 3.0, 2.0), Counters(14.0, 8_500, 6.0, 7.0)
+    assert links.figures(early, late, 250) == {
+        "per_second": 4.0,
+        "bytes_per_second": 1_000.0,
+        "seconds": 4.0,
+        "busy": 3 / 8,
     }
-
-
-def test_workers_that_were_never_all_at_work_are_no_measure() -> None:
-    early, late = [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0)], [(3.0, 3.0, 1.0), (4.0, 3.0, 2.0)]
-    with pytest.raises(UsageError, match="more --exchanges"):
-        links.figures([early, late], 1)
 
 
 @pytest.mark.parametrize("text", ["1", "gbit", "1 gbit", "1MB/s", "-1gbit"])
@@ -75,6 +67,7 @@ def test_namespaces_are_made_and_removed() -> None:
             else:
                 assert queue["kind"] != "tbf"
         assert len(left(hosts)) == 3
+        assert Counters.now(hosts[:-1]).idle > 0
     assert not left(hosts)
     with pytest.raises(KeyError), links.network(1, "8mbit") as hosts:
         raise KeyError
