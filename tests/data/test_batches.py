@@ -276,3 +276,27 @@ def test_arguments_that_are_refused(changes: dict[str, Any], words: str) -> None
         data.batches(worker, np.arange(7), **settings(**changes))
     with pytest.raises(UsageError, match="not str"):
         data.batches("worker", np.arange(7), batch_size=1)  # type: ignore[arg-type]
+
+
+@testing.virtual()
+async def test_a_model_on_several_servers() -> None:
+    """Each example adds 1 to its place; a push for the examples of another adds nothing."""
+    model = {"w": np.zeros(EXAMPLES, np.float32)}
+    async with aiops.serve(
+        policy="asgd", shards=3, shard_bytes=1, set={"lr": 1}, kernels="numpy"
+    ) as server:
+
+        async def train(strange: bool) -> None:
+            async with aiops.AsyncWorker(server.url, model) as worker:
+                async for batch in data.batches(worker, np.arange(EXAMPLES), **settings()):
+                    await asyncio.sleep(0.1)
+                    ones = np.zeros(EXAMPLES, np.float32)
+                    ones[batch] = -1
+                    assert (await worker.step({"w": ones})).used
+                    if strange:
+                        worker.info.note_examples(1, 0, 4)  # seen already, or another's
+                        assert not (await worker.step({"w": ones})).used
+
+        await asyncio.gather(train(False), train(True))
+        async with aiops.AsyncClient(server.url) as client:
+            assert ((await client.fetch())["w"] == EPOCHS).all()
