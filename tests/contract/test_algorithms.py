@@ -621,7 +621,7 @@ def test_tables_come_to_the_same_on_both_backends(case: tuple[str, dict[str, Any
         assert "choose" in why.lower() or "set clip to 0" in why
         return
     seeded = Case(name, tuple(settings.items()), tables=True)
-    script, driver = Script(seeded, 6).run(60), Driver(seeded.engine(backend="numba"))
+    script, driver = Script(seeded, 6).run(100), Driver(seeded.engine(backend="numba"))
     for row, step in enumerate(script.steps, 1):
         assert driver.take(step, row) == script.effects[row - 1]
     assert digest(driver.engine) == digest(script.engine)
