@@ -536,6 +536,8 @@ def _started(config: Any, start: dict[str, Any], started: list[Any]) -> RunningS
     try:
         return running_server.start(config, **start, notify=started.append)
     except (AiopsError, ray.exceptions.RayError) as error:
+        for actor in started:  # detached ones too: their name would lead to a server that is none
+            ray.kill(actor)
         text = f"the server did not start: {_sentence(error)}"
         raise ray.train.ControllerError(AiopsError(text)) from None
 
