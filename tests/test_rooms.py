@@ -41,7 +41,7 @@ ARROWS: Mapping[str, str] = {
     "engine":         "errors common kernels model codecs wire state algorithms bandwidth store",
     "durable":        "errors common kernels model wire algorithms store engine shards state",
     "shards":         "errors common model codecs wire bandwidth algorithms store engine",
-    "averaging":      "errors model wire",
+    "averaging":      "errors model codecs wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
                       " averaging net",
     "data":           "errors common model wire client",

@@ -13,15 +13,15 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "algorithms": (26, 2799),
-    "averaging": (4, 423),
+    "algorithms": (26, 2806),
+    "averaging": (4, 519),
     "bandwidth": (9, 1847),
     "cli": (33, 5383),
-    "client": (62, 13009),
+    "client": (62, 13043),
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),
-    "engine": (25, 6400),
+    "engine": (25, 6429),
     "data": (6, 840),
     "errors": (1, 206),
     "kernels": (29, 5290),
@@ -37,7 +37,7 @@ SIZES = {
     "state": (9, 2033),
     "store": (16, 3529),
     "testing": (1, 237),
-    "wire": (17, 3122),
+    "wire": (17, 3129),
 }
 
 SLACK = 1.02

@@ -68,6 +68,13 @@ class Average(Algorithm):
     Bagua's warm-up averages gradients; here it averages models after each step, which for plain SGD
     from equal models is the same.
 
+    With ``--push-codec`` bf16, fp16 or int8 the workers of a ring send each other differences to
+    the last mean that they all have, in a half or a quarter of the bytes. (The values themselves,
+    rounded to a few bits, would lose what training changes between two averages.) What is rounded
+    away stays in the model of the worker that rounded, and so comes with its next difference: the
+    mean of the models is what it is without a codec. A round with a newcomer, or with a worker that
+    missed the last one, sends values as they are. So do most rounds with ``group``.
+
     Under ``--worker-budget`` (or ``--bandwidth-budget``, divided by ``--workers``) a worker's next
     round begins when the bytes of those before, sent and received, have been paid for: ``interval``
     stretches as far as is needed. Averages that are asked for, or of the warm-up, do not wait, but

@@ -20,6 +20,11 @@ The mean is a running one, m ← m + (x − m)/n, as each worker's x joins n −
 * equal models give exactly that model back (x − m is 0; a sum divided by n is not always x);
 * a sum cannot overflow;
 * each segment's mean is computed in one order, once, so all workers end with the same bits.
+
+With a codec float32 chunks travel encoded. Each worker that encodes a mean keeps what that leaves
+out, times the number of models in it, in `Ring.left_out`, and adds it to its own model; so the sum
+of the models is kept as without a codec, and nothing else has to be remembered. The last mean of a
+segment is encoded once and passed on as it is, so all workers decode the same bits.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aiops.codecs.block_codec import BlockCodec
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Layout, compute_dtype
@@ -50,6 +56,7 @@ class Piece(NamedTuple):
     stop: int
     hop: int
     view: memoryview
+    codec: str = "raw"
 
 
 class Flat:
@@ -84,6 +91,16 @@ class Flat:
         for mine, given in zip(self.sections, arena.sections, strict=True):
             np.copyto(mine, given, casting="unsafe")  # from narrower to wider: nothing is lost
 
+    def subtract(self, other: Flat) -> None:
+        """Subtract the values of another one of the same layout."""
+        for mine, given in zip(self.runs, other.runs, strict=True):
+            mine -= given
+
+    def add(self, other: Flat) -> None:
+        """Add the values of another one of the same layout."""
+        for mine, given in zip(self.runs, other.runs, strict=True):
+            mine += given
+
     @property
     def views(self) -> Iterator[tuple[str, Array]]:
         """Each tensor's name and its values, flat."""
@@ -111,6 +128,8 @@ class _Chunk:
     segment: int
     values: Array
     expects: int  # the hops that it will have made when it comes next; 0: it does not come again
+    codec: BlockCodec | None = None
+    left_out: Array | None = None  # where what its payloads leave out is kept
 
 
 class Ring:
@@ -126,17 +145,29 @@ class Ring:
     flat
         This worker's values, and the mean once `done`. Do not change them meanwhile.
     chunk
-        The most bytes of a chunk; the same on all workers.
+        The most bytes of a chunk before it is encoded; the same on all workers.
+    codec
+        Of float32 chunks; None: they travel as they are.
 
     Attributes
     ----------
+    left_out
+        With a codec: what this worker's payloads left out, as float32, in the places of the
+        float32 values; to be added to its own model.
     done
         True once all of the mean has come.
     to_send
         The number of chunks that this worker sends in all.
     """
 
-    def __init__(self, rank: int, counts: Sequence[bool], flat: Flat, chunk: int = CHUNK) -> None:
+    def __init__(
+        self,
+        rank: int,
+        counts: Sequence[bool],
+        flat: Flat,
+        chunk: int = CHUNK,
+        codec: BlockCodec | None = None,
+    ) -> None:
         assert 0 <= rank < len(counts), "a worker of the ring"
         assert any(counts), "at least one model counts"
         self.rank, self._counts, self._data = rank, tuple(counts), flat.data.data
@@ -144,7 +175,11 @@ class Ring:
         self._last = 2 * (size - 1)  # the hops after which a chunk stays where it is
         self._chunks: dict[int, _Chunk] = {}
         at = 0
+        self.left_out: Array | None = None
         for run in flat.runs:
+            coded = codec if run.dtype == np.float32 else None
+            left_out = None if coded is None else np.zeros(run.size, np.float32)
+            self.left_out = left_out
             for segment in range(size):
                 begin, end = (run.size * n // size for n in (segment, segment + 1))
                 step = max(1, chunk // run.itemsize)
@@ -152,10 +187,12 @@ class Ring:
                     values = run[low : min(low + step, end)]
                     start = at + low * run.itemsize
                     self._chunks[start] = _Chunk(
-                        start, start + values.nbytes, segment, values, self._first_hop(segment)
+                        *(start, start + values.nbytes, segment, values, self._first_hop(segment)),
+                        codec=coded,
+                        left_out=None if left_out is None else left_out[low : low + values.size],
                     )
             at += run.nbytes
-        longest = max((c.stop - c.start for c in self._chunks.values()), default=0)
+        longest = max((_room_of(chunk) for chunk in self._chunks.values()), default=0)
         self._scratch: npt.NDArray[np.uint8] = aligned(longest)
         self._missing = sum(c.expects > 0 for c in self._chunks.values())
         self.to_send = sum(self._sends(c.segment) for c in self._chunks.values())
@@ -173,8 +210,10 @@ class Ring:
             self._piece(chunk, 1) for chunk in self._chunks.values() if chunk.segment == self.rank
         ]
 
-    def room(self, start: int, stop: int, hop: int) -> memoryview:
-        """Return the buffer of a chunk that is coming.
+    def room(
+        self, start: int, stop: int, hop: int, codec: str = "raw", nbytes: int | None = None
+    ) -> memoryview:
+        """Return the buffer of a chunk that is coming, in a codec and of a number of bytes.
 
         Raises
         ------
@@ -187,8 +226,16 @@ class Ring:
                 f"the bytes {start} to {stop} after {hop} hops are not what is expected next:"
                 " the workers of a round must have the same model and version of aiops"
             )
-        if hop < len(self._counts):
-            return self._scratch.data[: stop - start]
+        wanted, length = "raw", stop - start
+        if chunk.codec is not None:
+            wanted, length = chunk.codec.name, chunk.codec.length(chunk.values.size)
+        if codec != wanted or (length if nbytes is None else nbytes) != length:
+            raise RemoteProtocolError(
+                f"a chunk of {length} bytes in the codec {wanted!r} is expected, and comes as"
+                f" {nbytes} bytes in {codec!r}"
+            )
+        if hop < len(self._counts) or chunk.codec is not None:
+            return self._scratch.data[:length]
         return self._data[start:stop]
 
     def received(self, start: int, hop: int) -> Piece | None:
@@ -201,8 +248,11 @@ class Ring:
         """
         chunk, size = self._chunks[start], len(self._counts)
         assert chunk.expects == hop, "room() was asked first"
-        came = chunk.values
-        if hop < size:
+        came, payload = chunk.values, b""
+        if chunk.codec is not None:
+            payload = bytes(self._scratch.data[: chunk.codec.length(chunk.values.size)])
+            came = _decoded(chunk.codec, payload, chunk.values.size)
+        elif hop < size:
             came = self._scratch[: chunk.stop - start].view(chunk.values.dtype)
         if not fit(came):
             raise RemoteProtocolError(
@@ -211,9 +261,15 @@ class Ring:
             )
         if hop < size:
             self._join(chunk, came, hop)
+        elif chunk.codec is not None:
+            chunk.values[:] = came
         chunk.expects = hop + size if hop < size - 1 else 0
         self._missing -= not chunk.expects
-        return self._piece(chunk, hop + 1) if hop < self._last else None
+        if hop == self._last:
+            return None
+        if hop >= size and chunk.codec is not None:  # the mean of all, as it was encoded once
+            return Piece(chunk.start, chunk.stop, hop + 1, memoryview(payload), chunk.codec.name)
+        return self._piece(chunk, hop + 1)
 
     # ------------------------------------------------------------ inside
 
@@ -242,4 +298,44 @@ class Ring:
         return (size > 1) + (place + size < self._last)
 
     def _piece(self, chunk: _Chunk, hop: int) -> Piece:
+        """Return a chunk to send, with this worker's part of the mean in it."""
+        if chunk.codec is not None:
+            return self._coded(chunk, chunk.codec, hop)
         return Piece(chunk.start, chunk.stop, hop, self._data[chunk.start : chunk.stop])
+
+    def _coded(self, chunk: _Chunk, codec: BlockCodec, hop: int) -> Piece:
+        """Encode a mean, and keep what that leaves out of the sum of the models in it."""
+        payload = bytes(codec.encoder(chunk.values.shape, feedback=False).encode(chunk.values))
+        decoded = _decoded(codec, payload, chunk.values.size)
+        size = len(self._counts)
+        models = sum(self._counts[(chunk.segment + n) % size] for n in range(hop))
+        assert chunk.left_out is not None, "a chunk with a codec has room for it"
+        chunk.left_out += (chunk.values - decoded) * np.float32(models)
+        if hop == size:  # the mean of all: what the others decode is this worker's too
+            chunk.values[:] = decoded
+        return Piece(chunk.start, chunk.stop, hop, memoryview(payload), codec.name)
+
+
+def _room_of(chunk: _Chunk) -> int:
+    """Return the bytes that a chunk needs, encoded or as it is."""
+    coded = 0 if chunk.codec is None else chunk.codec.length(chunk.values.size)
+    return max(chunk.stop - chunk.start, coded)
+
+
+def _decoded(codec: BlockCodec, payload: bytes, size: int) -> Array:
+    """Return the values of a payload of the right length.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When it holds a value that cannot be; the round cannot go on.
+    """
+    data = np.frombuffer(payload, np.uint8)
+    fault = codec.check(data, (size,))
+    if fault is not None:
+        raise RemoteProtocolError(
+            f"a chunk in the codec {codec.name!r} {fault}: this round is void"
+        )
+    values = np.empty(size, np.float32)
+    codec.decode(data, (size,), values)
+    return values

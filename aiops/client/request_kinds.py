@@ -408,9 +408,11 @@ class JoinRoundRequest(Request):
     what = "the others of a round"
     answer = ring_messages.Round
 
-    def __init__(self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes) -> None:
+    def __init__(
+        self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes, have: bytes
+    ) -> None:
         super().__init__()
-        self._fields = host, port, rounds, digest, nonce
+        self._fields = host, port, rounds, digest, nonce, have
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the request to join a round."""

@@ -158,11 +158,12 @@ class Requests:
             request.examples = session.info.take_examples()
         return session.ask(request)
 
-    def join_round(self, host: str, port: int, rounds: int) -> Request:
+    def join_round(self, host: str, port: int, rounds: int, have: bytes = b"") -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `Round`."""
         session = self._session
         digest = session.info.known_layout.digest
-        return session.ask(JoinRoundRequest(host, port, rounds, digest, session.identity.nonce()))
+        nonce = session.identity.nonce()
+        return session.ask(JoinRoundRequest(host, port, rounds, digest, nonce, have))
 
     def take_task(self, asked: TakeTask) -> Request:
         """Ask for a task of a data set; the result is a `GivenTask`."""

@@ -31,9 +31,8 @@ class _Landing(Sink):
     ) -> None:
         [self._part], self._hop = message.parts, message.hop
         self._ring, self._out, self._seal, self._sealed = ring, out, seal, message.seal
-        if self._part.codec != "raw" or self._part.nbytes != self._part.stop - self._part.start:
-            raise RemoteProtocolError("a chunk's payload must be its bytes as they are")
-        self._view = ring.room(self._part.start, self._part.stop, self._hop)
+        part = self._part
+        self._view = ring.room(part.start, part.stop, self._hop, part.codec, part.nbytes)
 
     def view(self, part: int, offset: int) -> memoryview:
         return self._view[offset:]
@@ -236,8 +235,7 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
     async def send() -> None:
         for _ in range(ring.to_send):
             piece = await out.get()
-            nbytes = piece.stop - piece.start
-            part = Part(piece.start, piece.stop, "raw", nbytes, number)
+            part = Part(piece.start, piece.stop, piece.codec, piece.view.nbytes, number)
             sealed = b"" if after.seal is None else after.seal.of(part, piece.hop, piece.view)
             await after.send(RingChunk(0, piece.hop, (part,), sealed), [[piece.view]])
 

@@ -18,6 +18,8 @@ from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Replica
 from aiops.client.ring_listener import Listener
 from aiops.client.ring_transport import take_part
+from aiops.codecs import codec_named
+from aiops.codecs.block_codec import BlockCodec
 from aiops.errors import (
     AiopsError,
     BadPush,
@@ -34,6 +36,7 @@ from aiops.model.layout import Array, Layout
 from aiops.net.dns import addresses
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.wire import ring_messages
+from aiops.wire.ring_proofs import mean_name
 from aiops.wire.traffic import Traffic
 
 _log = logging.getLogger("aiops.client")
@@ -82,13 +85,16 @@ class Averages:
 class RoundsClient(AsyncClient):
     """An `AsyncClient` that also joins rounds of averaging."""
 
-    async def join_round(self, host: str, port: int, taken: int) -> ring_messages.Round:
+    async def join_round(
+        self, host: str, port: int, taken: int, have: bytes = b""
+    ) -> ring_messages.Round:
         """Wait for a round, reachable at ``host`` and ``port``; with port 0, withdraw.
 
-        ``taken``: the rounds that this worker has taken part in.
+        ``taken``: the rounds that this worker has taken part in. ``have``: the name of the mean
+        that it took over last, if it keeps that.
         """
         found: ring_messages.Round = await self._run(
-            partial(self._requests.join_round, host, port, taken)
+            partial(self._requests.join_round, host, port, taken, have)
         )
         return found
 
@@ -168,6 +174,10 @@ class Rounds:
         self._stats, self.plan = stats, plan
         self._routes = Routes()
         self.spacing = RoundSpacing(plan["budget"])
+        codec = codec_named(plan["codec"]) if plan["codec"] else None
+        self._codec = codec.make() if codec is not None and issubclass(codec, BlockCodec) else None
+        self._mean = None if self._codec is None else Flat(layout)  # the last one taken over
+        self._mean_name = b""  # of that
         self.taken = 0
 
     @classmethod
@@ -278,7 +288,8 @@ class Rounds:
         """Wait for others."""
         listener = self._listener
         try:
-            return await self._client.join_round(listener.host, listener.port, self.taken)
+            where = listener.host, listener.port
+            return await self._client.join_round(*where, self.taken, self._mean_name)
         except NotReady:  # the server was started again
             await self._client.define_again(self._copy.views)
             raise
@@ -288,8 +299,12 @@ class Rounds:
         counts = [counts for _host, _port, counts in found.members]
         if not (found.rank < len(counts) and any(counts)):
             raise RemoteProtocolError(f"{self._client.url} told of a round that cannot be")
+        mean = self._base(found)
+        if mean is not None:
+            self._flat.subtract(mean)
         loop = asyncio.get_running_loop()
-        ring = Ring(found.rank, counts, self._flat)
+        codec = None if mean is None else self._codec
+        ring = Ring(found.rank, counts, self._flat, codec=codec)
         allowed = self._timeout + self._flat.data.nbytes / _SLOWEST
         began, traffic = loop.time(), self._stats.traffic
         before = traffic.bytes_in + traffic.bytes_out
@@ -308,12 +323,30 @@ class Rounds:
         finally:
             self._stats.seconds += loop.time() - began
             self.spacing.note(began, traffic.bytes_in + traffic.bytes_out - before)
+        if mean is not None:
+            self._flat.add(mean)
+        if self._mean is not None:
+            self._mean.data[:] = self._flat.data
+            self._mean_name = mean_name(found.secret, found.number)
+        if ring.left_out is not None:
+            self._flat.runs[-1][:] += ring.left_out
         prepared = self._replica.prepare(self._flat, self._copy)
         async with self._lock.awaited():
             self._replica.add(prepared)
         self.taken += 1
         self._stats.rounds += 1
         self._stats.relayed += relayed > 0
+
+    def _base(self, found: ring_messages.Round) -> Flat | None:
+        """Return the mean to which chunks of a round hold differences; None: they hold values."""
+        if not found.base:
+            return None
+        if found.base != self._mean_name:
+            raise RemoteProtocolError(
+                f"{self._client.url} told of a round of differences to a mean that this worker"
+                " does not have"
+            )
+        return self._mean
 
     def _failed(self, error: AiopsError) -> None:
         self._stats.failed += 1

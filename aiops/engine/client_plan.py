@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
@@ -12,6 +13,9 @@ from aiops.bandwidth.shares import check_shares
 from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Options
 from aiops.errors import ConflictError
+
+RING_CODECS = ("bf16", "fp16", "int8")
+"""Codecs whose payloads have a length that is known, which chunks between workers need."""
 
 
 class ClientPlan:
@@ -44,9 +48,11 @@ class ClientPlan:
         self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
         if "average" in self.fields:
             rate = worker_rate(options.budget, options.worker_budget, options.workers)
-            self.fields["average"] = {**self.fields["average"], "budget": rate}
+            codec = _ring_codec(options.push_codec)
+            self.fields["average"] = {**self.fields["average"], "budget": rate, "codec": codec}
         self.recall = self._add_gate(algorithm, options)
-        self.pushed = CodecChoice.of(options.push_codec)
+        pushed = () if "average" in self.fields else options.push_codec
+        self.pushed = CodecChoice.of(pushed)
         self.fetched = CodecChoice.of(options.fetch_codec)
         _check_sums(algorithm, self.pushed)
         if self.pushed:
@@ -81,6 +87,19 @@ class ClientPlan:
         if budget is not None:
             under_budget["seconds_per_byte"] = budget.seconds_per_byte(workers)
         return {**self.fields, **under_budget, "worker": number}
+
+
+def _ring_codec(specs: Sequence[str]) -> str:
+    """Return the codec in which workers that average send each other chunks; empty: none."""
+    if not specs or list(specs) == ["raw"]:
+        return ""
+    if len(specs) > 1 or specs[0] not in RING_CODECS:
+        raise ConflictError(
+            f"workers that average send chunks of the whole model in one of the codecs"
+            f" {', '.join(RING_CODECS)}, not in {', '.join(specs)}: the others leave most of a"
+            " chunk out, or differ by tensor"
+        )
+    return specs[0]
 
 
 def _check_sums(algorithm: Algorithm, pushed: CodecChoice) -> None:

@@ -38,6 +38,7 @@ from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
+from aiops.wire.fields import Members
 from aiops.wire.messages import WIRE_NAME, Error
 from aiops.wire.ring_messages import JoinRound, Round
 from aiops.wire.ring_proofs import ring_name, ring_token
@@ -73,10 +74,11 @@ class Rendezvous:
         self._averages = plan is not None
         self._relay, self._relay_token = relay, relay_token
         self._interval, self._grace = 0.0, 0.0  # seconds
-        self._group, self._seed = 0, 0
+        self._group, self._seed, self._codec = 0, 0, ""
         if plan is not None:
             self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
             self._group, self._seed = int(plan["group"]), int(plan["seed"])
+            self._codec = str(plan["codec"])
         self._participants: dict[int, _Participant] = {}  # by connection
         self.stopping = False
         self.rounds = 0
@@ -235,6 +237,13 @@ class Rendezvous:
         rings = [sorted(dealt[n::count]) for n in range(count)]
         return rings, (settled + new)[len(dealt) :]
 
+    def _base(self, ready: Mapping[int, JoinRound], members: Members) -> bytes:
+        """Return the name of the mean that all members have, if chunks are to be encoded."""
+        means = {request.have for request in ready.values()}
+        if self._codec and len(means) == 1 and all(counts for *_address, counts in members):
+            return means.pop()
+        return b""
+
     def _due(self, since: list[float], only_new: bool) -> float:
         """Return the time until which workers that are not ready are waited for."""
         first, *others = sorted(since)
@@ -254,10 +263,11 @@ class Rendezvous:
             token = ring_token(self._relay_token, ring_name(secret, self.rounds))
         for peer in ready:
             self._participants[peer].new = False  # its next request has rounds=0 if this one fails
+        base = self._base(ready, members)
         return [
             Reply(
                 peer,
-                Round(request.id, self.rounds, rank, members, secret, self._relay, token),
+                Round(request.id, self.rounds, rank, members, secret, self._relay, token, base),
             )
             for rank, (peer, request) in enumerate(ready.items())
         ]

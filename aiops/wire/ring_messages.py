@@ -26,6 +26,7 @@ class JoinRound(Message):
     rounds: UInt
     digest: Blob
     nonce: Nonce
+    have: Bytes32 = b""
 
 
 @value
@@ -39,6 +40,7 @@ class Round(Message):
     secret: Blob
     relay: Text = ""  # host:port
     ring_token: Bytes32 = b""
+    base: Bytes32 = b""
 
 
 # ---------------------------------------------------------------- averaging: worker to worker

@@ -87,6 +87,11 @@ class ChunkSeal:
             )
 
 
+def mean_name(secret: bytes, number: int) -> bytes:
+    """Return the 32 bytes by which workers call the mean of a round."""
+    return _mac(secret, b"mean", number)
+
+
 # ---------------------------------------------------------------- at a relay
 
 

@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.averaging.ring_allreduce import LIMIT, Flat, Piece, Ring, fit
+from aiops.codecs.block_codec import BlockCodec
+from aiops.codecs.half import BF16, FP16
+from aiops.codecs.int8 import Int8
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout, dtype_named
@@ -259,3 +262,74 @@ class TestHostile:
         assert fit(np.zeros(0))
         assert fit(np.array([1e17, -1e17]))
         assert not fit(np.array([0.0, np.nan, 1.0]))
+
+
+class TestCodec:
+    """Encoded chunks: equal bits at all workers, and the sum of the models as without a codec."""
+
+    @staticmethod
+    def coded(values: list[Array], codec: BlockCodec, chunk: int = 256) -> list[tuple[Flat, Ring]]:
+        flats = [flat_of({"w": array}) for array in values]
+        size = len(flats)
+        rings = [Ring(n, [True] * size, flat, chunk, codec) for n, flat in enumerate(flats)]
+        under_way = [(n, piece) for n, ring in enumerate(rings) for piece in ring.begin()]
+        while under_way:
+            rank, piece = under_way.pop()
+            assert piece.view.nbytes == codec.length((piece.stop - piece.start) // 4)
+            ring = rings[(rank + 1) % size]
+            place = piece.start, piece.stop, piece.hop, piece.codec, piece.view.nbytes
+            ring.room(*place)[:] = piece.view
+            onward = ring.received(piece.start, piece.hop)
+            if onward is not None:
+                under_way.append(((rank + 1) % size, onward))
+        assert all(ring.done for ring in rings)
+        return list(zip(flats, rings, strict=True))
+
+    @pytest.mark.parametrize("codec", [BF16(), FP16(), Int8()])
+    @pytest.mark.parametrize("workers", [2, 3, 5])
+    def test_all_have_the_same_bits_and_the_sum_is_kept(
+        self, codec: BlockCodec, workers: int
+    ) -> None:
+        rng = np.random.default_rng(workers)
+        values = [rng.normal(size=1000).astype(np.float32) for _ in range(workers)]
+        found = self.coded([array.copy() for array in values], codec)
+        means = {flat.runs[0].tobytes() for flat, _ring in found}
+        assert len(means) == 1
+        mean = np.mean(values, axis=0, dtype=np.float64)
+        np.testing.assert_allclose(found[0][0].runs[0], mean, atol=0.05)
+        assert not np.allclose(found[0][0].runs[0], mean, atol=1e-6), "it is coded"
+        total = sum((flat.runs[0] + ring.left_out).astype(np.float64) for flat, ring in found)
+        np.testing.assert_allclose(total, sum(v.astype(np.float64) for v in values), atol=2e-5)
+
+    def test_what_is_left_out_comes_with_the_next_round(self) -> None:
+        """Differences that a codec rounds away are not lost: models come to the exact mean."""
+        rng = np.random.default_rng(0)
+        models = [rng.normal(size=500).astype(np.float32) for _ in range(4)]
+        exact = np.mean(models, axis=0, dtype=np.float64)
+        reference, errors = np.zeros(500, np.float32), []
+        for _ in range(6):
+            found = self.coded([model - reference for model in models], Int8())
+            reference = reference + found[0][0].runs[0]
+            models = [reference + ring.left_out for _flat, ring in found]
+            errors.append(float(np.abs(reference - exact).max()))
+        assert errors[0] > 1e-3
+        assert errors[-1] < 1e-6
+
+    @pytest.mark.parametrize("change", [{"codec": "raw"}, {"codec": "fp16"}, {"nbytes": 7}])
+    def test_another_codec_or_length_is_refused(self, change: dict[str, Any]) -> None:
+        flats = [flat_of({"w": np.zeros(8, np.float32)}) for _ in range(2)]
+        first, second = (Ring(n, [True] * 2, flat, 16, BF16()) for n, flat in enumerate(flats))
+        [piece] = first.begin()
+        said = {"codec": piece.codec, "nbytes": piece.view.nbytes} | change
+        with pytest.raises(RemoteProtocolError, match="is expected, and comes as"):
+            second.room(*piece[:3], **said)
+
+    @pytest.mark.parametrize("codec", [BF16(), FP16(), Int8()])
+    def test_a_payload_that_no_model_survives_voids_the_round(self, codec: BlockCodec) -> None:
+        flats = [flat_of({"w": np.zeros(8, np.float32)}) for _ in range(2)]
+        first, second = (Ring(n, [True] * 2, flat, 16, codec) for n, flat in enumerate(flats))
+        [piece] = first.begin()
+        room = second.room(*piece[:3], piece.codec, piece.view.nbytes)
+        room[:] = b"\xff\x7f" * (len(room) // 2)
+        with pytest.raises(RemoteProtocolError, match="void"):
+            second.received(piece.start, piece.hop)

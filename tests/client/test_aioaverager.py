@@ -12,7 +12,10 @@ import pytest
 
 import aiops
 from aiops import testing
+from aiops.algorithms.average import Average
 from aiops.client import AsyncModelAverager
+from aiops.engine.client_plan import ClientPlan
+from aiops.engine.events import Options
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 
@@ -20,8 +23,9 @@ ASKED: dict[str, Any] = {"interval": 1000.0, "grace": 100.0}
 """Nobody averages but when a test asks for it."""
 
 
-def meeting_point(**settings: Any) -> Any:
-    return aiops.serve(policy="average", kernels="numpy", set={**ASKED, **settings})
+def meeting_point(codec: str = "", **settings: Any) -> Any:
+    coded = {"push_codec": [codec]} if codec else {}
+    return aiops.serve(policy="average", kernels="numpy", set={**ASKED, **settings}, **coded)
 
 
 def model(value: float, size: int = 5) -> dict[str, Array]:
@@ -82,6 +86,58 @@ def test_in_rings_of_two_the_models_come_together_and_their_sum_is_kept() -> Non
             assert [one.stats.failed for one in averagers] == [0] * 4
 
     run(main())
+
+
+@pytest.mark.parametrize(("codec", "of_raw"), [("bf16", 0.5), ("fp16", 0.5), ("int8", 0.255)])
+def test_with_a_codec_the_sum_is_kept_and_fewer_bytes_are_sent(codec: str, of_raw: float) -> None:
+    """A round of workers that have the same mean sends differences; others send values."""
+
+    async def main() -> None:
+        params = [{"w": np.zeros((20_000, 3), np.float32)} for _ in range(3)]
+        rng = np.random.default_rng(0)
+        async with meeting_point(codec) as server, contextlib.AsyncExitStack() as stack:
+            averagers = await joined(stack, server.url, *params)
+            for given in params:
+                given["w"] += rng.normal(size=given["w"].shape).astype(np.float32)
+            total = sum(given["w"].astype(np.float64) for given in params)
+            sent = []
+            for _ in range(6):
+                before = averagers[0].stats.traffic.bytes_out
+                assert await asyncio.gather(*(one.average() for one in averagers)) == [3, 3, 3]
+                sent.append(averagers[0].stats.traffic.bytes_out - before)
+                kept = sum(given["w"].astype(np.float64) for given in params)
+                np.testing.assert_allclose(kept, total, atol=2e-5)
+            raw = 4 / 3 * params[0]["w"].nbytes
+            assert of_raw * raw < sent[-1] < of_raw * raw + 2500, "headers and hellos"
+            for given in params:
+                np.testing.assert_allclose(given["w"], total / 3, atol=2e-6)
+
+    run(main())
+
+
+def test_a_round_with_a_worker_that_missed_one_sends_values_again() -> None:
+    async def main() -> None:
+        params = [model(0.0, 4000) for _ in range(3)]
+        async with meeting_point("int8", grace=0.2) as server, contextlib.AsyncExitStack() as stack:
+            averagers = await joined(stack, server.url, *params)
+            sent = []
+            for there in (averagers, averagers[:2], averagers, averagers):
+                params[0]["w"] += 3
+                before = averagers[0].stats.traffic.bytes_out
+                first = asyncio.create_task(there[-1].average())
+                await asyncio.sleep(0.1)  # it is ready, and the others are waited for
+                await asyncio.gather(first, *(one.average() for one in there[:-1]))
+                sent.append(averagers[0].stats.traffic.bytes_out - before)
+            assert [one.stats.failed for one in averagers] == [0] * 3
+            assert sent[2] > 3 * sent[3]
+
+    run(main())
+
+
+@pytest.mark.parametrize("specs", [["topk:0.1"], ["int8@w*"], ["int8", "fp16"]])
+def test_a_codec_that_no_ring_can_use(specs: list[str]) -> None:
+    with pytest.raises(UsageError, match="bf16, fp16, int8"):
+        ClientPlan(Average(), Options(push_codec=tuple(specs)))
 
 
 def test_who_comes_later_begins_with_the_others_model() -> None:

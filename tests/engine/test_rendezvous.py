@@ -438,3 +438,39 @@ class TestGroups:
     def test_settings_that_cannot_work(self, settings: dict[str, int]) -> None:
         with pytest.raises(UsageError, match=next(iter(settings))):
             Average(**settings)
+
+
+class TestBase:
+    """Differences to a common mean are sent if there is one, and a codec for them."""
+
+    MEAN, OTHER = b"m" * 32, b"o" * 32
+
+    def told(self, *have: bytes, rounds: int = 1, codec: str = "int8") -> bytes:
+        inline = Inline(
+            "average",
+            {"interval": INTERVAL, "grace": GRACE},
+            push_codec=(codec,),
+        )
+        inline.define(W)
+        for peer in (1, 2):
+            inline.join(peer)
+            meet(inline, peer)
+        inline.wait(GRACE + INTERVAL)
+        meet(inline, 1, have=have[0])
+        meet(inline, 2, have=have[1], rounds=rounds)
+        assert len(last(inline, 2).members) == 2
+        return last(inline, 2).base
+
+    def test_all_have_it(self) -> None:
+        assert self.told(self.MEAN, self.MEAN) == self.MEAN
+
+    def test_not_all_have_it(self) -> None:
+        assert self.told(self.MEAN, self.OTHER) == b""
+        assert self.told(self.MEAN, b"") == b""
+        assert self.told(b"", b"") == b""
+
+    def test_the_model_of_one_does_not_count(self) -> None:
+        assert self.told(self.MEAN, self.MEAN, rounds=0) == b""
+
+    def test_there_is_no_codec(self) -> None:
+        assert self.told(self.MEAN, self.MEAN, codec="raw") == b""

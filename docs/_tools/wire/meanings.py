@@ -164,6 +164,10 @@ MEANINGS: Mapping[str, str] = {
     " sender's.",
     "members": "The workers of the round in the order of the ring, and whether their models count.",
     "secret": "A secret that only the members of the round are told.",
+    "join_round.have": "The name of the mean that this worker took over last and keeps; none"
+    " without a codec, or before the first.",
+    "base": "The name of the mean to which the chunks of this round are differences; none: they are"
+    " values.",
     "relay": "Where the members meet if they cannot reach each other, as `host:port`; or empty.",
     "ring_token": "By which the relay admits the members of this round; none without a `relay`.",
     "hop": "The number of workers that the chunk will have reached with this one, from 1.",
