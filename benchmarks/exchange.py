@@ -56,6 +56,8 @@ class Options(MeasuringTime):
     peers: tuple[str, ...] = tuple(base.TCP)
     whole: bool = False
     """Have the peers deliver whole versions too, as aiops always does."""
+    batch: bool = False
+    """Have all peers' workers be batch processes, as ``aiops run`` starts many."""
     settings: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     """Peers' settings to change, by peer and name."""
 
@@ -86,7 +88,9 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     for size in options.sizes:
         for workers in options.workers:
             log(f"measuring {format_size(size)} x {workers}: {', '.join(names)}")
-            jobs = {name: Job(name, size // 4, workers, settings[name]) for name in names}
+            jobs = {
+                name: Job(name, size // 4, workers, settings[name], options.batch) for name in names
+            }
             peers = contest(jobs, options, log, compare)
             cells.append({"size": size, "workers": workers, "peers": peers})
     return record(
@@ -200,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="a peer's time per round (default 0.4)")
     parser.add_argument("--deadline", type=float, help="seconds before a peer is killed (60)")
     parser.add_argument("--whole", action="store_true", help="peers too deliver whole versions")
+    parser.add_argument("--batch", action="store_true", help="workers are batch processes")
     parser.add_argument("--set", action="append", default=[], metavar="PEER.NAME=VALUE")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter rounds")
     return parser
@@ -233,7 +238,8 @@ def parse_options(arguments: argparse.Namespace) -> Options:
         number = value.isdigit() or value in ("true", "false")
         settings.setdefault(peer, {})[name] = json.loads(value) if number else value
     start = QUICK if arguments.quick else Options()
-    return replace(start, whole=arguments.whole, settings=settings, **changes)
+    changes |= {"whole": arguments.whole, "batch": arguments.batch, "settings": settings}
+    return replace(start, **changes)
 
 
 def cells(result: Mapping[str, Any]) -> Iterator[Cell]:

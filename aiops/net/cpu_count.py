@@ -52,8 +52,8 @@ def run_as_batch() -> None:
 
     A server that answers many workers wakes each of them. Where they outnumber the processors, a
     worker that it has just woken takes its processor in one of five exchanges, while the others
-    wait for their answers. As batch processes (sched(7)) they do not: of 4 KiB, 32 workers on two
-    processors then make half as many exchanges again. Processors are shared as before. Threads and
+    wait for their answers. As batch processes (sched(7)) they do not: 32 workers on two processors
+    then make 1.2 times as many exchanges of 4 KiB. Processors are shared as before. Threads and
     processes that this one starts are batch, too. Other systems than Linux have no such class.
     """
     if hasattr(os, "SCHED_BATCH"):

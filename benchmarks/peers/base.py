@@ -117,6 +117,9 @@ class Job:
     """Length of the float32 gradient and of the parameters; S is four times that, in bytes."""
     workers: int
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    batch: bool = False
+    """Whether the workers are batch processes, as those of ``aiops run`` that outnumber the
+    processors."""
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.net.cpu_count import run_as_batch
 from benchmarks.peers.base import (
     Array,
     Job,
@@ -68,6 +69,8 @@ class WorkerOrders:
 
     def join(self, job: Job, address: str, index: int) -> None:
         """Connect to the server."""
+        if job.batch:
+            run_as_batch()
         self.worker = load(job.peer).Worker(job, address, index)
         self.array = None if job.settings.get("views") else self.worker.params
         # A single worker cannot see versions mix, whatever the peer does.

@@ -44,6 +44,19 @@ def team_of(name, settings=(), workers=2, **environment):
     return Team(job, 100.0, {**peer.ENVIRONMENT, **environment})
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_workers_are_batch_processes_if_that_is_asked_for(batch):
+    team = Team(Job("raw", 64, 2, base.load("raw").SETTINGS, batch), 60.0, {})
+    try:
+        team.launch()
+        team.connect()
+        server, *workers = (os.sched_getscheduler(each.popen.pid) for each in team._children)
+        assert server == os.SCHED_OTHER
+        assert workers == [os.SCHED_BATCH if batch else os.SCHED_OTHER] * 2
+    finally:
+        team.kill()
+
+
 @pytest.fixture
 def forked(monkeypatch):
     """Returns what a peer's processes need to be forked; those of MPI and Ray start others."""
