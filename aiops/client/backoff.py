@@ -123,16 +123,20 @@ class Attempts:
     def made(self, now: float, answered: int) -> None:
         """Note that the server has welcomed this client, and how many answers came before it."""
         self._made, self._useful = (now, answered), True
-        self._patience[self._at], self._tried, self.said = ATTEMPT, 0, None
+        self._patience[self._at], self.said = ATTEMPT, None
 
-    def lost(self, now: float, answered: int, until: float) -> None:
-        """Note that it is gone, and try until then for another.
+    def lost(self, now: float, answered: int, until: float, error: Exception) -> None:
+        """Note that it is gone, why, and try until then for another.
 
         Pauses begin with the shortest if the connection brought an answer or lasted `LONGEST`.
-        Otherwise they go on growing, to spare a server that ends each connection at once.
+        Otherwise they go on growing, to spare a server that ends each connection at once. An answer
+        does not count if the server then sends the client away: of two servers that each take the
+        other for the primary, each answers what a standby may before it does.
         """
         since, before = self._made
-        self._useful = answered > before or now - since >= LONGEST
+        sent_away = isinstance(error, Superseded | Unavailable)
+        answers = answered > before and not sent_away
+        self._useful = answers or now - since >= LONGEST
         if self._useful:
             self.restart(until)
             self._useful = True

@@ -20,7 +20,14 @@ from aiops.client.backoff import (
 )
 from aiops.common.urls import parse_all
 from aiops.engine.events import Effect, Event, Received
-from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailable, UsageError
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Standby,
+    Unavailable,
+    UsageError,
+)
 
 URL = "aiops://host:7171"
 REFUSED = ConnectionRefusedError(111, "Connection refused")
@@ -83,7 +90,7 @@ class TestAttempts:
         for _ in range(3):
             attempts.pause(0.0, OSError("gone"))
         attempts.made(1.0, answered=7)
-        attempts.lost(1.0 + lasted, answered=7 + answers, until=99.0)
+        attempts.lost(1.0 + lasted, 7 + answers, 99.0, OSError("gone"))
         assert attempts.pause(90.0, OSError("gone")) == FIRST / 2 * 2**pauses_before
 
     def test_more_time_can_be_given(self) -> None:
@@ -118,7 +125,7 @@ class TestAttempts:
         attempts = attempts_at()
         attempts.pause(0.0, FULL)
         attempts.made(0.5, answered=0)
-        attempts.lost(0.6, answered=0, until=1.0)
+        attempts.lost(0.6, 0, 1.0, REFUSED)
         with pytest.raises(ConnectionLost, match="is the server running"):
             attempts.pause(1.0, REFUSED)
 
@@ -160,20 +167,31 @@ class TestAlternatives:
         attempts = attempts_at("aiops://a,b,c")
         self.tried(attempts, REFUSED)
         attempts.made(0.0, answered=0)
-        attempts.lost(1.0, answered=1, until=9.0)
+        attempts.lost(1.0, 1, 9.0, ConnectionLost("cut"))
         order = self.tried(attempts, ConnectionLost("cut"), REFUSED, REFUSED, REFUSED)
         assert order == ["b", "-", "b", "c", "a", "-", "b"]
 
     def test_one_that_shuts_down_is_left_at_once(self) -> None:
         attempts = attempts_at("aiops://a,b")
         attempts.made(0.0, answered=0)
-        attempts.lost(1.0, answered=5, until=9.0)
+        attempts.lost(1.0, 5, 9.0, FULL)
         assert self.tried(attempts, FULL, REFUSED) == ["a", "b", "-", "a"]
+
+    def test_two_that_each_answer_and_then_name_the_other_are_not_asked_without_a_pause(
+        self,
+    ) -> None:
+        attempts, pauses = attempts_at("aiops://a,b", until=99.0), []
+        for time in range(6):
+            attempts.made(time, answered=time)
+            away = Standby(f"{URL}: this server is a standby")
+            attempts.lost(time, time + 1, 99.0, away)
+            pauses.append(attempts.pause(time, away))
+        assert pauses == [0.0, FIRST / 2, 0.0, FIRST, 0.0, 2 * FIRST]
 
     def test_one_that_ends_each_connection_is_left_too(self) -> None:
         attempts = attempts_at("aiops://a,b")
         attempts.made(0.0, answered=0)
-        attempts.lost(0.1, answered=0, until=9.0)
+        attempts.lost(0.1, 0, 9.0, ConnectionLost("a bug"))
         assert self.tried(attempts, ConnectionLost("a bug")) == ["a", "b"]
 
     def test_the_error_names_all(self) -> None:

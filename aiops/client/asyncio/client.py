@@ -364,7 +364,7 @@ class AsyncClient(Facade, AsyncClosing):
                     if not isinstance(error, ConnectionLost | Unavailable):
                         raise error
                     now = loop.time()
-                    attempts.lost(now, self._session.answered, now + self.timeout)
+                    attempts.lost(now, self._session.answered, now + self.timeout, error)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
             self._keeper = None

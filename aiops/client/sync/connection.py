@@ -215,7 +215,7 @@ class BlockingConnection:
                     self.dialler.check()
                     if ready:  # it was there until now
                         trying = min(until, now + attempting)
-                        attempts.lost(now, session.answered, trying)
+                        attempts.lost(now, session.answered, trying, error)
                     self.dialler.wait(attempts.pause(now, error))
         except BaseException as error:  # such as Ctrl-C: a message may be cut
             outcome = error
