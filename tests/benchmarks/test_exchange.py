@@ -225,6 +225,7 @@ def test_temporary_files_go_with_the_team():
     team = Team(Job(LIAR, 64, 1, {"how": "lose", "whole": False}), 60.0, {})
     try:
         team.launch()
+        team.connect()  # a process has no environment before its program has begun
         (pid, *_) = pids(team)
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
         [folder] = [Path(one[7:]) for one in environment if one.startswith("TMPDIR=")]
