@@ -51,7 +51,7 @@ class Average(Algorithm):
         Seconds without a byte from another worker after which a round is abandoned.
     group : int, default 0
         The most workers of a ring. Those that are ready are cut into rings of at most this
-        many, and who is with whom is drawn anew for each round. 0: one ring of all.
+        many, and the members of each are drawn again for each round. 0: one ring of all.
     seed : int, default 0
         Of those draws.
 

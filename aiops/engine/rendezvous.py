@@ -12,9 +12,9 @@ So no worker waits for ever, and a straggler costs the others one grace period. 
 themselves are not sent to the server.
 
 With a group size K those that are ready are cut into rings of at most K, as even as possible, each
-of which is a round of its own. Who is with whom is drawn anew each time, by a hash of the seed, the
-round's number and the connection: so every worker meets every other one, a run replays, and a
-server that goes on from its state draws what it would have drawn.
+of which is a round of its own. The members of each are drawn again each time, by a hash of the
+seed, the round's number and the connection: so every worker meets every other one, a run replays,
+and a server that goes on from its state draws what it would have drawn.
 
 A worker that has taken no average yet is *new*. If a worker in the round is not new, the models of
 new ones do not count: they receive the average of the others, and begin with that. If the workers

@@ -478,7 +478,7 @@ class Follower:
                 return [_not_for_followers(event)]
 
     def _pace(self, order: PaceClients) -> list[Effect]:
-        """Keep to the shares of the budgets, and weigh clients anew."""
+        """Apply new shares of the budgets, and new weights of the clients."""
         if not order.total and not order.each:
             raise ValueError("it limits nothing")
         weights = order.weights

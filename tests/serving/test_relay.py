@@ -426,7 +426,7 @@ class TestStrangers:
                 second = await meet(port, sender=1)
                 assert relay.connections == 4
                 late = await Stranger.at(port)
-                assert await late.receive() is None, "nobody makes room that was admitted"
+                assert await late.receive() is None, "an admitted connection gives up no room"
                 assert [await one.receive() for one in idle] == [None] * 9
                 for sender, receiver in (first, second):
                     await sender.send(b"x")
