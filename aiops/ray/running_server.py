@@ -37,11 +37,14 @@ class RunningServer:
     ----------
     access
         Address and token of the lead, as they were first.
+    config
+        The settings that it was started with.
     """
 
     def __init__(self, actors: list[Any]) -> None:
         self.actors = actors
         self.access: ServerAccess = ray.get(self.lead.access.remote(), timeout=START)
+        self.config: Config = ray.get(self.lead.config.remote(), timeout=START)
 
     @property
     def lead(self) -> Any:
@@ -128,6 +131,7 @@ def start(
         if state is not None:
             flags.append(f"--state={state if shard == 0 else folder}")
         plan = ServerPlan(
+            config=config,
             flags=tuple(flags),
             token=token,
             port=_PORTS[secrets.randbelow(len(_PORTS))],

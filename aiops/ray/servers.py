@@ -31,6 +31,7 @@ from aiops.common.formatting import ending
 from aiops.errors import AiopsError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.process_tree import Lines
+from aiops.serving.config import Config
 from aiops.state.directory import IDENTITY_FILE
 
 START = 600.0
@@ -48,6 +49,8 @@ class ServerPlan:
 
     Attributes
     ----------
+    config
+        The settings of the run's lead.
     flags
         Those of `aiops serve`, without address, token and followers.
     token
@@ -60,6 +63,7 @@ class ServerPlan:
         What errors call it.
     """
 
+    config: Config
     flags: tuple[str, ...]
     token: str
     port: int
@@ -132,6 +136,10 @@ class ServerActor:
         if self._failure or self._access is None:
             raise AiopsError(self._failure)
         return self._access
+
+    def config(self) -> Config:
+        """Return the settings that the run's lead was started with."""
+        return self._plan.config
 
     def joined(self) -> list[str]:
         """Return the names of the workers that the server has known."""

@@ -25,6 +25,7 @@ from aiops.ray.checkpoint_list import CheckpointList, KeptCheckpoint
 from aiops.ray.context import LoopReport
 from aiops.ray.data import DealerActor
 from aiops.ray.running_server import RunningServer
+from aiops.ray.server_settings import check_same, server_config
 from aiops.ray.servers import ServerAccess
 from aiops.ray.storage import Storage
 from aiops.ray.worker_group import (
@@ -48,15 +49,12 @@ from aiops.ray.worker_group import (
     WorkerPlaced,
 )
 from aiops.ray.workers import LoopTask, WorkerActor
-from aiops.serving.embedded import config_of
 
 _log = logging.getLogger("aiops.ray")
 
 _LOOK = 1.0  # seconds between two looks at the server's address
 _ANSWER = 10.0  # seconds that an actor that runs has to answer
 _TOGETHER = -1  # in place of a rank: the placement group of the first workers
-_OWN = ("host", "port", "token", "followers", "follower", "shards", "standby", "shard")
-"""Settings of a server that `train` sets itself."""
 
 Then: TypeAlias = Callable[[Any, BaseException | None], list[GroupEvent]]
 
@@ -64,7 +62,7 @@ Then: TypeAlias = Callable[[Any, BaseException | None], list[GroupEvent]]
 def train(
     loop: Callable[..., Any],
     *,
-    policy: str = "fasgd",
+    policy: str | None = None,
     num_workers: int | None = None,
     min_workers: int | None = None,
     max_workers: int | None = None,
@@ -73,7 +71,7 @@ def train(
     config: Any = None,
     datasets: Mapping[str, Any] | None = None,
     run_config: Any = None,
-    servers: int = 1,
+    servers: int | None = None,
     server_resources: Mapping[str, float] | None = None,
     server_restarts: int = -1,
     state: str | Path | None = None,
@@ -105,7 +103,7 @@ def train(
     loop
         A function of no argument, or of one: ``config``.
     policy
-        The server's algorithm.
+        The server's algorithm. Default: ``fasgd``, or that of a detached server that runs already.
     num_workers
         Workers of a job whose number is fixed.
     min_workers, max_workers
@@ -122,7 +120,7 @@ def train(
     run_config
         A `ray.train.RunConfig`: name, storage and checkpoints.
     servers
-        Servers that the model is spread over.
+        Servers that the model is spread over. Default: 1, or as many as run already.
     server_resources
         Of each server. Default: one CPU. A server uses as many threads.
     server_restarts
@@ -134,7 +132,8 @@ def train(
         The run's. Default: that of ``run_config``, or one of the time.
     detached
         Leave the server running, under this name. A later call with the same name, of whatever
-        program of the cluster, trains at the same server; `aiops.ray.server` finds it.
+        program of the cluster, trains at the same server; `aiops.ray.server` finds it. Settings of
+        the server that such a call names must be those that it has.
     max_restarts
         How often each worker is replaced after a failure. Lost machines are not counted.
     patience
@@ -162,7 +161,7 @@ def train(
         When there was no place for workers, or the server is lost.
     """
     least, most = _counts(num_workers, min_workers, max_workers)
-    if servers < 1:
+    if servers is not None and servers < 1:
         raise UsageError(f"servers must be 1 or more, not {servers}")
     if not callable(loop) or len(inspect.signature(loop).parameters) > 1:
         raise UsageError("the loop is a function of no argument, or of one: its config")
@@ -186,17 +185,22 @@ def train(
         checkpoints=_checkpoints(run_config.checkpoint_config),
     )
     server_cpus = dict(server_resources or {"CPU": 1})
-    given = {"policy": policy, "threads": max(1, int(server_cpus.get("CPU", 1))), **settings}
+    named = settings if policy is None else {"policy": policy, **settings}
+    given = {"policy": "fasgd", "threads": max(1, int(server_cpus.get("CPU", 1))), **named}
     if least == most:
         given.setdefault("workers", most)
+    config_of_server = server_config(given)
+    found = running_server.find(run) if detached else None
+    if found is not None:
+        check_same(run, named, found.config, servers, len(found.actors))
     start = {
-        "servers": servers,
+        "servers": servers or 1,
         "resources": server_cpus,
         "state": None if state is None else Path(state).absolute(),
         "restarts": server_restarts,
         "detached": run if detached else None,
     }
-    return job.run(_server_config(given), start, datasets or {})
+    return job.run(found, config_of_server, start, datasets or {})
 
 
 def _counts(count: int | None, least: int | None, most: int | None) -> tuple[int, int]:
@@ -207,16 +211,6 @@ def _counts(count: int | None, least: int | None, most: int | None) -> tuple[int
     if most is None:
         raise UsageError("say how many workers: num_workers, or min_workers and max_workers")
     return (most if least is None else least), most
-
-
-def _server_config(given: dict[str, Any]) -> Any:
-    for setting in _OWN:
-        if setting in given:
-            raise UsageError(
-                f"aiops.ray.train sets {setting!r} of the server itself: leave it out (servers=..."
-                " says how many there are)"
-            )
-    return config_of(given)
 
 
 def _checkpoints(config: Any) -> CheckpointList:
@@ -269,12 +263,15 @@ class _Job:
         self._value: Any = None
 
     def run(
-        self, config: Any, start: dict[str, Any], datasets: Mapping[str, Any]
+        self,
+        found: RunningServer | None,
+        config: Any,
+        start: dict[str, Any],
+        datasets: Mapping[str, Any],
     ) -> ray.train.Result:
-        """Run it; return its result."""
+        """Run it at the server that was found, or at one that is started; return its result."""
         detached, started = start["detached"], list[Any]()
         try:
-            found = running_server.find(detached) if detached else None
             self._server = found or _started(config, start, started)
             self._present = self._server.access
             for name, dataset in datasets.items():

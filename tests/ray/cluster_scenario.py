@@ -24,6 +24,7 @@ import ray.train
 
 import aiops
 import aiops.ray
+from aiops.errors import UsageError
 from aiops.ray import running_server
 from benchmarks.ray_nodes import RayNodes, ray_nodes
 
@@ -156,6 +157,8 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
         model = client.fetch()["w"].tolist()
     for rank in range(3):  # a push that was under way may have been applied, or not
         assert 0 <= model[rank] - count(rank) <= 2, (rank, model[rank], count(rank))
+    with pytest.raises(UsageError, match=r"has lr=1\.0, not 0\.5: leave such"):
+        aiops.ray.train(num_workers=1, **{**settings, "lr": 0.5})
     again = aiops.ray.train(num_workers=1, **settings)
     assert again.return_value == 0
     server = aiops.ray.server("counting")
