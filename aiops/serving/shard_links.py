@@ -37,6 +37,7 @@ _LIMITS = Limits(header=64 << 20)
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect to a lost follower
 _RETURN = 60.0  # seconds that a follower may take to start, or to go back to an earlier moment
+_ASKED_AGAIN = 1.0  # seconds after which one that has not gone back is asked again
 
 
 class FollowerLink:
@@ -184,9 +185,9 @@ class ShardLinks:
                         if not CommonMoment({shard: follower.state}).ahead(row):
                             return
                         follower.link.send(follower.link.wire.send(RollBack(0, row)))
-                        while follower.lost is None:
-                            self._changed.clear()
-                            await self._changed.wait()
+                        await self._until_lost(follower)
+                        if follower.lost is None:  # its disk is full, say: it is asked again
+                            continue
                     await self._attach_again(shard)
         except TimeoutError:
             raise UsageError(
@@ -194,6 +195,14 @@ class ShardLinks:
                 f" and did not come back in {_RETURN:g} s: see its log, start it again, and then"
                 " this server"
             ) from None
+
+    async def _until_lost(self, follower: FollowerLink) -> None:
+        """Wait until a follower is lost, but not longer than until it is to be asked again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ASKED_AGAIN):
+                while follower.lost is None:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def lead(self, rolled_back: Container[int]) -> None:
         """Begin to give orders.

@@ -321,6 +321,31 @@ def test_a_follower_that_is_lost_when_it_is_to_go_back_does_so_once_it_is_there(
 
 
 @testing.virtual()
+async def test_a_follower_that_cannot_go_back_is_asked_again() -> None:
+    """Its disk is full at first."""
+    lead, follower = shards("written", 2)
+    await follower.start()
+    await lead.start()
+    loop = asyncio.get_running_loop()
+    async with aiops.AsyncWorker(lead.url, {"w": np.zeros(24)}) as worker:
+        await nine_steps(worker)
+        lead.cut_power()
+        follower.disk.full = True
+        loop.call_later(2.5, setattr, follower.disk, "full", False)
+        began = loop.time()
+        await lead.start()
+        assert 2.5 < loop.time() - began < 4
+        for _ in range(3):
+            receipt = await worker.step({"w": np.ones(24)})
+        assert receipt.used
+        assert 0 < worker.rolled_back < 9
+        assert (worker.params["w"] == -receipt.version).all()
+    for machine in lead, follower:
+        await machine.stop()
+        assert machine.error is None
+
+
+@testing.virtual()
 async def test_a_follower_that_is_to_go_back_is_waited_for_for_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
