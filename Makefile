@@ -21,7 +21,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing aiops for development (PyTorch and JAX included; this takes a few minutes once)"
+	@echo "installing aiops for development, with PyTorch, JAX and Ray (0.5 GB); a few minutes, once"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
