@@ -52,6 +52,17 @@ _SUPERSEDED = 3
 """The exit status of a server whose run another server has taken over."""
 
 
+def pause_before_restart(restarts: int) -> float:
+    """Return the seconds to wait before a process is started again.
+
+    Parameters
+    ----------
+    restarts
+        How often it has been started again before.
+    """
+    return _PAUSES[min(restarts, len(_PAUSES) - 1)]
+
+
 @value
 class ServerReady:
     """The server has told its URL."""
@@ -339,7 +350,7 @@ class Supervision:
         if process.restarts >= self._max_restarts:
             yield Say(f"{what}; it has been started again {process.restarts} times, and is not now")
             return
-        pause = _PAUSES[min(process.restarts, len(_PAUSES) - 1)]
+        pause = pause_before_restart(process.restarts)
         process.restarts += 1
         process.due = event.time + pause
         yield Say(

@@ -24,12 +24,10 @@ from typing import TypeAlias
 
 from aiops.common.frozen import value
 from aiops.errors import UsageError
+from aiops.launch.supervision import pause_before_restart
 
 RETURNED, RAISED, DIED, NODE_LOST = "returned", "raised", "died", "node lost"
 """The ways in which a worker ends."""
-
-_PAUSES = (0.2, 1.0, 3.0, 10.0)
-"""Seconds before a worker is replaced: the first time, the second; the last for all others."""
 
 
 @value
@@ -324,7 +322,7 @@ class WorkerGroup:
                 f" now; {left} of {self.most} workers go on without it: {event.why}"
             )
             return
-        pause = _PAUSES[min(seat.restarts, len(_PAUSES) - 1)]
+        pause = pause_before_restart(seat.restarts)
         seat.restarts += 1
         seat.state, seat.due = PAUSES, event.time + pause
         yield ReleaseWorker(seat.rank, False)
