@@ -96,6 +96,14 @@ class TokenBucket:
         self.rate, self._depth = rate, max(1.0, _DEPTH * rate)
         self._tokens = min(self._tokens, self._depth)
 
+    def owe(self) -> None:
+        """Begin with a debt of all that may be saved up: another bucket may have spent as much.
+
+        Then no second has more than ``rate`` bytes of the two, though their counts are not known to
+        each other, if this one begins when the other ends.
+        """
+        self._tokens = -self._depth
+
     def _held_back(self, now: float) -> int:
         return self._withheld if now < self._until else 0
 
@@ -192,6 +200,7 @@ class Budget:
         self.total = TokenBucket(total, now) if total is not None else None
         self._each = each
         self._set_turns()
+        self._owing = now  # until then, clients come whose last bytes are not counted here
         self._flows: dict[int, _Flow] = {}
         self._owners: dict[str, TokenBucket] = {}
         self._gone: deque[tuple[float, str]] = deque()  # the times at which clients are forgotten
@@ -217,6 +226,15 @@ class Budget:
                 bucket.change(each, now)
         self._set_turns()
 
+    def owe(self, now: float) -> None:
+        """Keep to the limits together with an earlier server, which may have ended just now.
+
+        The limits of all, and of each client that comes within a second, begin with a debt.
+        """
+        if self.total is not None:
+            self.total.owe()
+        self._owing = now + _KEPT / _SLOTS
+
     # ------------------------------------------------------------ connections
 
     def open(self, flow: int, now: float) -> None:
@@ -232,6 +250,8 @@ class Budget:
         own = self._owners.get(client)
         if own is None:
             self._owners[client] = entry.own
+            if now < self._owing:
+                entry.own.owe()
         else:
             own.absorb(entry.own, now)
             entry.own = own

@@ -67,6 +67,10 @@ class Pacing:
         self.most = pacer.narrowed // _CONNECTION
         pacer.serve()
 
+    def owe(self) -> None:
+        """Keep to the budget together with the start before, whose last second is not known."""
+        self.pacer.budget.owe(self.pacer.now())
+
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report the budget's use, now and at intervals."""
         self._next = loop.call_later(_EVERY, self.begin, loop)

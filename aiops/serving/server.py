@@ -337,6 +337,8 @@ class Server:
                 self._state = self._recovered(
                     *(self._state_files, loop, promoted), next_term=next_term
                 )
+            if self._pacing is not None and (resumes or next_term):
+                self._pacing.owe()
             if self._persistence is not None:
                 self._persistence.open()
             if resumes:
@@ -872,6 +874,8 @@ class Server:
             assert pacing is not None, "there is a budget"
             if self._unix_listener is not None:  # what is lent would not be counted
                 self._unix_listener.end()
+            if self.generation:  # a follower that goes on from its state
+                pacing.owe()
             pacing.begin(asyncio.get_running_loop())
         self.connections.pace(pacing)
 

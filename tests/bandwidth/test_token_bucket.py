@@ -390,3 +390,29 @@ class TestChange:
             now = max(due, now + 0.001)
         assert moved[1] + moved[2] == pytest.approx(5 * 480, rel=0.15)
         assert moved[3] == pytest.approx(5 * 480, rel=0.15)
+
+
+@pytest.mark.parametrize("each", [None, 60_000])
+@pytest.mark.parametrize("spent", [0.0, 0.05, 0.5, 3.0])
+def test_a_server_that_is_started_again_keeps_the_budget_of_both(
+    each: int | None, spent: float
+) -> None:
+    """The second knows nothing of the first, which has saved up bytes for so long, or spent all."""
+    first, second = Played(100_000, each), Played(100_000, each)
+    for played in (first, second):
+        if played is second:
+            second.now = first.now
+            second.budget = Budget(100_000, each, second.now)
+            second.budget.owe(second.now)
+        for flow in (1, 2):
+            played.budget.open(flow, played.now)
+            played.budget.join(flow, f"client-{flow}", played.now)
+        if played is first:
+            first.run(2.0)
+        played.run(spent if played is first else 3.0, hungry=(1, 2))
+    both = Played(None, 1)
+    both.crossed = [*first.crossed, *second.crossed]
+    assert both.busiest() <= 100_000
+    for flow in (1, 2):
+        assert both.busiest([flow]) <= (each or 100_000)
+    assert second.moved(1) + second.moved(2) >= 0.96 * 100_000 * 3 - 40_000

@@ -31,10 +31,18 @@ def model(nbytes: int, value: float = 0.0) -> dict[str, Any]:
 
 
 class Crossed:
-    """The bytes that any server's budget has let across, and when."""
+    """The bytes that any server's budget has let across from here on, and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.moved: list[tuple[float, Budget, int]] = []
+        original = Budget.crossed
+
+        def noted(budget: Budget, flow: int, nbytes: int, now: float) -> None:
+            if not budget._flows[flow].free:
+                self.moved.append((asyncio.get_running_loop().time(), budget, nbytes))
+            original(budget, flow, nbytes, now)
+
+        monkeypatch.setattr(Budget, "crossed", noted)
 
     def busiest(self) -> int:
         """Return the most bytes of all servers together in any window of one second."""
@@ -56,15 +64,7 @@ class Crossed:
 
 @pytest.fixture
 def crossed(monkeypatch: pytest.MonkeyPatch) -> Crossed:
-    found, original = Crossed(), Budget.crossed
-
-    def noted(self: Budget, flow: int, nbytes: int, now: float) -> None:
-        if not self._flows[flow].free:
-            found.moved.append((now, self, nbytes))
-        original(self, flow, nbytes, now)
-
-    monkeypatch.setattr(Budget, "crossed", noted)
-    return found
+    return Crossed(monkeypatch)
 
 
 async def exchange(url: str, nbytes: int, until: float) -> int:
