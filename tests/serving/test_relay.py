@@ -81,6 +81,20 @@ def meeting_point(port: int, **more: Any) -> Any:
     return aiops.serve(policy="average", kernels="numpy", set=ASKED, **chosen)
 
 
+@contextlib.asynccontextmanager
+async def apart(
+    relay_port: int | None = None, **settings: Any
+) -> AsyncIterator[tuple[Relay, str, contextlib.AsyncExitStack]]:
+    """A relay, the URL of a meeting point, and a stack of workers that can reach these only.
+
+    The server sends them to the relay's own port, or to `relay_port`.
+    """
+    async with relaying(**settings) as (relay, port), meeting_point(relay_port or port) as server:
+        with behind_nat(port):
+            async with contextlib.AsyncExitStack() as stack:
+                yield relay, server.url, stack
+
+
 def model(value: float, size: int = 5) -> dict[str, Array]:
     return {"w": np.full((size, 3), value, np.float32), "b": np.full(2, value)}
 
@@ -98,6 +112,19 @@ async def joined(
     return found
 
 
+async def failed_round(url: str) -> str:
+    """Have two workers try a round that fails; return what the first says of it."""
+    async with AsyncModelAverager(url, model(0.0)) as first:
+        second = AsyncModelAverager(url, model(0.0), timeout=5.0)
+        coming = asyncio.create_task(second.connect())
+        await asyncio.sleep(0.5)
+        assert await first.average() == 0
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await second.close()
+        return str(first.stats.last_error)
+
+
 async def average(averagers: Sequence[AsyncModelAverager]) -> list[int]:
     return await asyncio.gather(*(one.average() for one in averagers))
 
@@ -109,24 +136,22 @@ class TestAverage:
     ) -> None:
         async def main() -> None:
             params = [model(0.0, 20_000) for _ in range(size)]
-            async with relaying() as (relay, port), meeting_point(port) as server:
-                with behind_nat(port):
-                    async with contextlib.AsyncExitStack() as stack:
-                        averagers = await joined(stack, server.url, *params)
-                        for index, given in enumerate(params):
-                            given["w"] += index
-                        before = sum(one.stats.traffic.bytes_out for one in averagers)
-                        passed = relay.passed_on
-                        assert await average(averagers) == [size] * size
-                        sent = sum(one.stats.traffic.bytes_out for one in averagers) - before
-                        assert [one.stats.failed for one in averagers] == [0] * size
-                        assert all(one.stats.relayed == one.stats.rounds for one in averagers)
-                    for given in params:
-                        np.testing.assert_array_equal(given["w"], (size - 1) / 2)
-                    # To the byte: the rest is what each end says to the relay itself.
-                    hello = RelayHello(0, PROTOCOL, bytes(32), 0, True, bytes(16))
-                    greeting = len(frame(hello)) + len(frame(Prove(0, bytes(32))))
-                    assert sent == relay.passed_on - passed + 2 * size * greeting
+            async with apart() as (relay, url, stack):
+                averagers = await joined(stack, url, *params)
+                for index, given in enumerate(params):
+                    given["w"] += index
+                before = sum(one.stats.traffic.bytes_out for one in averagers)
+                passed = relay.passed_on
+                assert await average(averagers) == [size] * size
+                sent = sum(one.stats.traffic.bytes_out for one in averagers) - before
+                assert [one.stats.failed for one in averagers] == [0] * size
+                assert all(one.stats.relayed == one.stats.rounds for one in averagers)
+            for given in params:
+                np.testing.assert_array_equal(given["w"], (size - 1) / 2)
+            # To the byte: the rest is what each end says to the relay itself.
+            hello = RelayHello(0, PROTOCOL, bytes(32), 0, True, bytes(16))
+            greeting = len(frame(hello)) + len(frame(Prove(0, bytes(32))))
+            assert sent == relay.passed_on - passed + 2 * size * greeting
 
         testing.run(main())
 
@@ -172,69 +197,41 @@ class TestAverage:
     def test_the_head_start_is_waited_for_once(self) -> None:
         async def main() -> None:
             loop = asyncio.get_running_loop()
-            async with relaying() as (_relay, port), meeting_point(port) as server:
-                with behind_nat(port):
-                    async with contextlib.AsyncExitStack() as stack:
-                        averagers = await joined(stack, server.url, model(0.0), model(0.0))
-                        assert averagers[0].stats.seconds >= HEAD_START
-                        began = loop.time()
-                        await average(averagers)
-                        assert loop.time() - began < HEAD_START
+            async with apart() as (_relay, url, stack):
+                averagers = await joined(stack, url, model(0.0), model(0.0))
+                assert averagers[0].stats.seconds >= HEAD_START
+                began = loop.time()
+                await average(averagers)
+                assert loop.time() - began < HEAD_START
 
         testing.run(main())
 
     def test_without_a_relay_that_answers_a_round_fails_and_the_error_says_both(self) -> None:
         async def main() -> None:
-            async with relaying() as (_relay, port), meeting_point(port + 1) as server:
-                with behind_nat(port):
-                    async with contextlib.AsyncExitStack() as stack:
-                        first = await stack.enter_async_context(
-                            AsyncModelAverager(server.url, model(0.0))
-                        )
-                        second = AsyncModelAverager(server.url, model(0.0), timeout=5.0)
-                        coming = asyncio.create_task(second.connect())
-                        await asyncio.sleep(0.5)
-                        assert await first.average() == 0
-                        text = str(first.stats.last_error)
-                        assert "nor does it come through the relay" in text
-                        assert f"the relay 127.0.0.1:{port + 1} cannot be reached" in text
-                        coming.cancel()
-                        await asyncio.gather(coming, return_exceptions=True)
-                        await second.close()
+            async with apart(relay_port=1) as (_relay, url, _stack):
+                text = await failed_round(url)
+                assert "nor does it come through the relay" in text
+                assert "the relay 127.0.0.1:1 cannot be reached" in text
 
         testing.run(main())
 
     def test_a_relay_with_another_token_admits_no_ring(self) -> None:
         async def main() -> None:
-            async with relaying(token="another") as (_relay, port), meeting_point(port) as server:
-                with behind_nat(port):
-                    async with contextlib.AsyncExitStack() as stack:
-                        first = await stack.enter_async_context(
-                            AsyncModelAverager(server.url, model(0.0))
-                        )
-                        second = AsyncModelAverager(server.url, model(0.0), timeout=5.0)
-                        coming = asyncio.create_task(second.connect())
-                        await asyncio.sleep(0.5)
-                        assert await first.average() == 0
-                        assert "this is not the token of that ring" in str(first.stats.last_error)
-                        coming.cancel()
-                        await asyncio.gather(coming, return_exceptions=True)
-                        await second.close()
+            async with apart(token="another") as (_relay, url, _stack):
+                assert "this is not the token of that ring" in await failed_round(url)
 
         testing.run(main())
 
     def test_a_relay_that_changes_a_chunk_voids_the_round_and_changes_no_model(self) -> None:
         async def main() -> None:
             params = [model(0.0, 2000), model(0.0, 2000)]
-            async with relaying() as (relay, port), meeting_point(port) as server:
-                with behind_nat(port):
-                    async with contextlib.AsyncExitStack() as stack:
-                        averagers = await joined(stack, server.url, *params)
-                        params[1]["w"] += 2
-                        change_payloads(relay)
-                        assert await average(averagers) == [0, 0]
-                        errors = [one.stats.last_error for one in averagers]
-                        assert any("changed on their way" in str(error) for error in errors)
+            async with apart() as (relay, url, stack):
+                averagers = await joined(stack, url, *params)
+                params[1]["w"] += 2
+                change_payloads(relay)
+                assert await average(averagers) == [0, 0]
+                errors = [one.stats.last_error for one in averagers]
+                assert any("changed on their way" in str(error) for error in errors)
             np.testing.assert_array_equal(params[0]["w"], 0.0)
             np.testing.assert_array_equal(params[1]["w"], 2.0)
 
