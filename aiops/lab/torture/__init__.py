@@ -6,6 +6,7 @@
     pusher.py     a worker process                         trial.py     one plan, carried out
     spawner.py    forks processes, tells how they ended    campaign.py  many trials, and the report
 
+    server_group.py, lead_line.py       the servers of a trial, and what can be cut between two
     data_trial.py, data_reader.py       workers and servers killed in the middle of epochs
     cluster_plan.py, cluster_trial.py   the same of a simulated cluster, with more kinds of faults
     states.py                           moments of its disk, damaged, and read

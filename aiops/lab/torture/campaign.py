@@ -101,6 +101,8 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
         return {
             "kills": self.kills,
             "before_ready": sum(result.early for result in results),
+            "second_kills": sum(_second(result.plan) for result in results),
+            "cuts": sum(result.cuts for result in results),
             "acknowledged": sum(result.acknowledged for result in results),
             "told_lost": sum(result.lost for result in results),
             "uncertain": sum(result.uncertain for result in results),
@@ -128,7 +130,7 @@ def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     """Return the report of two runs, of which the later one continues the earlier one."""
     found = dict(later)
     for name, value in later.items():
-        before: Any = earlier.get(name)
+        before: Any = earlier.get(name, 0)
         if name in ("seconds", "failures", "runs"):
             found[name] = before + value
         elif name == "seeds":
@@ -160,6 +162,11 @@ def read_earlier(what: str, path: Path, names: tuple[str, ...]) -> dict[str, Any
             f"--resume {path}: it is no report of aiops torture {what} with the same --only"
         )
     return found
+
+
+def _second(plan: TrialPlan) -> int:
+    """Return the number of kills amid a promotion, or amid the return of the old servers."""
+    return sum(moment.second is not None for moment in plan.moments)
 
 
 def _by(results: list[TrialResult], key: Callable[[TrialPlan], str]) -> dict[str, int]:

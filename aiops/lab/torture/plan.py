@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,6 +155,37 @@ what it pushes, so no push is a step, and none can be counted by it."""
 
 
 @dataclass(frozen=True, slots=True)
+class SecondKill:
+    """Servers that are killed before what follows a kill of the lead is done.
+
+    Attributes
+    ----------
+    amid
+        ``promotion``: since its standby was asked to take its place; ``return``: since the servers
+        of the old site were started as standbys of the new ones.
+    seconds
+        The time from then on.
+    targets
+        The servers that are killed together, as in `KillMoment`: the promoted lead is 0.
+    """
+
+    amid: str
+    seconds: float
+    targets: tuple[int, ...]
+
+
+class LineCut(NamedTuple):
+    """The line between a lead and its follower is cut, and healed.
+
+    For ``seconds``; ``silent``: as when a cable is pulled, so that no connection ends; else they
+    are reset.
+    """
+
+    seconds: float
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KillMoment:
     """The moment at which a process is killed.
 
@@ -173,6 +204,10 @@ class KillMoment:
     targets
         The servers that are killed together, by their numbers: those that serve, the lead first,
         and behind them their standbys in the same order.
+    second
+        The kill that follows at once, of servers that take the place of these.
+    cut
+        What is done in place of a kill.
     """
 
     pushes: int = 0
@@ -181,6 +216,13 @@ class KillMoment:
     point: str = ""
     count: int = 1
     targets: tuple[int, ...] = (0,)
+    second: SecondKill | None = None
+    cut: LineCut | None = None
+
+    @property
+    def kills(self) -> int:
+        """The servers that are killed."""
+        return len(self.targets) + (len(self.second.targets) if self.second else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +271,8 @@ class TrialPlan:
 
     @property
     def kills(self) -> int:
-        """The processes that are killed."""
-        return len(self.moments)
+        """The processes that are killed, but for those that are killed together."""
+        return len(self.moments) - self.cuts
 
     @property
     def sites(self) -> int:
@@ -241,6 +283,11 @@ class TrialPlan:
     def shards(self) -> int:
         """The servers that have a part of the model."""
         return LAYOUTS[self.layout].shards
+
+    @property
+    def cuts(self) -> int:
+        """The times that the line between a lead and its follower is cut."""
+        return sum(moment.cut is not None for moment in self.moments)
 
     @property
     def lossy(self) -> bool:
@@ -284,13 +331,21 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
         acks = rng.choice(("written", "durable", *("applied",) * checked.tells))
     workers = rng.choice((2, 2, 4))
     cells = 128 if checked.digits > 1 else 768
+    near = rng.random() < 0.5
+    moments = [_server_moment(rng, layout) for _ in range(rng.randint(6, 14))]
+    second = random.Random(f"second kills of {seed}")  # the rest is as without them
+    if LAYOUTS[layout].sites > 1:
+        moments = [_with_second(second, layout, moment) for moment in moments]
+    if layout == "shards":
+        moments += [_cut(second) for _ in range(second.randint(0, 4))]
+        second.shuffle(moments)
     return TrialPlan(
         seed,
         variant,
-        near=rng.random() < 0.5,
+        near=near,
         acks=acks,
         workers=workers,
-        moments=tuple(_server_moment(rng, layout) for _ in range(rng.randint(6, 14))),
+        moments=tuple(moments),
         pauses=tuple(rng.choice((0.0, 0.0005, 0.003)) for _ in range(workers)),
         size=max(cells * workers, rng.choice((_TINY, _TINY, _TINY, _LENT))),
         cells=cells,
@@ -310,6 +365,24 @@ def _server_moment(rng: random.Random, layout: str) -> KillMoment:
         count = rng.randint(1, 15) if point.startswith("journal.") else rng.choice((1, 1, 2, 3))
         return KillMoment(rng.randint(20, 30), point=point, count=count)
     return KillMoment(rng.randint(1, 25), _moment(rng), targets=targets)
+
+
+def _with_second(rng: random.Random, layout: str, moment: KillMoment) -> KillMoment:
+    """Return a moment, in half of all promotions with a kill amid what follows."""
+    if 0 not in moment.targets or rng.random() < 0.5:
+        return moment
+    shards = LAYOUTS[layout].shards
+    amid = rng.choice(("promotion", "promotion", "return"))
+    there = [*range(shards)] if amid == "promotion" else [*range(2 * shards)]
+    targets = tuple(sorted(rng.sample(there, rng.randint(1, len(there)))))
+    seconds = rng.choice((rng.uniform(0, 0.01), rng.uniform(0, 0.05), rng.uniform(0, 0.3)))
+    return replace(moment, second=SecondKill(amid, seconds, targets))
+
+
+def _cut(rng: random.Random) -> KillMoment:
+    longest = rng.choice((0.05, 0.5, 3.0))
+    cut = LineCut(rng.uniform(0, longest), rng.random() < 0.5)
+    return KillMoment(rng.randint(1, 25), _moment(rng), targets=(), cut=cut)
 
 
 def _moment(rng: random.Random) -> float:

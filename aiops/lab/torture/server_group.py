@@ -13,18 +13,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from aiops.client.sync.client import Client
-from aiops.errors import AiopsError
-from aiops.lab.torture.plan import TrialPlan
+from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Refused
+from aiops.lab.torture.lead_line import LeadLine
+from aiops.lab.torture.plan import LineCut, SecondKill, TrialPlan
 from aiops.lab.torture.spawner import Forked, Spawner
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faults import VARIABLE
 from aiops.serving.config import shard_folder
 from aiops.serving.standby.link import ask
-from aiops.wire.standby_messages import Promote
+from aiops.wire.standby_messages import Promote, Promoted
 
 PATIENCE = 300.0
 """Seconds for anything that should take a moment, on a machine that is busy."""
@@ -80,6 +82,7 @@ class ServerGroup:
         self._ports = [self.free_port() for _ in range(plan.sites * plan.shards)]
         self._processes: dict[int, Forked] = {}
         self._all: list[Forked] = []
+        self._line = LeadLine(self._ports[1]) if plan.cuts else None
 
     @property
     def url(self) -> str:
@@ -134,21 +137,31 @@ class ServerGroup:
         for number in self._numbers(targets):
             self._processes[number].kill()
 
-    def recover(self, targets: Collection[int], faults: str = "") -> None:
+    def recover(
+        self, targets: Collection[int], faults: str = "", second: SecondKill | None = None
+    ) -> None:
         """See to what follows: what was killed is started again.
 
         Behind the lead its standby is promoted, and the standbys of its followers with it. The
         servers of its site are then started as standbys of the new ones, also a follower that lives
-        on.
+        on. ``second``: what is killed meanwhile, and started again.
         """
         numbers = self._numbers(targets)
-        if self._plan.sites > 1 and self._lead in numbers:
-            numbers = [*self._serving]
-            self._site = 1 - self._site
+        if self._plan.sites == 1 or self._lead not in numbers:
+            self._start_each(numbers, faults)
+            return
+        old = [*self._serving]
+        if second is not None and second.amid == "promotion":
+            self._promote_amid(second)
+        else:
             self._promote()
-            for number in numbers:
-                self._processes[number].kill()
-        self._start_each(numbers, faults)
+            self._site = 1 - self._site
+        for number in old:
+            self._processes[number].kill()
+        if second is not None and second.amid == "return":
+            self._return_amid(second, old)
+        else:
+            self._start_each(old)
 
     def _numbers(self, targets: Collection[int]) -> list[int]:
         """Return the numbers of servers, given those that count from the lead on."""
@@ -156,8 +169,56 @@ class ServerGroup:
 
     def _promote(self) -> None:
         """Have the standbys take their servers' places, as ``aiops promote`` does."""
-        env, url = CURRENT_ENVIRONMENT.get(), f"aiops://{self._address(self._lead)}"
-        asyncio.run(ask(env, url, None, lambda local: Promote(1), PATIENCE))
+        env = CURRENT_ENVIRONMENT.get()
+        url = f"aiops://{self._address((1 - self._site) * self._plan.shards)}"
+        found = asyncio.run(ask(env, url, None, lambda local: Promote(1), PATIENCE))
+        if not isinstance(found, Promoted):
+            raise TrialFailed(f"{found.kind!r} is no answer to a promotion")
+
+    def _promote_amid(self, second: SecondKill) -> None:
+        """Have the standbys promoted, while some of them are killed, as often as it takes.
+
+        Until a promotion is known to have succeeded, a standby is started again as it was; from
+        then on as the server that it has become.
+        """
+        lead = (1 - self._site) * self._plan.shards
+        killed = [lead + target for target in second.targets]
+        with ThreadPoolExecutor(1) as thread:
+            promotion = thread.submit(self._promote)
+            time.sleep(second.seconds)
+            for number in killed:
+                self._processes[number].kill()
+            if not promotion.done() or promotion.exception() is not None:
+                self._start_each(killed)
+        serves = promotion.exception() is None or not self._promote_again()
+        self._site = 1 - self._site
+        if serves:  # what was started again is a standby, or nothing was
+            for number in killed:
+                self._processes[number].kill()
+            self._start_each(killed)
+
+    def _promote_again(self) -> bool:
+        """Ask until there is a promotion; return False if there was one, without an answer."""
+        for _ in looks("no promotion succeeded"):
+            try:
+                self._promote()
+                break
+            except Refused as error:
+                if "no standby" in str(error):
+                    return False
+            except (ConnectionLost, DeadlineExceeded):
+                pass  # of a server that is killed, or that has just been started
+        return True
+
+    def _return_amid(self, second: SecondKill, old: list[int]) -> None:
+        """Start the old servers as standbys, while some of all servers are killed."""
+        for number in reversed(old):
+            self._start(number)
+        time.sleep(second.seconds)
+        self.strike(second.targets)
+        self._start_each(self._numbers(second.targets))
+        for number in old:
+            self.ready(self._processes[number])
 
     def _start_each(self, numbers: Collection[int], faults: str = "") -> None:
         """Start servers, followers before their lead, which does not start without them.
@@ -215,10 +276,19 @@ class ServerGroup:
         if status != 0:
             raise TrialFailed(f"a follower that was to end gave status {status}")
 
-    def kill(self) -> None:
+    def cut(self, cut: LineCut) -> None:
+        """Cut the lead off from its follower for a while."""
+        assert self._line is not None, "the plan has cuts"
+        self._line.cut(silent=cut.silent)
+        time.sleep(cut.seconds)
+        self._line.heal()
+
+    def close(self) -> None:
         """Kill all that run."""
         for process in self._all:
             process.kill()
+        if self._line is not None:
+            self._line.close()
 
     def copied(self, folder: str) -> tuple[Forked, int]:
         """Start a server on another state folder; return it and its port."""
@@ -243,8 +313,11 @@ class ServerGroup:
         if shard:
             flags.append("--follower")
         elif self._plan.shards > 1:
-            followers = range(number + 1, number + self._plan.shards)
-            flags += ["--followers", ",".join(map(self._address, followers))]
+            numbers = range(number + 1, number + self._plan.shards)
+            followers = [*map(self._address, numbers)]
+            if self._line is not None:
+                followers = [f"127.0.0.1:{self._line.port}"]
+            flags += ["--followers", ",".join(followers)]
         if self._plan.sites > 1:
             flags += ["--standby-deadline", str(PATIENCE)]
         if site != self._site:

@@ -49,6 +49,8 @@ class TrialResult:
         The trial's.
     kills, early
         The processes killed, and those of them before they were ready.
+    cuts
+        The cuts of the line between a lead and its follower.
     points
         Those that ended themselves, by the point of ``AIOPS_FAULTS``.
     acknowledged, lost
@@ -66,6 +68,7 @@ class TrialResult:
     plan: TrialPlan
     kills: int = 0
     early: int = 0
+    cuts: int = 0
     points: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
     lost: int = 0
@@ -114,7 +117,7 @@ class Trial:
         except AiopsError as error:
             self.result.wrong.append(f"{type(error).__name__}: {error}")
         finally:
-            self._servers.kill()
+            self._servers.close()
             for process, *_ in self._workers:
                 process.kill()
         self.result.seconds = time.monotonic() - began
@@ -128,10 +131,14 @@ class Trial:
         for moment, following in zip(moments, (*moments[1:], None), strict=True):
             if self._await(moment):
                 self.result.points[moment.point] += 1
-            self.result.kills += len(moment.targets)
+            if moment.cut is not None:
+                servers.cut(moment.cut)
+                self.result.cuts += 1
+                continue
+            self.result.kills += moment.kills
             servers.strike(moment.targets)
             self._offered |= self._plan.lossy and not servers.have_snapshots
-            servers.recover(moment.targets, _faults(following))
+            servers.recover(moment.targets, _faults(following), moment.second)
         servers.ready()
         self._start_workers()
         self._wait_for_progress(1)

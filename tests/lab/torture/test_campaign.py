@@ -69,7 +69,7 @@ def test_a_seed_decides_the_plan(draw: Any) -> None:
     assert {plan.variant for plan in plans} == set(PROCESS_VARIANTS)
     assert {plan.near for plan in plans} == {True, False}
     for plan in plans:
-        assert plan.kills == len(plan.moments) > 0
+        assert plan.kills == len(plan.moments) - plan.cuts > 0
         lives = plan.workers + (plan.kills if draw is draw_workers else 0)
         assert len(plan.pauses) == lives
         last = plan.cells_of(lives - 1)
@@ -83,12 +83,24 @@ def test_servers_are_killed_in_every_way() -> None:
     assert {plan.layout for plan in plans} == {*LAYOUTS}
     shards = [plan for plan in plans if plan.layout == "shards"]
     assert {plan.acks for plan in shards} == {"applied", "written", "durable"}
-    assert {moment.targets for plan in shards for moment in plan.moments} == {(0,), (1,), (0, 1)}
+    struck = {moment.targets for plan in shards for moment in plan.moments if not moment.cut}
+    assert struck == {(0,), (1,), (0, 1)}
+    cuts = [moment.cut for plan in plans for moment in plan.moments if moment.cut]
+    assert {cut.silent for cut in cuts} == {True, False}
+    assert not any(plan.cuts for plan in plans if plan.layout != "shards")
     both = [plan for plan in plans if plan.layout == "shards with standbys"]
     assert {plan.acks for plan in both} == {"replicated"}
     struck = {moment.targets for plan in both for moment in plan.moments}
     assert struck == {(0, 1), (0,), (1,), (2,), (3,), (2, 3)}
     moments = [moment for plan in plans for moment in plan.moments]
+    assert all(moment.second is None for moment in moments if 0 not in moment.targets)
+    kinds = {plan.layout: set[tuple[str, tuple[int, ...]]]() for plan in plans}
+    for plan in plans:
+        kinds[plan.layout] |= {(m.second.amid, m.second.targets) for m in plan.moments if m.second}
+    assert not kinds["single"] | kinds["shards"]
+    ways = {("promotion", (0,)), ("return", (0,)), ("return", (1,)), ("return", (0, 1))}
+    assert kinds["standby"] == ways
+    assert {("promotion", each) for each in [(0,), (1,), (0, 1)]} < kinds["shards with standbys"]
     assert {moment.point for moment in moments} == {"", *points()}
     assert any(moment.early for moment in moments)
 
