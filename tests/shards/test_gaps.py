@@ -45,11 +45,18 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
+def at_rest(server: Any) -> bool:
+    """True if a lead knows that all have synced their snapshots: files are there before that."""
+    return not (server._state._writing or server._state._lead.sets.writing)
+
+
 def snapshot_of_all(lead: ServerThread, folders: list[Path]) -> None:
+    """Have all take a snapshot; while one is being written, none would begin."""
     before = [snapshots(folder) for folder in folders]
     lead.call(lambda server: server.post(SnapshotDue(server._now(), server._state.newest + 1)))
     each = [*zip(folders, before, strict=True)]
     until(lambda: all(snapshots(folder)[:1] != old[:1] for folder, old in each))
+    until(lambda: lead.call(at_rest))
 
 
 @contextmanager
