@@ -3,17 +3,15 @@
 It moves bytes, keeps time, and runs kernels on its update thread. They release the GIL, so that
 fetches and pushes go on meanwhile. A `Server` opens its files, listens, has the engine handle one
 event after the other, drains and closes. The `Acceptor` posts the events of connections, the
-`EffectRunner` carries out the engine's effects.
+`EffectRunner` carries out the engine's effects. `RunState` has what a server keeps of its run,
+`Port` the port, and `Draining` the waits at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import errno
 import logging
-import os
 import socket
 import threading
 from collections import deque
@@ -23,16 +21,14 @@ from typing import Any
 
 from aiops._version import __version__
 from aiops.algorithms import find
-from aiops.common import forks, generations, urls
-from aiops.common.generations import generation_text
-from aiops.durable.commit_gate import Acks, EncodedReply
-from aiops.durable.follower_recorder import FollowerReplayer, check_follower
-from aiops.durable.lead_recorder import LeadReplayer
+from aiops.common import forks, urls
+from aiops.durable.commit_gate import EncodedReply
+from aiops.durable.follower_recorder import FollowerReplayer
 from aiops.durable.recorder import Supersede
-from aiops.durable.recovery import Recovered, Replayer, check_begin
+from aiops.durable.recovery import Recovered, Replayer
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
-    Committed,
+    Effect,
     End,
     Event,
     Initialised,
@@ -44,42 +40,34 @@ from aiops.engine.steady import ExchangeRecord, Steady
 from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.net.socket_options import narrow, unpace
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
+from aiops.serving.draining import Draining
 from aiops.serving.effects import EffectRunner
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
+from aiops.serving.port import Port
 from aiops.serving.profiling import Profile
+from aiops.serving.run_state import RunState, open_files
 from aiops.serving.shard_links import ShardLinks
-from aiops.serving.standby.feeds import StandbyFeeds
-from aiops.serving.standby.fencing import fence
-from aiops.serving.state.kept_state import KeptState
-from aiops.serving.state.shard_states import FollowerState, LeadState
+from aiops.serving.state.shard_states import LeadState
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.serving.unix_listener import UnixListener
 from aiops.shards.budget_shares import first_share
 from aiops.shards.collecting import Collecting
-from aiops.shards.common_moment import CommonMoment
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.state.frames import JournalFrame
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SinkFor
-from aiops.wire.messages import Error, Hello, Message
-from aiops.wire.server_messages import Greeting
+from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
-from aiops.wire.standby_messages import Fence, StandbyHello
+from aiops.wire.standby_messages import Fence
 
 _log = logging.getLogger("aiops.server")
 
-_BACKLOG = 1024
-
-_OLD_COPY = ", or began with an older copy of its state"
 _LONGEST_REASON = 200  # characters of an error that are sent to peers
 _LEAD_ENDS = 60.0  # seconds that a follower that is asked to end waits for its lead to do so
-_UNMOVED = 0.5
-"""Seconds without progress after which unsent answers do not delay a server's end."""
 
 
 class Server:
@@ -107,7 +95,7 @@ class Server:
         self.config = config
         self.url, self.port = "", config.port
         env = CURRENT_ENVIRONMENT.get()
-        self._clock = clock = Clock(env.now)
+        clock = Clock(env.now)
         self._env = env = env if config.state is None else dataclasses.replace(env, now=clock)
         self._now = env.now
         algorithm = find(config.policy).make(config.settings())
@@ -130,49 +118,40 @@ class Server:
             memory, parallel_map, measure, device, later=True, guard=threading.Lock
         )
         run = env.token_bytes(8).hex()
-        self._state_files: StateFiles | None = None
-        self._state: KeptState | FollowerState | None = None  # once it has been recovered
-        self._lacks = ""  # what the state that it has left does
-        self._state_over = False  # it has left it
-        self._feeds: StandbyFeeds | None = None  # once there is a journal
-        self._alone = False  # it is known to have no standby
-        self._next_term = False  # it is to begin one
-        self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
-        kept, shard = config.state_folder, None if config.follower else (0, options.shards)
-        if kept is not None:
-            holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
-            self._state_files = StateFiles(
-                *(kept, env.disk, holder, run, salt, shard), keep=config.keep_journal
-            )
-            run = self._state_files.run
-        options = dataclasses.replace(options, run=run)
-        links: ShardLinks | None = None
+        files = open_files(config, env, run, options.shards)
+        options = dataclasses.replace(options, run=run if files is None else files.run)
         lead: Lead | None = None
+        engine: Engine | None = None
         self._coordinator: Coordinator
         if config.follower:
-            follower = Follower(algorithm, options, machine, kept=kept is not None)
+            follower = Follower(algorithm, options, machine, kept=files is not None)
             self._coordinator = follower
             sinks_of = follower.sinks_of
         else:
             try:
                 engine = Engine(algorithm, options, machine, self._statistics)
             except BaseException:  # settings that cannot work: another server may have the state
-                self._end_state()
+                if files is not None:
+                    files.close()
                 raise
             self._coordinator = self._engine = engine
             sinks_of = self._engine.sinks_of
             if config.sharded:
-                lead = Lead(self._engine, config.reach(), kept=kept is not None)
+                lead = Lead(self._engine, config.reach(), kept=files is not None)
                 self._coordinator = lead
                 sinks_of = partial(self._sinks_of, lead)
-                links = self._links_of(lead, options.run)
-        self._links = links
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
             *(config, self._coordinator, env, pacing, self.post, self._note_change),
             *(self._exchange, sinks_of, machine.measure),
         )
-        self.connections.control, self.connections.refusal = self._control, self._refusal
+        self._run_state = run_state = RunState(
+            *(config, env, clock, files, self._coordinator, engine, self.connections),
+            *(self.post, self._perform, self.supersede, self._stop_with),
+        )
+        self.connections.control, self.connections.refusal = self._control, run_state.refusal
+        links = None if lead is None else self._links_of(lead, options.run)
+        self._links = links
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
@@ -188,12 +167,15 @@ class Server:
         self._events: deque[Event] = deque()
         self._handling = False
         self.socket: socket.socket | None = None
+        self._port = Port(config.host, config.port, self.connections.accept)
         self._listener: asyncio.Server | None = None  # once it listens
+        self._draining = Draining(
+            self._coordinator, self.connections, run_state, config.drain_deadline
+        )
         self._ending = asyncio.Event()
         self._error: BaseException | None = None  # with which it ends
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._forked = False  # this is a copy of it, in a fork
-        self._changed: asyncio.Event | None = None  # set when something happens
         forks.note(self)
 
     def _links_of(self, lead: Lead, run: str) -> ShardLinks:
@@ -206,22 +188,10 @@ class Server:
             lead.sink_for_follower,
             self.post,
             lead.refusal,
-            self._lead_generation,
-            self._lead_proof,
+            self._run_state.lead_generation,
+            self._run_state.lead_proof,
             self._stop_with,
         )
-
-    def _lead_generation(self) -> int | None:
-        """Return the generation of this start, which may not have begun; None without a state."""
-        if self._state_files is None:
-            return None
-        if self._next_term and self._state is None:
-            return generations.next_term(self.generation, 0)
-        return self.generation + (self._state is None)
-
-    def _lead_proof(self, generation: int) -> bytes:
-        """Return the proof for followers of a lead of this generation; empty without a state."""
-        return b"" if self._state_files is None else self._state_files.claims.lead_proof(generation)
 
     def follower_moved(self, shard: int, port: int) -> None:
         """Reach a follower on this machine at another port from here on: it was started again."""
@@ -241,11 +211,7 @@ class Server:
 
     def state_report(self) -> dict[str, Any] | None:
         """Return what statistics tell of the state that it keeps; None: it keeps none."""
-        state, feeds = self._state, self._feeds
-        if state is None:
-            return None
-        found = state.report()
-        return found if feeds is None else {**found, **feeds.report(state.recorder.acks)}
+        return self._run_state.report()
 
     @property
     def engine(self) -> Engine:
@@ -255,13 +221,14 @@ class Server:
     @property
     def state_files(self) -> StateFiles | None:
         """The folder of the state that it keeps, if it keeps one."""
-        return self._state_files
+        return self._run_state.files
 
     @property
     def run(self) -> str:
         """The name of the run; of a follower, that of its state."""
         if isinstance(self._coordinator, Follower):
-            return self._coordinator.run or (self._state_files.run if self._state_files else "")
+            files = self._run_state.files
+            return self._coordinator.run or ("" if files is None else files.run)
         return self._engine.options.run
 
     @property
@@ -280,17 +247,17 @@ class Server:
     @property
     def generation(self) -> int:
         """The generation of the run; 0 without a state."""
-        return 0 if self._state_files is None else self._state_files.generation
+        return self._run_state.generation
 
     @property
     def generation_proof(self) -> bytes:
         """Proves to other servers of the run that its generation has begun; empty without state."""
-        return b"" if self._state_files is None else self._state_files.claims.proof
+        return self._run_state.proof
 
     @property
     def alone(self) -> bool:
         """True if no acknowledgement waits for a standby: there is none that has all rows."""
-        return self._alone if self._feeds is None else self._feeds.replication.fallen
+        return self._run_state.alone
 
     @property
     def warm(self) -> bool:
@@ -312,31 +279,31 @@ class Server:
         ``next_term``: it was a standby, and its state is read again.
         ``alone``: it had no standby when it ended to go back, so it does not wait for one.
         """
-        next_term = self._next_term = next_term or promoted is not None
-        self._alone = alone or next_term
+        run_state, files, pacing = self._run_state, self._run_state.files, self._pacing
+        run_state.next_term = next_term = next_term or promoted is not None
+        run_state.starts_alone = alone or next_term
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
         prepared = False
         listener: asyncio.Server | None = None
         try:
-            listener = await self._bound(loop)
-            if self._state_files is not None:
-                self._state_files.claim = partial(self._claim, listener)
+            rate = None if pacing is None else pacing.pacer.narrowed
+            listener = await self._port.bind(loop, self.socket, rate)
+            if files is not None:
+                files.claim = partial(self._port.claim, listener)
                 if not next_term:
-                    self._state_files.check_not_superseded()
-                if self._state_files.generation:  # then there are updates to be repeated, at once
+                    files.check_not_superseded()
+                if files.generation:  # then there are updates to be repeated, at once
                     self._runner.gentle = False
                     self._runner.perform(preparation)
                     prepared = True
-            resumes = self._state_files is not None and self._state_files.generation > 0
+            resumes = files is not None and files.generation > 0
             # A mistake in --init begins no state.
             model = None if resumes else self._initial_model()
             if self._links is not None:
-                await self._begin_to_lead(self._links, loop, next_term=next_term)
-            elif self._state_files is not None:
-                self._state = self._recovered(
-                    *(self._state_files, loop, promoted), next_term=next_term
-                )
+                await self._begin_to_lead(self._links, loop)
+            elif files is not None:
+                self._keep(files, loop, promoted)
             if self._pacing is not None and (resumes or next_term):
                 self._pacing.owe()
             if self._persistence is not None:
@@ -346,7 +313,7 @@ class Server:
             if model is not None:
                 self.post(model)
             self._listener, self._runner.gentle = listener, True
-            await self._listen(listener)
+            await self._port.listen(listener)
         except BaseException as error:
             self._listener = None
             if listener is not None:
@@ -357,7 +324,7 @@ class Server:
             preparation.over()
             if self._persistence is not None:
                 self._persistence.discard()
-            self._end_state()
+            self._run_state.end(trusted=not self._broken)
             raise
         if self._persistence is not None:
             self._persistence.begin(loop)
@@ -370,16 +337,10 @@ class Server:
             self._pacing.begin(loop)
         if not prepared:
             self._runner.perform(preparation)
-        if self._state is not None:
-            self._state.begin(loop, self.config.snapshot_every)
-        if self._feeds is not None:
-            self._feeds.begin(loop)
+        run_state.begin(loop)
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port)
-        if self._state_files is not None and self._state_files.generations.predecessors:
-            predecessors = self._state_files.generations.predecessors
-            given = self._env, self.config.token, predecessors, self.url, self.run
-            self._fencing = loop.create_task(fence(*given, self.generation, self.generation_proof))
+        run_state.fence_predecessors(loop, self.url, self.run)
         return self.url
 
     def _initial_model(self) -> Initialised | None:
@@ -395,115 +356,43 @@ class Server:
             return None
         return self._persistence.initial_model(path)
 
-    async def _begin_to_lead(
-        self, links: ShardLinks, loop: asyncio.AbstractEventLoop, *, next_term: bool
-    ) -> None:
+    async def _begin_to_lead(self, links: ShardLinks, loop: asyncio.AbstractEventLoop) -> None:
         """Connect to the followers, and go back with them to the newest moment that all have.
 
         They go back first. If this server began another history before, and ended then, rows of two
         histories would have the same numbers. Standbys that were promoted are at the moments up to
         which each was fed.
         """
-        files, lead = self._state_files, self._coordinator
+        files, lead = self._run_state.files, self._coordinator
         states, ahead = await links.connect(self.config.hello_deadline), dict[int, int]()
         if files is not None and isinstance(lead, Lead):
-            moment = CommonMoment(states, files.generations.history)
-            if why := lead.refused(moment):
-                raise UsageError(why)
-            recovered = self.recover(LeadReplayer(lead, self._runner.perform, moment))
-            row = 0 if recovered is None else recovered.row
-            ahead = moment.ahead(row)
-            files.claim()  # or followers would have gone back for a server that serves no client
+            recovered, ahead = self._run_state.go_back(files, lead, states)
             await links.roll_back(ahead)
-            self._state = self._recovered(files, loop, recovered, next_term=next_term)
+            self._keep(files, loop, recovered)
         links.lead(ahead)
 
-    def _recovered(
-        self,
-        files: StateFiles,
-        loop: asyncio.AbstractEventLoop,
-        recovered: Recovered | None,
-        *,
-        next_term: bool,
-    ) -> KeptState | FollowerState:
+    def _keep(
+        self, files: StateFiles, loop: asyncio.AbstractEventLoop, recovered: Recovered | None
+    ) -> None:
         """Bring the engine to the state that is kept, and have its events journalled."""
-        state = self._kept_state(files, loop, recovered, next_term=next_term)
+        state = self._run_state.keep(files, loop, recovered)
         self._handle = self._machine.measure("policy", state.recorder.handle)
         self._runner.actions.update(state.actions(self._send_encoded, self._superseded))
         if isinstance(state, LeadState):
             state.resume()
-        return state
-
-    def _kept_state(
-        self,
-        files: StateFiles,
-        loop: asyncio.AbstractEventLoop,
-        recovered: Recovered | None,
-        *,
-        next_term: bool,
-    ) -> KeptState | FollowerState:
-        config, coordinator, perform = self.config, self._coordinator, self._runner.perform
-        given = config.policy, config.acknowledgement, self._clock, self.post
-
-        def post_threadsafe(event: Event) -> object:
-            return loop.call_soon_threadsafe(self._journalled, event)
-
-        state: KeptState | FollowerState
-        if isinstance(coordinator, Follower):
-            mine = files, coordinator, config.acknowledgement, self._clock
-            state = FollowerState(
-                *(*mine, post_threadsafe, perform, self._stop_with, recovered),
-            )
-        elif isinstance(coordinator, Lead):
-            state = LeadState(
-                *(coordinator, files, *given, post_threadsafe, perform, recovered),
-                promoted=next_term,
-            )
-        else:
-            state = KeptState(
-                *(files, self._engine, *given, post_threadsafe, perform, recovered),
-                promoted=next_term,
-            )
-        if config.acknowledgement > Acks.APPLIED:
-            self._feeds = self.connections.standbys = StandbyFeeds(
-                *(files, state, config.acknowledgement, config.standby_deadline, self._env),
-                *(self._committed, self.connections.link_lost, self.supersede),
-                alone=self._alone,
-            )
-            state.keep_for(self._feeds.first_needed)
-            if isinstance(coordinator, Follower):
-                coordinator.state_report = lambda: self.state_report() or {}
-        return state
-
-    def _journalled(self, event: Event) -> None:
-        """Handle an event of the journal's thread."""
-        synced = isinstance(event, Committed) and self.config.acknowledgement >= Acks.DURABLE
-        if synced and self._feeds is not None:
-            self._committed(self._feeds.synced_here(event.row))  # type: ignore[union-attr]
-        else:
-            self.post(event)
-
-    def _committed(self, row: int) -> None:
-        if self.config.acknowledgement >= Acks.DURABLE:
-            self.post(Committed(self._now(), row))
+        self._run_state.kept = state
 
     def _control(self, number: int, message: Message) -> None:
         """Handle what is asked of this server itself."""
-        text, files = "this server is no standby, and no other has its run", self._state_files
-        if files is not None and isinstance(message, Fence):
-            if files.claims.supersedes(message):
+        text = "this server is no standby, and no other has its run"
+        if isinstance(message, Fence):
+            if self._run_state.superseded_by(message):
                 self.supersede(message.generation, message.primary)
                 return
-            text = files.claims.refusal(message) or text
+            text = self._run_state.fence_refusal(message) or text
         peer = self.connections.peers[number]
         answer = Error(message.id, Refused.code, text, {}, False)
         peer.link.send(peer.link.wire.send(answer))
-
-    def _refusal(self, hello: Greeting) -> str:
-        """Return the reason for which a client's claim is refused, or an empty text."""
-        if self._state_files is None or not isinstance(hello, Hello | StandbyHello):
-            return ""
-        return self._state_files.claims.refusal(hello)
 
     def _superseded(self, effect: Supersede) -> None:
         self.supersede(effect.generation)
@@ -518,22 +407,11 @@ class Server:
         primary
             Its URL, if that is known.
         """
-        if self._broken or self._state is None:
+        if self._broken or self._run_state.kept is None:
             return
         self._broken = True
-        self._state.stop()
-        if self._state_files is not None:
-            try:
-                self._state_files.note_successor(generation, primary)
-            except OSError as why:
-                _log.error("a later start here will not know it: %s", why.strerror or why)
-        error = Superseded(
-            f"this server was superseded by {primary or 'another one'} of its run (generation"
-            f" {generation_text(generation)}){'' if primary else _OLD_COPY}: to be of use it may"
-            f" start with --standby {primary or 'and the URL of that'}",
-            generation=generation,
-            primary=primary,
-        )
+        self._run_state.stop()
+        error = self._run_state.superseded(generation, primary)
         self.connections.refuse(str(error), Superseded.code, error.details)
         self._stop_with(error)
 
@@ -542,97 +420,25 @@ class Server:
 
         ``on_loop``: has a function called by the event loop, if the replay is on another thread.
         """
-        perform = self._runner.perform
-        warm = partial(on_loop, perform) if on_loop else perform
-        coordinator = self._coordinator
-        if isinstance(coordinator, Follower):
-            return FollowerReplayer(coordinator, self.run, warm)
-        if isinstance(coordinator, Lead):
-            return LeadReplayer(coordinator, warm)
-        return Replayer(self._engine, warm)
+        return self._run_state.replayer(self.run, on_loop)
 
     def recover(self, replayer: Replayer | FollowerReplayer) -> Recovered | None:
         """Bring the engine to the state that is kept, instead of `start`; see `StateFiles`."""
-        files = self._state_files
-        if files is None:
-            return None
-        if isinstance(replayer, FollowerReplayer):
-            return files.recover_follower(self._coordinator, replayer)  # type: ignore[arg-type]
-        return files.recover(self._engine, self.config.policy, replayer=replayer)
+        return self._run_state.recover(replayer)
 
     def check_begin(self, frame: JournalFrame) -> None:
         """Check that a state's first row is of a server with these settings; see `check_begin`."""
-        where = str(self.config.state_folder)
-        if isinstance(self._coordinator, Follower):
-            check_follower(frame, self._coordinator, where)
-        else:
-            check_begin(frame, self.config.policy, self._engine, where)
+        self._run_state.check_begin(frame)
 
     def discard(self) -> None:
         """Let go of everything, instead of `start`."""
         self._runner.close()
-        self._end_state()
+        self._run_state.end(trusted=not self._broken)
 
     def _send_encoded(self, effect: EncodedReply) -> None:
         peer = self.connections.peers.get(effect.peer)
         if peer is not None:
             peer.link.send([effect.data])
-
-    def _end_state(self) -> None:
-        """Close the journal, and let another server have the folder, once."""
-        if self._state_over:
-            return
-        self._state_over = True
-        if self._state is not None:
-            self._lacks = self._state.end(trusted=not self._broken)
-        elif self._state_files is not None:
-            self._state_files.close()
-
-    async def _bound(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
-        """Return what has the port, and does not listen yet: clients would wait in vain."""
-        host, port = self.config.host, self.config.port
-        given: dict[str, Any] = {"host": host, "port": port}
-        if self.socket is not None:
-            given = {"sock": self.socket}
-        try:
-            listener = await loop.create_server(
-                self.connections.accept, **given, backlog=_BACKLOG, start_serving=False
-            )
-        except OSError as error:
-            raise self._no_port(error) from None
-        for sock in listener.sockets:
-            unpace(sock, sock.getsockname()[0])
-            if self._pacing is not None:  # a window is announced before a peer is accepted
-                narrow(sock, self._pacing.pacer.narrowed)
-        return listener
-
-    def _claim(self, listener: asyncio.Server) -> None:
-        """Take the port for good: as long as no socket listens, another process may bind to it too.
-
-        The system holds connections until `_listen` accepts them. So this is called when that is
-        near: just before the generation begins, by which a server fences those before it.
-        """
-        try:
-            for sock in listener.sockets:
-                if sock.fileno() >= 0:  # a simulated one has none
-                    with socket.socket(fileno=os.dup(sock.fileno())) as same:
-                        same.listen(_BACKLOG)
-        except OSError as error:
-            raise self._no_port(error) from None
-
-    async def _listen(self, listener: asyncio.Server) -> None:
-        try:
-            before = [sock.fileno() for sock in listener.sockets]
-            await listener.start_serving()
-            if [sock and sock.fileno() for sock in listener.sockets] != before:
-                # uvloop raises nothing: it closes those that could not listen.
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        except OSError as error:
-            raise self._no_port(error) from None
-
-    def _no_port(self, error: OSError) -> UsageError:
-        where = f"{self.config.host}:{self.config.port}"
-        return UsageError(f"cannot listen on {where}: {error.strerror or error}")
 
     async def serve(self) -> None:
         """Run until `stop` is called and everything is drained; then save and close."""
@@ -646,7 +452,7 @@ class Server:
                     await self._close()
                 finally:  # it may be cancelled, and the loop closed
                     self._runner.end_warming()
-                    self._end_state()
+                    self._run_state.end(trusted=not self._broken)
 
     async def until_ending(self) -> None:
         """Return when it begins to end: by `stop`, or by itself."""
@@ -698,8 +504,7 @@ class Server:
         if self._broken:
             return
         self._broken = True
-        if self._state is not None:
-            self._state.stop()
+        self._run_state.stop()
         self.connections.refuse(
             f"the server is ending because of an error of its own ({_brief(error)}), which its log"
             " has in full"
@@ -714,24 +519,21 @@ class Server:
             self._unix_listener.end()
         if self._persistence is not None:
             self._persistence.stop()
-        if self._state is not None:
-            self._state.stop()
+        self._run_state.stop()
         if not self._broken:
             until = asyncio.get_running_loop().time() + self.config.drain_deadline
-            self.post(Stopping(self._now(), kept=self._state is not None))
-            await self._drain()
-            await self._take_last_set(until)
+            self.post(Stopping(self._now(), kept=self._run_state.kept is not None))
+            await self._draining.answered()
+            if self._error is None:
+                await self._draining.last_set(until, lambda: self._broken)
         self._runner.stop()
-        if self._feeds is not None:
-            self._feeds.end()
-        if self._fencing is not None:
-            self._fencing.cancel()
+        self._run_state.end_feeds()
         if self._pacing is not None:
             self._pacing.stop()
         if self._broken:  # peers have been sent an error, and close when they have read it
-            await self._all_gone()
+            await self._draining.all_gone()
         self.connections.end(ConnectionLost("the server is shutting down"))
-        await self._all_gone()
+        await self._draining.all_gone()
         if self._pacing is not None:
             self._pacing.pacer.stop()
         for pool in self._coordinator.pools:
@@ -741,61 +543,18 @@ class Server:
             if self._persistence is not None:
                 await self._persistence.end()
         finally:
-            self._end_state()
+            self._run_state.end(trusted=not self._broken)
             if self._links is not None:
                 self._links.end(leave=not isinstance(self._error, RolledBack))
             if self._profile is not None:
                 self._profile.write()
-        if self._lacks and self._error is None:
-            raise UsageError(self._lacks)
-
-    async def _drain(self) -> None:
-        """Wait until everything is answered and sent, or peers have stopped reading."""
-        loop, connections = asyncio.get_running_loop(), self.connections
-        moved = began = loop.time()
-        sent = -1
-        state = self._state
-        while (
-            not self._coordinator.idle
-            or connections.unsent
-            or (state is not None and state.recorder.holds)
-            or (self._feeds is not None and self._feeds.behind)
-        ):
-            now, before = loop.time(), sent
-            sent = connections.sent
-            if sent != before or not self._coordinator.idle:
-                moved = now
-            if state is not None and state.recorder.holds:
-                moved = now  # the disk has its time
-            if now - began >= self.config.drain_deadline or now - moved >= _UNMOVED:
-                return
-            await self._change(0.05)
-
-    async def _take_last_set(self, until: float) -> None:
-        """Have all servers of a sharded model write their states, until a time at most."""
-        state, loop = self._state, asyncio.get_running_loop()
-        if not isinstance(state, LeadState) or self._error is not None:
-            return
-        while loop.time() < until and state.take_last() and not self._broken:
-            await self._change(0.05)
-        state.report_last()
-
-    async def _all_gone(self) -> None:
-        """Wait until no connection is left, for at most half a second."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _UNMOVED
-        while self.connections.peers and loop.time() < until:
-            await self._change(0.05)
-
-    async def _change(self, seconds: float) -> None:
-        """Wait until an event is handled or a connection ends, for at most ``seconds``."""
-        self._changed = changed = asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), seconds)
+        if self._run_state.lacks and self._error is None:
+            raise UsageError(self._run_state.lacks)
 
     def _note_change(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
+        changed = self._draining.changed
+        if changed is not None:
+            changed.set()
 
     # ------------------------------------------------------------ events and effects
 
@@ -834,12 +593,13 @@ class Server:
             self._failed(error)
         finally:
             self._handling = False
-        if self._changed is not None:
-            self._changed.set()
+        changed = self._draining.changed
+        if changed is not None:
+            changed.set()
 
     def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
         """Answer a steady exchange; None: it goes the general way."""
-        runner, files, state = self._runner, self._persistence, self._state
+        runner, files, state = self._runner, self._persistence, self._run_state.kept
         if self._handling or self._broken or steady.cost > runner.at_once:
             return None
         if state is not None:
@@ -859,6 +619,10 @@ class Server:
             if state is not None and state.recorder.hold(steady.peer, answer):
                 return b""
         return answer
+
+    def _perform(self, effect: Effect) -> None:
+        """Carry out an effect that no event has caused."""
+        self._runner.perform(effect)
 
     @property
     def _pacing(self) -> Pacing | None:

@@ -23,8 +23,8 @@ from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
 from aiops.serving import persistence
+from aiops.serving.port import Port
 from aiops.serving.safetensors_io import read_model, write_model
-from aiops.serving.server import Server
 from aiops.serving.state.state_files import StateFiles
 from aiops.store.parameters import UpdateJob
 from aiops.store.updater import Updater
@@ -52,10 +52,10 @@ class TestListening:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Another server was bound to it too, and was the first to listen: no generation begins."""
-        bound, others = Server._bound, list[socket.socket]()
+        bind, others = Port.bind, list[socket.socket]()
 
-        async def late(self: Server, running: asyncio.AbstractEventLoop) -> asyncio.Server:
-            listener = await bound(self, running)
+        async def late(self: Port, *given: Any) -> asyncio.Server:
+            listener = await bind(self, *given)
             others.append(socket.create_server(listener.sockets[0].getsockname()))
             return listener
 
@@ -63,7 +63,7 @@ class TestListening:
             async with aiops.serve(policy="asgd", port=0, state=tmp_path / "s"):
                 pass
 
-        monkeypatch.setattr(Server, "_bound", late)
+        monkeypatch.setattr(Port, "bind", late)
         with (
             asyncio.Runner(loop_factory=loop) as runner,
             pytest.raises(UsageError, match=r"cannot listen on 127.0.0.1:0: .*in use"),

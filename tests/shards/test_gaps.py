@@ -53,7 +53,9 @@ def at_rest(server: Any) -> bool:
 def snapshot_of_all(lead: ServerThread, folders: list[Path]) -> None:
     """Have all take a snapshot; while one is being written, none would begin."""
     before = [snapshots(folder) for folder in folders]
-    lead.call(lambda server: server.post(SnapshotDue(server._now(), server._state.newest + 1)))
+    lead.call(
+        lambda server: server.post(SnapshotDue(server._now(), server._run_state.kept.newest + 1))
+    )
     each = [*zip(folders, before, strict=True)]
     until(lambda: all(snapshots(folder)[:1] != old[:1] for folder, old in each))
     until(lambda: lead.call(at_rest))

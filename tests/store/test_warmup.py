@@ -21,8 +21,8 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Warm
 from aiops.errors import UsageError
 from aiops.kernels import backend
+from aiops.serving.draining import Draining
 from aiops.serving.effects import EffectRunner
-from aiops.serving.server import Server
 from aiops.store.parameters import Store
 from aiops.store.warmup import Warmup
 from tests.peers import eventually
@@ -188,12 +188,12 @@ async def test_a_server_whose_closing_is_cancelled_leaves_no_process_without_num
         warmups.append(warmup)  # so that the collector ends no promise
         return [wait, *prepare(warmup)]
 
-    async def drain(_server: Server) -> None:
+    async def drain(_draining: Draining) -> None:
         draining.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Warmup, "steps", steps)
-    monkeypatch.setattr(Server, "_drain", drain)
+    monkeypatch.setattr(Draining, "answered", drain)
 
     async def serve() -> None:
         async with aiops.serve(port=0, policy="fasgd"):

@@ -36,7 +36,7 @@ from aiops.net import disk
 from aiops.net.disk import SystemDisk
 from aiops.net.thread_pool import pool_of
 from aiops.serving.config import Config
-from aiops.serving.server import Server
+from aiops.serving.draining import Draining
 from aiops.serving.shard_processes import ShardProcesses
 from aiops.serving.state import kept_state
 from aiops.serving.state.journal_writer import JournalWriter
@@ -74,7 +74,8 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
     """Copy a server's folder between two events; return its digest and its report then."""
 
     def copied(running: Any) -> tuple[str, dict[str, Any]]:
-        running._state._snapshots.wait()  # a copy takes a while, and it may rename meanwhile
+        # A copy takes a while, and it may rename meanwhile.
+        running._run_state.kept._snapshots.wait()
         shutil.copytree(folder, to)
         return digest(running.engine), statistics.decided(running.engine.report())
 
@@ -390,7 +391,8 @@ def test_a_server_that_is_killed_again_and_again_takes_a_snapshot_at_its_start(
                 train(server.url, PLAIN, start, 3)
             until = time.monotonic() + PATIENCE
             while (
-                server.call(lambda running: running._state._earlier) > 6 * SystemDisk.segment
+                server.call(lambda running: running._run_state.kept._earlier)
+                > 6 * SystemDisk.segment
                 and time.monotonic() < until
             ):
                 time.sleep(0.005)
@@ -615,7 +617,7 @@ def test_no_answer_leaves_before_it_is_said_that_the_journal_has_ended(
             worker.step(gradient)
 
         def fail(running: Any) -> None:
-            runner, state = running._runner, running._state
+            runner, state = running._runner, running._run_state.kept
             [peer] = running.connections.peers.values()
             assert (peer.link.shortcut is not None) is steady
             shortcut, reply = peer.link.shortcut, runner.actions[Reply]
@@ -673,7 +675,7 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
     with ServerThread(state=tmp_path / "s", **settings) as server:
 
         def told() -> Any:
-            return server.call(lambda running: running._state.report())
+            return server.call(lambda running: running._run_state.kept.report())
 
         def acknowledged(level: str) -> None:
             until = time.monotonic() + 20
@@ -730,7 +732,9 @@ def test_a_server_answers_while_it_begins_another_journal(
             worker.step(gradient)
             server.call(
                 lambda running: running.post(
-                    running._state._journal._ended(0.0, OSError(errno.EIO, "Input/output error"))
+                    running._run_state.kept._journal._ended(
+                        0.0, OSError(errno.EIO, "Input/output error")
+                    )
                 )
             )
             assert beginning.wait(20)
@@ -755,7 +759,7 @@ def test_if_the_snapshot_over_a_gap_is_damaged_the_rows_before_it_are_the_state(
         train(server.url, PLAIN, 1, 3)
 
         def told() -> Any:
-            return server.call(lambda running: running._state.report())
+            return server.call(lambda running: running._run_state.kept.report())
 
         def full(*_given: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -802,7 +806,9 @@ def test_what_was_begun_again_is_no_journal_before_its_snapshot(
             patch.setattr(SystemDisk, "free", lambda *_given: 0)
             train(server.url, PLAIN, 2, 1)
             until = time.monotonic() + 20
-            while not server.call(lambda running: running._state.report()["snapshot_error"]):
+            while not server.call(
+                lambda running: running._run_state.kept.report()["snapshot_error"]
+            ):
                 assert time.monotonic() < until
         with monkeypatch.context() as patch:
             patch.setattr(SnapshotWriter, "begin", lambda *_, **_given: None)  # slowly
@@ -993,7 +999,7 @@ def test_applied_keeps_snapshots_and_no_journal(damaged: bool, tmp_path: Path) -
         gradient = {"w": np.ones(64, np.float32)}
         for _ in range(3):
             worker.step(gradient)
-        while server.call(lambda running: running._state.report()["snapshot"]) < 4:
+        while server.call(lambda running: running._run_state.kept.report()["snapshot"]) < 4:
             worker.step(gradient)
         copy(server, folder, tmp_path / "copy")  # as after a kill
         version = worker.version
@@ -1038,9 +1044,9 @@ def test_the_memory_of_a_capture_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     caplog.set_level("INFO", "aiops.server")
     with ServerThread(policy="fasgd", state=tmp_path / "s", snapshot_every=0.02) as server:
         train(server.url, PLAIN, 1, 3)
-        while not server.call(lambda running: running._state.report()["capture_bytes"]):
+        while not server.call(lambda running: running._run_state.kept.report()["capture_bytes"]):
             pass
-        nbytes = server.call(lambda running: running._state.report()["capture_bytes"])
+        nbytes = server.call(lambda running: running._run_state.kept.report()["capture_bytes"])
         store = server.call(lambda running: running.engine.defined_store)
     state = sum(array.nbytes for arrays in store.state for array in arrays)
     assert nbytes == state + store.layout.nbytes
@@ -1174,7 +1180,7 @@ async def test_a_server_whose_closing_is_cancelled_leaves_its_folder(
     """A program that cancels its server goes on, perhaps with another one on the same state."""
     draining = asyncio.Event()
 
-    async def drain(_server: Server) -> None:
+    async def drain(_draining: Draining) -> None:
         draining.set()
         await asyncio.Event().wait()
 
@@ -1187,7 +1193,7 @@ async def test_a_server_whose_closing_is_cancelled_leaves_its_folder(
                 await worker.step({"w": np.ones(64, np.float32)})
 
     with monkeypatch.context() as patch:
-        patch.setattr(Server, "_drain", drain)
+        patch.setattr(Draining, "answered", drain)
         serving = asyncio.ensure_future(serve())
         await asyncio.wait_for(draining.wait(), PATIENCE)
         while not serving.done():

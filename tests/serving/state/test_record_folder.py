@@ -89,7 +89,10 @@ class TestKeepJournal:
             def acknowledged(level: str) -> None:
                 until = time.monotonic() + 20
                 while time.monotonic() < until:
-                    if server.call(lambda running: running._state.report()["acks"]) == level:
+                    if (
+                        server.call(lambda running: running._run_state.kept.report()["acks"])
+                        == level
+                    ):
                         return
                     time.sleep(0.01)
                 pytest.fail(f"acknowledgements do not mean {level}")
