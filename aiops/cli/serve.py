@@ -83,6 +83,7 @@ def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None
             envvar="AIOPS_" + field.name.upper(),
             help=field.metadata["help"],
             show_default=default is not None,
+            parser=field.metadata["read"],
         )
         parameters.append(
             inspect.Parameter(

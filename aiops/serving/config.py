@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,30 @@ _COUNTS = (
     "shard",
     "threads",
     "shard_bytes",
+    "model_size",
 )
+AUTO = -1
+"""``shards`` while it is ``auto``: the number is chosen when the server starts."""
+
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
 _SECRETS = ("token", "relay_token")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
 _MOST = 1 << 62
 
 
-def _option(default: Any, help: str) -> Any:
+def _option(default: Any, help: str, read: Callable[[Any], Any] | None = None) -> Any:
+    metadata = {"help": help, "read": read}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def read_shards(given: Any) -> Any:
+    """Return the number that a flag gives, or its text as it is; `Config` checks that."""
+    try:
+        return int(given)
+    except ValueError:
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +139,14 @@ class Config:
     heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
     drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
     no_shm: bool = _option(False, "Have clients on this machine use TCP, too: no shared memory.")
-    shards: int = _option(1, "Server processes that the model is spread over, this one included.")
+    shards: int = _option(
+        1,
+        "Server processes that the model is spread over, this one included; 'auto': as seems best.",
+        read=read_shards,
+    )
+    model_size: int | None = _option(
+        None, "For --shards auto without --init: bytes of the model that workers will define."
+    )
     shard_bytes: int = _option(1 << 20, "No shard holds less: a small model lies on fewer of them.")
     followers: list[str] = _option([], "Spread it over those: host:port, of --follower; repeat.")
     follower: bool = _option(False, "Hold a part of the model for a lead, which reaches this one.")
@@ -147,6 +167,11 @@ class Config:
         UsageError
             Naming the setting, what it must be, and what to do.
         """
+        shards: object = self.shards
+        if isinstance(shards, str):
+            if shards != "auto":
+                raise UsageError(f"--shards must be a number, or auto, not {shards!r}")
+            object.__setattr__(self, "shards", AUTO)
         _one_of("consistency", self.consistency, ("leased", "relaxed"))
         _one_of("kernels", self.kernels, ("auto", "numba", "numpy"))
         number_of(self.device)
@@ -156,7 +181,7 @@ class Config:
             raise UsageError(f"port must be 0 to 65535, not {self.port}")
         for name in (*_SECONDS, *_COUNTS):
             value = getattr(self, name)
-            if value is None:
+            if value is None or (name == "shards" and value == AUTO):
                 continue
             flag, most = name.replace("_", "-"), _LONGEST if name in _SECONDS else _MOST
             if not value > 0 and name not in _MAY_BE_0:  # not a number is not more than 0
@@ -250,7 +275,12 @@ class Config:
                 "--shard is for the standby of a follower, which has --follower and --standby: a"
                 " follower is told its shard by its lead"
             )
-        if self.follower and (self.followers or self.shards > 1):
+        if self.shards == AUTO and self.standby is not None:
+            raise UsageError(
+                "a standby's --shards is the number that its primary has, not auto: the primary's"
+                " log says it, and so does aiops stats"
+            )
+        if self.follower and (self.followers or self.shards != 1):
             raise ConflictError(
                 "a follower has no followers of its own: give --shards and --followers to the lead"
             )
@@ -348,6 +378,8 @@ class Config:
                 continue
             if isinstance(value, bool):
                 found.append(flag)
+            elif name == "shards" and value == AUTO:
+                found.append(f"{flag}=auto")
             else:
                 words = value if isinstance(value, list) else [str(value)]
                 found += [f"{flag}={word}" for word in words]
@@ -416,6 +448,8 @@ def read_file(path: Path) -> dict[str, Any]:
         text, kinds = _KINDS[str(known[name].type).partition(" ")[0]]
         if name in ("bandwidth_budget", "worker_budget") and type(value) is int:
             value = str(value)  # bytes per second
+        if name == "shards" and value == "auto":
+            kinds = (str,)
         if type(value) not in kinds or (
             isinstance(value, list) and not all(isinstance(item, str) for item in value)
         ):

@@ -15,6 +15,7 @@ from aiops.errors import UsageError, nearest
 from aiops.serving import rollback
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.server import Server
+from aiops.serving.shard_count import with_shards
 from aiops.serving.standby.server import StandbyServer
 
 
@@ -47,7 +48,9 @@ def serve(
         The URL of the primary that it is a standby of, or several, as workers are given them.
     settings
         The other fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's
-        settings, a codec may be given alone, and a path as text.
+        settings, a codec may be given alone, and a path as text. ``shards="auto"`` is the number of
+        the state, or of named followers; without these it is 1, as one event loop gains nothing by
+        more.
 
     Raises
     ------
@@ -61,7 +64,7 @@ def serve(
 
 @contextlib.asynccontextmanager
 async def _serving(settings: Mapping[str, Any]) -> AsyncIterator[Server]:
-    config = config_of(settings)
+    config = with_shards(config_of(settings), processors=1)  # one event loop has no use for more
     async with contextlib.AsyncExitStack() as stack:
         config = await _with_followers(config, stack)
         yield await stack.enter_async_context(_running(config))

@@ -23,7 +23,8 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import share
 from aiops.net.thread_pool import MOST
 from aiops.serving.config import Config, shard_folder
-from aiops.state.directory import IDENTITY_FILE, StateIdentity
+from aiops.serving.shard_count import held_shards
+from aiops.state.directory import IDENTITY_FILE
 
 _log = logging.getLogger("aiops.server")
 
@@ -220,9 +221,8 @@ def _check_place(folder: Path, shards: int) -> None:
             f"{folder} holds a whole model, and this server is to have shards of one: start it"
             " without --shards, or name another --state"
         )
-    lead = folder / shard_folder(0) / IDENTITY_FILE
-    held = StateIdentity.unpack(lead.read_bytes(), str(lead)).shards if lead.exists() else shards
-    if held != shards:
+    held = held_shards(folder)
+    if held is not None and held != shards:
         raise UsageError(
             f"{folder} holds the states of {held} shards, and --shards is {shards}: give --shards"
             f" {held}, or name another --state"

@@ -67,6 +67,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "drain_deadline": (0.0, 1.0, 2.0),
     "no_shm": (True, False, True),
     "shards": (2, 3, 4),
+    "model_size": (1, 2, 3),
     "shard_bytes": (1, 2, 3),
     "followers": (["a:1"], ["b:2"], ["c:3"]),
     "follower": (True, False, True),
