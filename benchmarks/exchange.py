@@ -1,17 +1,17 @@
 """The exchange benchmark: aiops beside its peers, doing exactly the same work.
 
-    python -m benchmarks.exchange [--sizes 4KiB,1MiB] [--workers 1,4] [--rounds 5] [--quick]
-                                  [--peers raw,aiops,pyzmq | --same-host]
+    python -m benchmarks.exchange [--sizes 4KiB,1MiB] [--workers 1,4] [--rounds 5]
+                                  [--peers raw,aiops,pyzmq] [--settings raw.sndbuf=262144]
                                   [--json out.json] [--plot out.png]
 
-The peers meet over loopback TCP or, with ``--same-host``, in shared memory. One cycle is a push of
-a float32 gradient of S bytes, plain SGD on the server, and the new parameters in the worker's own
-array; `benchmarks.peers.base` states the rules and how each peer is checked. For every size and
-number of workers, all peers are started and then take turns: a round runs each for a number of
-cycles that was calibrated to take a fraction of a second, in an order that rotates, so that a drift
-of the machine meets them all alike. GB/s counts both directions, also where nothing is moved. The
-columns ``x`` are ratios within a round, which a peer has to others of its group; all figures are
-medians over the rounds.
+The peers meet over loopback TCP or, with ``--peers same-host``, in shared memory. One cycle is a
+push of a float32 gradient of S bytes, plain SGD on the server, and the new parameters in the
+worker's own array; `benchmarks.peers.base` states the rules and how each peer is checked. For every
+size and number of workers, all peers are started and then take turns: a round runs each for a
+number of cycles that was calibrated to take a fraction of a second, in an order that rotates, so
+that a drift of the machine meets them all alike. GB/s counts both directions, also where nothing is
+moved. The columns ``x`` are ratios within a round, which a peer has to others of its group; all
+figures are medians over the rounds.
 
 * Over TCP: ``x raw`` (plain sockets), and ``x best`` (the best of pyzmq, gloo, gRPC and torch RPC;
   not of MPI, whose processes take a core each to wait in).
@@ -23,13 +23,12 @@ core, which makes small exchanges several times quicker and large ones slower, f
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from rich.table import Table
 
@@ -47,23 +46,39 @@ OURS = ("aiops", "shared", "room", "views")
 """The peers that are aiops."""
 
 
+Change: TypeAlias = tuple[str, str, Setting]
+"""A setting of a peer that is changed: the peer's name, the setting's, its value."""
+
+
+def read_change(text: str) -> Change:
+    """Read a change of a peer's setting, ``raw.sndbuf=262144``; UsageError if it is none."""
+    match = re.fullmatch(r"([\w.]+)\.(\w+)=(\w+)", text)
+    if not match:
+        raise UsageError(f"setting {text!r} cannot be read; write it like raw.sndbuf=262144")
+    peer, name, value = match.groups()
+    number = value.isdigit() or value in ("true", "false")
+    return peer, name, json.loads(value) if number else value
+
+
+GROUPS: Mapping[str, Sequence[str]] = {"tcp": tuple(base.TCP), "same-host": tuple(base.SAME_HOST)}
+"""Words that stand for several peers."""
+
+
 @dataclass(frozen=True)
 class Options(MeasuringTime):
     """The options of the benchmark. Sizes are bytes per gradient, times are seconds."""
 
-    sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
-    workers: tuple[int, ...] = (1, 4)
-    peers: tuple[str, ...] = tuple(base.TCP)
-    whole: bool = False
-    """Have the peers deliver whole versions too, as aiops always does."""
-    batch: bool = False
-    """Have all peers' workers be batch processes, as ``aiops run`` starts many."""
-    settings: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
-    """Peers' settings to change, by peer and name."""
-
-
-QUICK = Options(sizes=(4 * KIB, MIB, 16 * MIB), rounds=3, seconds=0.15)
-"""A look rather than a measurement: under a minute for most of it."""
+    sizes: Annotated[tuple[int, ...], "gradient sizes", parse_size] = (
+        *(4 * KIB, 64 * KIB),
+        *(MIB, 16 * MIB, 64 * MIB),
+    )
+    workers: Annotated[tuple[int, ...], "numbers of workers"] = (1, 4)
+    peers: Annotated[
+        tuple[str, ...], f"{', '.join(base.MODULES)}, a.module, or a group: {', '.join(GROUPS)}"
+    ] = ("tcp",)
+    whole: Annotated[bool, "peers too deliver whole versions, as aiops always does"] = False
+    batch: Annotated[bool, "workers are batch processes, as `aiops run` starts many"] = False
+    settings: Annotated[tuple[Change, ...], "settings of peers: PEER.NAME=VALUE", read_change] = ()
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -77,7 +92,12 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
         UsageError: a peer, a setting or a number makes no sense.
 
     """
-    settings = _settings(options)
+    names = [each for name in options.peers for each in GROUPS.get(name, (name,))]
+    options = replace(options, peers=tuple(names))
+    changes: dict[str, dict[str, Setting]] = {}
+    for peer, name, value in options.settings:
+        changes.setdefault(peer, {})[name] = value
+    settings = _settings(options, changes)
     about = machine()
     reasons = {name: base.load(name).missing() for name in options.peers}
     skipped = {name: reason for name, reason in reasons.items() if reason}
@@ -96,7 +116,7 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     return record(
         "benchmark",
         "exchange",
-        options,
+        asdict(options) | {"settings": changes},
         {
             "peers": {
                 name: {"settings": settings[name], "environment": dict(base.load(name).ENVIRONMENT)}
@@ -109,11 +129,13 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     )
 
 
-def _settings(options: Options) -> dict[str, dict[str, Setting]]:
-    """Check the options; return every peer's settings with the changes asked for."""
-    for name in [*options.peers, *options.settings]:
+def _settings(
+    options: Options, changes: Mapping[str, Mapping[str, Setting]]
+) -> dict[str, dict[str, Setting]]:
+    """Check the options; return every peer's settings with the changes asked for, by peer."""
+    for name in [*options.peers, *changes]:
         if name not in base.MODULES and not _is_module(name):
-            raise UsageError(f"unknown peer {name!r}; {nearest(name, base.MODULES)}")
+            raise UsageError(f"unknown peer {name!r}; {nearest(name, [*base.MODULES, *GROUPS])}")
     numbers = [*options.sizes, *options.workers, options.rounds, options.seconds, options.deadline]
     if not options.peers or min(numbers) <= 0 or any(size % 4 for size in options.sizes):
         raise UsageError(
@@ -123,7 +145,7 @@ def _settings(options: Options) -> dict[str, dict[str, Setting]]:
     chosen: dict[str, dict[str, Setting]] = {}
     for name in options.peers:
         known = base.load(name).SETTINGS
-        wanted = options.settings.get(name, {})
+        wanted = changes.get(name, {})
         for key in wanted.keys() - known.keys():
             raise UsageError(f"{name} has no setting {key!r}; {nearest(key, known)}")
         chosen[name] = {**known, "whole": options.whole or known["whole"], **wanted}
@@ -186,60 +208,6 @@ def failures(result: Mapping[str, Any]) -> list[str]:
         for figures in cell["peers"].values()
         if figures["failed"]
     ]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.exchange", description=__doc__.partition("\n")[0])
-    commas = "comma-separated"
-    parser.add_argument("--sizes", help=f"gradient sizes, {commas}: 4KiB,1MiB")
-    parser.add_argument("--workers", help=f"numbers of workers, {commas}: 1,4")
-    peers = parser.add_mutually_exclusive_group()
-    peers.add_argument("--peers", help=f"{commas}: {', '.join(base.MODULES)}, a.module")
-    peers.add_argument(
-        "--same-host",
-        action="store_true",
-        help=f"{', '.join(base.SAME_HOST)} instead of those over TCP",
-    )
-    parser.add_argument("--rounds", type=int, help="rounds per cell (default 5)")
-    parser.add_argument("--seconds", type=float, help="a peer's time per round (default 0.4)")
-    parser.add_argument("--deadline", type=float, help="seconds before a peer is killed (60)")
-    parser.add_argument("--whole", action="store_true", help="peers too deliver whole versions")
-    parser.add_argument("--batch", action="store_true", help="workers are batch processes")
-    parser.add_argument("--set", action="append", default=[], metavar="PEER.NAME=VALUE")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter rounds")
-    return parser
-
-
-def parse_options(arguments: argparse.Namespace) -> Options:
-    """Turn command-line arguments into options; UsageError when they cannot work."""
-    given = vars(arguments)
-    changes: dict[str, Any] = {
-        name: given[name] for name in ("rounds", "seconds", "deadline") if given[name] is not None
-    }
-    if arguments.sizes is not None:
-        changes["sizes"] = tuple(parse_size(part) for part in arguments.sizes.split(","))
-    if arguments.workers is not None:
-        try:
-            changes["workers"] = tuple(int(part) for part in arguments.workers.split(","))
-        except ValueError:
-            raise UsageError(
-                f"workers {arguments.workers!r} are not numbers; write them like 1,4"
-            ) from None
-    if arguments.same_host:
-        changes["peers"] = tuple(base.SAME_HOST)
-    if arguments.peers is not None:
-        changes["peers"] = tuple(part.strip() for part in arguments.peers.split(","))
-    settings: dict[str, dict[str, Setting]] = {}
-    for text in arguments.set:
-        match = re.fullmatch(r"([\w.]+)\.(\w+)=(\w+)", text)
-        if not match:
-            raise UsageError(f"setting {text!r} cannot be read; write it like raw.sndbuf=262144")
-        peer, name, value = match.groups()
-        number = value.isdigit() or value in ("true", "false")
-        settings.setdefault(peer, {})[name] = json.loads(value) if number else value
-    start = QUICK if arguments.quick else Options()
-    changes |= {"whole": arguments.whole, "batch": arguments.batch, "settings": settings}
-    return replace(start, **changes)
 
 
 def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
@@ -305,22 +273,14 @@ def _near(result: Mapping[str, Any]) -> bool:
     return set(result["options"]["peers"]) <= set(base.SAME_HOST)
 
 
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    return ["reads: a worker's parameters were whole, of mixed versions, or torn inside a number"]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when a peer failed, 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(parse_options(argparse.Namespace(**chosen)), report.log)
-
-    note = "reads: a worker's parameters were whole, of mixed versions, or torn inside a number"
-    report.main(
-        _parser(),
-        measure,
-        table,
-        argv,
-        drawn=figure,
-        failures=failures,
-        notes=lambda _: [note],
-        near=_near,
+    report.command(
+        Options(), run, table, argv, drawn=figure, failures=failures, notes=_notes, near=_near
     )
 
 

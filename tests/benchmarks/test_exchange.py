@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from benchmarks.peers.team import Team
 from tests.peers import eventually
 
 LIAR = "tests.benchmarks.liar"
+PRESENT = SimpleNamespace(missing=lambda: None, SETTINGS={"whole": False}, ENVIRONMENT={})
+"""A peer whose library is installed."""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_a_peer_that_is_no_module_either_is_unknown(name):
 
 def test_an_unknown_setting_is_named_with_the_nearest_known_one():
     with pytest.raises(UsageError, match="raw has no setting 'sndbuff'; did you mean 'sndbuf'"):
-        exchange.run(Options(peers=("raw",), settings={"raw": {"sndbuff": 1}}))
+        exchange.run(Options(peers=("raw",), settings=(("raw", "sndbuff", 1),)))
 
 
 @pytest.mark.parametrize(
@@ -61,35 +64,55 @@ def test_numbers_that_make_no_sense_are_refused(wrong):
         exchange.run(Options(**wrong))
 
 
-def test_the_command_line_becomes_options():
-    line = "--sizes 4KiB,1MiB --workers 1,2 --peers raw,grpc --rounds 2 --whole --quick"
-    line += " --set raw.sndbuf=4096 --set grpc.whole=false"
-    options = exchange.parse_options(exchange._parser().parse_args(line.split()))
-    assert options == Options(
+def options_of(line, monkeypatch):
+    found = []
+
+    def run(options, log):
+        found.append(options)
+        raise UsageError("seen")  # before anything is measured
+
+    monkeypatch.setattr(exchange, "run", run)
+    with pytest.raises(SystemExit):
+        exchange.main(line.split())
+    return found[0]
+
+
+def test_the_command_line_becomes_options(monkeypatch):
+    line = "--sizes 4KiB,1MiB --workers 1,2 --peers raw,grpc --rounds 2 --whole"
+    line += " --settings raw.sndbuf=4096,grpc.whole=false"
+    assert options_of(line, monkeypatch) == Options(
         sizes=(4 * KIB, MIB),
         workers=(1, 2),
         peers=("raw", "grpc"),
         rounds=2,
-        seconds=exchange.QUICK.seconds,
         whole=True,
-        settings={"raw": {"sndbuf": 4096}, "grpc": {"whole": False}},
+        settings=(("raw", "sndbuf", 4096), ("grpc", "whole", False)),
     )
 
 
-def test_the_peers_are_those_over_tcp_unless_the_others_are_asked_for():
-    def peers(*line):
-        return exchange.parse_options(exchange._parser().parse_args(line)).peers
+def test_the_peers_are_those_over_tcp_unless_others_are_asked_for(monkeypatch):
+    def peers(*named):
+        measured = []
+        monkeypatch.setattr(
+            exchange, "contest", lambda jobs, *rest: dict.fromkeys(measured.extend(jobs) or ())
+        )
+        monkeypatch.setattr(exchange.base, "load", lambda name: PRESENT)
+        options = Options(sizes=(256,), workers=(1,), **({"peers": named} if named else {}))
+        found = exchange.run(options)
+        assert found["options"]["peers"] == tuple(measured)
+        return measured
 
-    assert peers() == peers("--quick") == tuple(base.TCP)
-    assert peers("--same-host") == tuple(base.SAME_HOST)
+    assert peers() == list(base.TCP)
+    assert peers("same-host") == list(base.SAME_HOST)
+    assert peers("raw", "same-host") == ["raw", *base.SAME_HOST]
     assert not base.TCP.keys() & base.SAME_HOST.keys()
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *("--workers one", "--set raw.sndbuf", "--sizes 3", "--rounds x"),
-        "--same-host --peers raw",
+        *("--workers one", "--settings raw.sndbuf", "--sizes 3", "--rounds x"),
+        *("--peers none", "--same-host"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(line, capsys):
