@@ -8,6 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ import ray.train
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from aiops.common import urls
 from aiops.common.launchers import worker_name
 from aiops.errors import AiopsError, UsageError
 from aiops.launch.program import Team
@@ -26,7 +28,7 @@ from aiops.ray.context import LoopReport
 from aiops.ray.data import DealerActor
 from aiops.ray.running_server import RunningServer
 from aiops.ray.server_settings import check_same, server_config
-from aiops.ray.servers import ServerAccess
+from aiops.ray.servers import ServerAccess, node_is_alive
 from aiops.ray.storage import Storage
 from aiops.ray.worker_group import (
     DIED,
@@ -72,6 +74,7 @@ def train(
     datasets: Mapping[str, Any] | None = None,
     run_config: Any = None,
     servers: int | None = None,
+    standby: bool = False,
     server_resources: Mapping[str, float] | None = None,
     server_restarts: int = -1,
     state: str | Path | None = None,
@@ -121,8 +124,11 @@ def train(
         A `ray.train.RunConfig`: name, storage and checkpoints.
     servers
         Servers that the model is spread over. Default: 1, or as many as run already.
+    standby
+        Run a second server, on another node, that has all that the server has, and takes over when
+        its node is lost. It needs a ``state``. Acknowledgements then mean ``replicated``.
     server_resources
-        Of each server. Default: one CPU. A server uses as many threads.
+        Of each server, and of the standby. Default: one CPU. A server uses as many threads.
     server_restarts
         How often Ray starts each server again, if there is a ``state``. Default -1: without end.
     state
@@ -163,6 +169,11 @@ def train(
     least, most = _counts(num_workers, min_workers, max_workers)
     if servers is not None and servers < 1:
         raise UsageError(f"servers must be 1 or more, not {servers}")
+    if standby and (state is None or (servers or 1) > 1):
+        raise UsageError(
+            "standby=True is for one server, and needs state=FOLDER, which all nodes share;"
+            " several servers are started again from their states"
+        )
     if not callable(loop) or len(inspect.signature(loop).parameters) > 1:
         raise UsageError("the loop is a function of no argument, or of one: its config")
     run_config = run_config or ray.train.RunConfig()
@@ -193,12 +204,18 @@ def train(
     found = running_server.find(run) if detached else None
     if found is not None:
         check_same(run, named, found.config, servers, len(found.actors))
+        if standby and not found.is_pair:
+            raise UsageError(
+                f"the server that runs under the name {run!r} was started without a standby: end it"
+                f" (aiops.ray.server({run!r}).stop()), and train with standby=True again"
+            )
     start = {
         "servers": servers or 1,
         "resources": server_cpus,
         "state": None if state is None else Path(state).absolute(),
         "restarts": server_restarts,
         "detached": run if detached else None,
+        "standby": standby,
     }
     return job.run(found, config_of_server, start, datasets or {})
 
@@ -257,8 +274,9 @@ class _Job:
         self._places: dict[int, Any] = {}  # placement groups; -1: that of the first workers
         self._dealers: dict[str, Any] = {}
         self._server: RunningServer | None = None
-        self._present: ServerAccess | None = None
-        self._look_at = 0.0  # inf: it has been asked, and has not answered
+        self._present: list[ServerAccess] = []  # of each head of the server
+        self._look_at: list[float] = []  # inf: it has been asked, and has not answered
+        self._lost: set[int] = set()  # heads that Ray does not start again
         self._reports: list[LoopReport] = []
         self._value: Any = None
 
@@ -273,7 +291,8 @@ class _Job:
         detached, started = start["detached"], list[Any]()
         try:
             self._server = found or _started(config, start, started)
-            self._present = self._server.access
+            self._present = [*self._server.accesses]
+            self._look_at = [0.0] * len(self._present)
             for name, dataset in datasets.items():
                 self._dealers[name] = ray.remote(DealerActor).options(num_cpus=0).remote(dataset)
             end = self._supervised()
@@ -337,25 +356,27 @@ class _Job:
     # ------------------------------------------------------------ the server
 
     def _look(self) -> None:
-        """Ask where the server is, if it is time."""
+        """Ask where the server is, and its standby, if it is time."""
         assert self._server is not None
-        if time.monotonic() >= self._look_at:
-            self._look_at = inf
-            self._awaited[self._server.lead.access.remote()] = self._seen
+        for index, head in enumerate(self._server.heads):
+            if time.monotonic() >= self._look_at[index]:
+                self._look_at[index] = inf
+                self._awaited[head.access.remote()] = partial(self._seen, index)
 
-    def _seen(self, access: Any, error: BaseException | None) -> list[GroupEvent]:
+    def _seen(self, index: int, access: Any, error: BaseException | None) -> list[GroupEvent]:
         now = time.monotonic()
         if error is not None:
             text = f"the server is lost: {_sentence(error)}"
             if isinstance(error, ray.exceptions.RayActorError):
                 text += " (with state=FOLDER, which all nodes share, it is started again)"
-            return [ServerLost(now, text)]
-        self._look_at = now + _LOOK
-        if access != self._present:
-            _log.warning("%s: the server has moved to %s", self._name, access.url)
-            self._present = access
+            self._lost.add(index)
+            return [ServerLost(now, text)] if len(self._lost) == len(self._present) else []
+        self._look_at[index] = now + _LOOK
+        if access != self._present[index]:
+            _log.warning("%s: a server has moved to %s", self._name, access.url)
+            self._present[index] = access
             for actor in self._actors.values():
-                actor.handle.server_moved.remote(access)
+                actor.handle.server_moved.remote(index, access)
         return [ServerUp(now)]
 
     def _has_joined(self, rank: int) -> bool:
@@ -413,15 +434,16 @@ class _Job:
 
     def _begin(self, order: BeginLoop) -> None:
         assert self._server is not None
-        assert self._present is not None
-        rank, actor, access = order.rank, self._actors[order.rank], self._server.access
+        rank, actor = order.rank, self._actors[order.rank]
+        accesses = self._server.accesses
+        url = urls.write_all(urls.ServerAddress(each.host, each.port) for each in accesses)
         newest = self._checkpoints.newest
         team = dataclasses.replace(self._team, local_workers=order.local_workers)
         task = LoopTask(
             loop=self._loop,
-            place=team.place(rank, order.restarts, access.url, order.local_rank),
-            access=access,
-            present=self._present,
+            place=team.place(rank, order.restarts, url, order.local_rank),
+            accesses=accesses,
+            present=tuple(self._present),
             name=self._name,
             storage=self._storage,
             newest=None if newest is None else newest.path,
@@ -450,9 +472,10 @@ class _Job:
         if isinstance(error, ray.exceptions.RayTaskError):
             how, joined = RAISED, self._has_joined(rank)
             self._drain(actor)
-        elif not _alive(actor.node):
+        elif not node_is_alive(actor.node):
             how = NODE_LOST
-            if self._present is not None and actor.node == self._present.node:
+            # Of a pair, the other takes over.
+            if [actor.node] == [access.node for access in self._present]:
                 found.append(ServerDown(now))
         return [*found, WorkerEnded(now, rank, how, _sentence(error), joined)]
 
@@ -537,11 +560,6 @@ def _started(config: Any, start: dict[str, Any], started: list[Any]) -> RunningS
             ray.kill(actor)
         text = f"the server did not start: {_sentence(error)}"
         raise ray.train.ControllerError(AiopsError(text)) from None
-
-
-def _alive(node: str) -> bool:
-    """Return whether a node is there; True if it is not known which."""
-    return not node or any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
 def _sentence(error: BaseException) -> str:

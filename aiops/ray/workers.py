@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,11 @@ class LoopTask:
         when its environment is set.
     place
         Its place in the job.
-    access
-        The server as it was when the job began, which is what its URL says for ever.
+    accesses
+        The server as it was when the job began, which is what its URL says for ever; of a server
+        with a standby, both.
     present
-        Where it is now.
+        Where they are now.
     name, storage, newest, datasets
         The run's name and storage, the path of its newest checkpoint, and the actors that deal the
         blocks of its datasets.
@@ -42,8 +43,8 @@ class LoopTask:
 
     loop: tuple[Any]
     place: Place
-    access: ServerAccess
-    present: ServerAccess
+    accesses: Sequence[ServerAccess]
+    present: Sequence[ServerAccess]
     name: str
     storage: Storage
     newest: str | None
@@ -55,7 +56,7 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._queue = context.ReportQueue()
-        self._first: ServerAccess | None = None
+        self._first: Sequence[ServerAccess] = ()
 
     def node(self) -> str:
         """Return the id of its node: it has been placed."""
@@ -65,9 +66,10 @@ class WorkerActor:
         """Run the loop; return what it returns."""
         place = task.place
         os.environ.update(place.variables(os.environ))
-        os.environ["AIOPS_TOKEN"] = task.access.token
-        self._first = task.access
-        self.server_moved(task.present)
+        os.environ["AIOPS_TOKEN"] = task.accesses[0].token
+        self._first = task.accesses
+        for index, access in enumerate(task.present):
+            self.server_moved(index, access)
         shards = {
             name: DatasetShard(name, dealer, place.rank, place.restarts)
             for name, dealer in task.datasets.items()
@@ -90,10 +92,9 @@ class WorkerActor:
         """Return reports as soon as there are some, and whether no more will come."""
         return self._queue.take(_POLL)
 
-    def server_moved(self, present: ServerAccess) -> None:
-        """Connect to the server at another address from here on."""
-        first = self._first
-        if first is not None:
+    def server_moved(self, index: int, present: ServerAccess) -> None:
+        """Connect to a server at another address from here on; ``index``: which of them."""
+        for first in self._first[index : index + 1]:
             moved_servers.note((first.host, first.port), (present.host, present.port))
 
 

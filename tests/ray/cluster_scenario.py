@@ -98,9 +98,27 @@ def jobs_that_fail() -> None:
     ):
         with pytest.raises(ray.train.TrainingFailedError, match=what):
             aiops.ray.train(broken_loop, num_workers=1, **settings)
+    for settings in ({}, {"state": "state", "servers": 2}):
+        with pytest.raises(UsageError, match="standby=True is for one server, and needs state="):
+            aiops.ray.train(broken_loop, num_workers=1, standby=True, **settings)
 
 
 # ---------------------------------------------------------------- a node is killed
+
+
+def acknowledged(folder: Path, rank: int) -> int:
+    """Return the number of pushes that a worker of `counting_loop` has had acknowledged."""
+    path = folder / f"acks-{rank}"
+    return path.stat().st_size if path.exists() else 0
+
+
+def all_go_on(folder: Path) -> None:
+    """Wait until each worker has had a push acknowledged."""
+    before = [acknowledged(folder, rank) for rank in range(3)]
+    until(
+        lambda: all(acknowledged(folder, rank) > before[rank] for rank in range(3)),
+        "all workers go on",
+    )
 
 
 def counting_loop(config: dict[str, Any]) -> int:
@@ -120,14 +138,7 @@ def counting_loop(config: dict[str, Any]) -> int:
 
 
 def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
-    def count(rank: int) -> int:
-        path = folder / f"acks-{rank}"
-        return path.stat().st_size if path.exists() else 0
-
-    def all_go_on() -> None:
-        before = [count(rank) for rank in range(3)]
-        until(lambda: all(count(rank) > before[rank] for rank in range(3)), "all workers go on")
-
+    folder.mkdir()
     settings: dict[str, Any] = {
         "policy": "asgd",
         "lr": 1.0,
@@ -144,10 +155,10 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
             )
         )
         try:
-            all_go_on()
+            all_go_on(folder)
             nodes.kill(aiops.ray.server("counting").node)
             nodes.add()
-            all_go_on()
+            all_go_on(folder)
         finally:
             (folder / "stop").touch()
         result = running.result(PATIENCE)
@@ -156,7 +167,7 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
     with aiops.ray.server("counting").client() as client:
         model = client.fetch()["w"].tolist()
     for rank in range(3):  # a push that was under way may have been applied, or not
-        assert 0 <= model[rank] - count(rank) <= 2, (rank, model[rank], count(rank))
+        assert 0 <= model[rank] - acknowledged(folder, rank) <= 2, (rank, model)
     with pytest.raises(UsageError, match=r"has lr=1\.0, not 0\.5: leave such"):
         aiops.ray.train(num_workers=1, **{**settings, "lr": 0.5})
     again = aiops.ray.train(num_workers=1, **settings)
@@ -167,13 +178,59 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
     assert running_server.find("counting") is None
 
 
+def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
+    """Kill the server's node; the standby takes over, and has a standby of its own."""
+    folder.mkdir()
+
+    def has_standby() -> bool:
+        return aiops.ray.server("guarded").has_standby
+
+    with ThreadPoolExecutor() as thread:
+        running = thread.submit(
+            lambda: aiops.ray.train(
+                counting_loop,
+                policy="asgd",
+                lr=1.0,
+                min_workers=1,
+                max_workers=3,
+                state=folder / "state",
+                standby=True,
+                name="guarded",
+                detached=True,
+                config={"folder": str(folder)},
+                run_config=ray.train.RunConfig(storage_path=str(folder / "runs")),
+            )
+        )
+        try:
+            all_go_on(folder)
+            until(has_standby, "there is a standby")
+            home = aiops.ray.server("guarded").node
+            nodes.kill(home)
+            until(lambda: aiops.ray.server("guarded").node != home, "the standby takes over")
+            nodes.add()
+            until(has_standby, "the one that took over has a standby")
+            all_go_on(folder)
+        finally:
+            (folder / "stop").touch()
+        result = running.result(PATIENCE)
+    assert result.error is None
+    assert result.return_value == 0
+    server = aiops.ray.server("guarded")
+    with server.client() as client:
+        model = client.fetch()["w"].tolist()
+    server.stop()
+    for rank in range(3):
+        assert 0 <= model[rank] - acknowledged(folder, rank) <= 2, (rank, model)
+
+
 def main(folder: Path) -> None:
     begin = time.monotonic()
-    with ray_nodes(2, 2, folder) as nodes:
+    with ray_nodes(2, 3, folder) as nodes:
         for part in (
             lambda: a_job(folder),
             jobs_that_fail,
-            lambda: a_node_is_killed(folder, nodes),
+            lambda: a_node_is_killed(folder / "restarted", nodes),
+            lambda: a_standby_takes_over(folder / "standby", nodes),
         ):
             print(f"{time.monotonic() - begin:.1f} s", flush=True)
             part()
