@@ -1,12 +1,14 @@
 """The Ray benchmark: nodes of a cluster killed and added, and the cost of a step under Ray.
 
-    python -m benchmarks.ray [--workers 16] [--nodes 4] [--parts kills,steps] [--rounds 3]
+    python -m benchmarks.ray [--workers 16] [--nodes 4] [--parts kills,standby,steps] [--rounds 3]
 
 **kills**: a job of ``--workers`` on a cluster of ``--nodes`` on this machine. A node with workers
 is killed, then the server's; each time another is added when training has gone on. Every worker
 takes down each acknowledged step. The figures are the longest time without any step of any worker
 after each kill, the time from the second kill until all workers step again, and the acknowledged
 steps that the model has lost.
+
+**standby**: the same, and the server has a standby.
 
 **steps**: a worker's steps per second under Ray beside those under ``aiops run``, of the same loop,
 with no Ray on the machine; both take turns.
@@ -36,7 +38,10 @@ from benchmarks.compare import Cell
 from benchmarks.ray_loops import acknowledged, count_steps, steps_per_second
 from benchmarks.sizes import KIB, MIB, format_size, parse_size, short_size
 
-PARTS = ("kills", "steps")
+KILLS = {"kills": "", "standby": ", with a standby"}
+"""The parts in which nodes are killed, and how their rows differ."""
+
+PARTS = (*KILLS, "steps")
 
 GAPS = {
     "worker_gap": "no step after a worker's node was killed",
@@ -92,13 +97,14 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), path]))
     about, found = machine(), dict[str, Any]()
-    if "kills" in options.parts:
-        rounds = []
-        for number in range(options.rounds):
-            log(f"kills, round {number + 1} of {options.rounds}")
+    rounds_of: dict[str, list[dict[str, float]]] = {p: [] for p in KILLS if p in options.parts}
+    for number in range(options.rounds):
+        for part, rounds in rounds_of.items():
+            log(f"{part}, round {number + 1} of {options.rounds}")
             with tempfile.TemporaryDirectory() as folder:
-                rounds.append(_kill(options, Path(folder)))
-        found["kills"] = {
+                rounds.append(_kill(options, Path(folder), part == "standby"))
+    for part, rounds in rounds_of.items():
+        found[part] = {
             "rounds": rounds,
             **{name: report.spread([one[name] for one in rounds]) for name in GAPS},
             "lost": max(one["lost"] for one in rounds),
@@ -111,13 +117,13 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
 # ---------------------------------------------------------------- kills
 
 
-def _kill(options: Options, folder: Path) -> dict[str, float]:
+def _kill(options: Options, folder: Path, standby: bool) -> dict[str, float]:
     import ray
 
     import aiops.ray
     from benchmarks.ray_nodes import ray_nodes
 
-    cpus = -(-(options.workers + 1) // (options.nodes - 1))
+    cpus = -(-(options.workers + 1 + standby) // (options.nodes - 1))
     with ray_nodes(options.nodes, cpus, folder) as nodes, ThreadPoolExecutor() as thread:
         running = thread.submit(
             lambda: aiops.ray.train(
@@ -128,6 +134,7 @@ def _kill(options: Options, folder: Path) -> dict[str, float]:
                 max_workers=options.workers,
                 config={"folder": str(folder), "pause": options.pause},
                 state=folder / "state",
+                standby=standby,
                 name="kills",
                 detached=True,
                 run_config=ray.train.RunConfig(storage_path=str(folder / "runs")),
@@ -167,13 +174,19 @@ def _disturb(options: Options, folder: Path, nodes: Any, running: Future[Any]) -
         return time.time()
 
     step(time.time())
-    home = aiops.ray.server("kills").node
-    other = next(node for node in nodes.nodes if node != home)
+    server = aiops.ray.server("kills")
+    home, taken = server.node, {access.node for access in server.accesses}
+    other = next(node for node in nodes.nodes if node not in taken)
     first = time.time()
     nodes.kill(other)
     step(first + _GONE, 1)
     nodes.add()
     step(time.time())
+    deadline = time.monotonic() + _PATIENCE
+    while server.is_pair and not server.has_standby:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the server has no standby")
+        time.sleep(0.1)
     second = time.time()
     nodes.kill(home)
     step(second + _GONE, 1)
@@ -266,10 +279,10 @@ def _under_ray(options: Options, folder: Path) -> dict[int, float]:
 def table(result: Mapping[str, Any]) -> Table:
     """Make the table of a report."""
     rows: list[list[str]] = []
-    if "kills" in result:
-        kills = result["kills"]
-        rows += [[name, _spread(kills[key], "s")] for key, name in GAPS.items()]
-        rows += [["acknowledged steps that were lost", f"{kills['lost']:.0f}"]]
+    for part in [part for part in KILLS if part in result]:
+        kills, how = result[part], KILLS[part]
+        rows += [[name + how, _spread(kills[key], "s")] for key, name in GAPS.items()]
+        rows += [["acknowledged steps that were lost" + how, f"{kills['lost']:.0f}"]]
     for cell in result.get("cells", ()):
         rows += [
             [],
@@ -298,9 +311,9 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
     """Yield what can be compared with another run's."""
-    if "kills" in result:
+    for part in [part for part in KILLS if part in result]:
         for key, name in GAPS.items():
-            yield Cell.of("kills", f"{name}, s", result["kills"][key], less=True)
+            yield Cell.of(part, f"{name}, s", result[part][key], less=True)
     for cell in result.get("cells", ()):
         yield Cell.of(cell["cell"], "step under Ray ÷ aiops run", cell["cost"], less=True)
 

@@ -20,12 +20,14 @@ def test_a_report_is_shown_and_compared() -> None:
     found = {
         "options": {"workers": 16, "nodes": 4, "rounds": 3},
         "kills": {**kills, "lost": 0.0},
+        "standby": {**kills, "server_gap": report.spread([0.5]), "lost": 0.0},
         "cells": [{**cell, **spreads, "cost": report.spread([1.1])}],
     }
     rows = list(zip(*(column.cells for column in ray.table(found).columns), strict=True))
     assert (GAPS["server_gap"], "2.00 s (1.00-4.00)") in rows
+    assert (f"{GAPS['server_gap']}, with a standby", "0.50 s (0.50-0.50)") in rows
     assert ("4 KiB: a step under Ray ÷ under aiops run", "1.10 (1.10-1.10)") in rows
-    assert len(list(ray.cells(found))) == len(GAPS) + 1
+    assert len(list(ray.cells(found))) == 2 * len(GAPS) + 1
     assert ray.figure(found).panels
 
 
