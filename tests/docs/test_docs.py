@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,25 @@ def test_file_of_settings_is_read(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     config = Config(**read_file(path), token="secret")
     assert find(config.policy).make(config.settings())
+
+
+def test_the_extras_that_are_named_can_be_installed() -> None:
+    """In commands of the pages and files, and in what the program says to do."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = set(project["optional-dependencies"])
+    files = [*PAGES, ROOT / "Makefile", ROOT / "deploy" / "Dockerfile"]
+    files += [file for room in ("aiops", "benchmarks", "examples") for file in _python(room)]
+    named: dict[str, set[str]] = {}
+    for file in files:
+        for extras in re.findall(r"(?:aiops-ps|'\.)\[([\w,]+)\]", file.read_text()):
+            for extra in extras.split(","):
+                named.setdefault(extra, set()).add(file.name)
+    assert {"server", "torch", "ray", "cuda12"} <= named.keys()
+    assert not {extra: found for extra, found in named.items() if extra not in known}
+
+
+def _python(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
 def test_links_lead_somewhere() -> None:
