@@ -125,7 +125,8 @@ def unavailable(remote: RemoteFile, places: Sequence[Path], reason: str) -> Data
     looked = " or ".join(str(place) for place in places)
     text = (
         f"data set {dataset!r}: {name} is not in {looked}, and {reason}; put it into {places[-1]}, "
-        f"or set AIOPS_DATA to a folder that holds {dataset}/{name}"
+        f"or set AIOPS_DATA to a folder that holds {dataset}/{name}; the data"
+        " set 'digits' comes with the package"
     )
     return DataUnavailable(text, dataset=dataset, file=name, looked=[str(p) for p in places])
 

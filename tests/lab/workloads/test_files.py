@@ -107,6 +107,7 @@ def test_offline_the_error_says_what_was_tried_and_what_to_do(tmp_path: Path) ->
         assert f"{mirror}/toys.bin: <urlopen error" in text
     assert f"toys.bin is not in {shared} or {cache}" in text
     assert f"put it into {cache}, or set AIOPS_DATA to a folder that holds toys/toys.bin" in text
+    assert "'digits' comes with the package" in text
     assert caught.value.details["looked"] == [str(shared), str(cache)]
 
 
