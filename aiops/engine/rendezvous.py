@@ -21,7 +21,9 @@ new ones do not count: they receive the average of the others, and begin with th
 that are not new exist but are all away, a new one has nothing to begin with: it is answered with an
 empty round, and asks again. Each ring of a group size has at least one worker that is not new; new
 ones for which there is none are answered with an empty round too. Founders, when all are new, form
-one ring of any size, so that all begin with the same model.
+one ring. With a group size K it has K of them: the others are answered with an empty round, and
+receive the model of the founders in the next rounds. So all begin with the same model, and no ring
+is larger than K.
 """
 
 from __future__ import annotations
@@ -211,7 +213,7 @@ class Rendezvous:
             self._participants[peer].request = None
         if only_new:
             return [_dismissal(peer, request) for peer, request in ready.items()]
-        if not settled or not 0 < self._group < len(ready):
+        if not 0 < self._group < len(ready):
             return self._answer(ready, settled)
         rings, left_out = self._rings(list(ready))
         found: list[Effect] = [_dismissal(peer, ready[peer]) for peer in left_out]
@@ -222,7 +224,8 @@ class Rendezvous:
     def _rings(self, ready: list[int]) -> tuple[list[list[int]], list[int]]:
         """Cut the workers that are ready into rings; return those, and new ones for which is none.
 
-        Each ring has a worker that is not new: newcomers receive its model.
+        Each ring has a worker that is not new: newcomers receive its model. If all are new there is
+        one ring, whose mean the others receive later.
         """
         draw = (self._seed, self.rounds + 1)
         settled, new = (
@@ -232,7 +235,7 @@ class Rendezvous:
             )
             for new in (False, True)
         )
-        count = min(-(-len(ready) // self._group), len(settled))
+        count = min(-(-len(ready) // self._group), max(1, len(settled)))
         dealt = (settled + new)[: count * self._group]
         rings = [sorted(dealt[n::count]) for n in range(count)]
         return rings, (settled + new)[len(dealt) :]

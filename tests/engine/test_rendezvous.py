@@ -412,12 +412,48 @@ class TestGroups:
             kept.append(values.var() / before)
         assert np.mean(kept) == pytest.approx((size / group - 1) / (size - 1), rel=0.15)
 
-    def test_founders_form_one_ring(self) -> None:
-        inline = gathered(*range(1, 7), group=2)
-        for peer in (*range(1, 7), 1):
+    def test_founders_form_one_ring_of_the_group_size_and_the_others_follow_it(self) -> None:
+        peers = range(1, 8)
+        inline = gathered(*peers, group=2)
+        for peer in peers:
+            meet(inline, peer, rounds=0)  # the first is answered alone, and then goes
+        inline.leave(1)
+        begun: dict[int, int] = {}  # the number of the round in which a worker got the model
+        for _ in range(9):
+            for peer in set(peers) - {1}:
+                found = last(inline, peer)
+                assert len(found.members) <= 2
+                if found.members and peer not in begun:
+                    assert [counts for *_at, counts in found.members].count(True) >= 1
+                    begun[peer] = found.number
+            if len(begun) == 6:
+                break
+            for peer in sorted(set(peers) - {1}):
+                meet(inline, peer, rounds=int(peer in begun))
+        founders = [peer for peer in begun if begun[peer] == min(begun.values())]
+        assert len(founders) == 2
+        assert sorted(begun) == [2, 3, 4, 5, 6, 7]
+
+    def test_founders_of_whom_all_fit_in_one_ring_all_count(self) -> None:
+        inline = gathered(*range(1, 5), group=3)
+        for peer in range(1, 5):
             meet(inline, peer, rounds=0)
-        assert ports(last(inline, 6)) == [1000 + peer for peer in range(1, 7)]
-        assert all(counts for _host, _port, counts in last(inline, 6).members)
+        inline.leave(1)
+        assert ports(last(inline, 2)) == [1002, 1003, 1004]
+        assert all(counts for _host, _port, counts in last(inline, 2).members)
+
+    def test_founders_whose_round_failed_are_founders_again(self) -> None:
+        inline = gathered(*range(1, 6), group=2)
+        for peer in range(1, 6):
+            meet(inline, peer, rounds=0)
+        inline.leave(1)
+        assert sum(bool(last(inline, peer).members) for peer in range(2, 6)) == 2
+        for peer in range(2, 6):
+            meet(inline, peer, rounds=0)
+        again = [last(inline, peer) for peer in range(2, 6)]
+        found = [one for one in again if one.members]
+        assert len(found) == 2
+        assert all(counts for one in found for *_at, counts in one.members)
 
     def test_newcomers_are_with_a_worker_that_has_a_model(self) -> None:
         inline = settled(1, 2, group=2)
