@@ -10,17 +10,8 @@ import numpy as np
 import pytest
 
 from aiops.engine.capture import capture
-from aiops.engine.data_sets import (
-    GRACE,
-    HOLD,
-    MOST_COVERS,
-    MOST_HELD,
-    MOST_SETS,
-    Pieces,
-    add,
-    length,
-    remove,
-)
+from aiops.engine.data_set import Pieces, add, length, remove
+from aiops.engine.data_sets import GRACE, HOLD, MOST_COVERS, MOST_HELD, MOST_SETS
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options, Resumed, Stopping
 from aiops.engine.restore import restore
