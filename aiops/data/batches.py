@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from aiops.client.asyncio.worker import AsyncWorker
+from aiops.client.averager_facade import AveragerFacade
 from aiops.client.program import drive, drive_awaiting
 from aiops.client.remote import Remote
 from aiops.client.server_info import ServerInfo
@@ -183,7 +184,7 @@ def batches(
     """
     inner = worker.worker if isinstance(worker, Remote) else worker
     if not isinstance(inner, Worker | AsyncWorker):
-        raise UsageError(f"a worker is needed that takes steps, not {type(inner).__name__}")
+        raise _no_worker(inner)
     source = source_of(data)
     order = EpochOrder(len(source), int(shuffle), seed)
     task_size = _BATCHES * batch_size if task_size is None else task_size
@@ -192,3 +193,15 @@ def batches(
         if not 1 <= number <= LARGEST:
             raise UsageError(f"{what} must be 1 or more, not {number}")
     return SharedBatches(inner, source, DataSetPlan(name, order, batch_size, task_size, last))
+
+
+def _no_worker(given: object) -> UsageError:
+    """Return the error of what was given as a worker, and takes no steps that are pushed."""
+    kind = type(given).__name__
+    if isinstance(given, AveragerFacade):
+        return UsageError(
+            "aiops.data counts an example as seen when a push that has its gradient is used, and a"
+            f" {kind} pushes nothing: give each worker a part of the data that is its own, such as"
+            " x[rank::world_size], or start the server with another --policy and use aiops.Worker"
+        )
+    return UsageError(f"a worker is needed that takes steps, not {kind}")

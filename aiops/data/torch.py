@@ -19,6 +19,7 @@ that to the worker, whose next push covers them, and yields the mini-batch alone
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,7 @@ class ShardedDataset(IterableDataset[Any]):  # type: ignore[misc]
             name=name,
         )
         self._collate = collate or _collated
+        self._sharded = False  # in a process that reads, whether a `ShardedLoader` started it
 
     @property
     def epoch(self) -> int:
@@ -102,8 +104,23 @@ class ShardedDataset(IterableDataset[Any]):  # type: ignore[misc]
         if get_worker_info() is None:
             for rows in self.batches:
                 yield self._collate(rows)
-        else:
+        elif self._sharded:
             yield from self._read()
+        else:
+            raise UsageError(
+                "a DataLoader with num_workers does not tell the worker which examples its"
+                " mini-batches are, so they would never count as seen: use"
+                " aiops.data.torch.ShardedLoader(dataset, num_workers=...), or num_workers=0"
+            )
+
+    @contextlib.contextmanager
+    def sharding(self) -> Iterator[None]:
+        """Have processes that are started meanwhile read for a `ShardedLoader`."""
+        self._sharded = True
+        try:
+            yield
+        finally:
+            self._sharded = False
 
     def _read(self) -> Iterator[tuple[tuple[int, int, int, int], Any]]:
         """Take tasks for the worker of the process that this is a fork of, while some are free."""
@@ -158,7 +175,9 @@ class ShardedLoader(DataLoader[Any]):  # type: ignore[misc]
         shared = dataset.batches
         with shared.ending():
             while not shared.over:
-                for numbers, batch in super().__iter__():
+                with dataset.sharding():
+                    read = super().__iter__()  # starts the processes
+                for numbers, batch in read:
                     shared.note(Minibatch(*numbers))
                     yield batch
                 # Nothing was free. What the others give back is read here, and then again there.

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
+from aiops.client import ModelAverager  # noqa: E402
 from aiops.client.torch import RemoteOptimizer  # noqa: E402
 from aiops.data.torch import ShardedDataset, ShardedLoader  # noqa: E402
 from aiops.errors import UsageError  # noqa: E402
@@ -74,6 +75,30 @@ def test_a_plain_data_loader() -> None:
     ):
         dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=EPOCHS)
         assert train(opt, model, DataLoader(dataset, batch_size=None), dataset) == ALL
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_a_plain_data_loader_with_processes_is_refused(used_before: bool) -> None:
+    x = torch.arange(EXAMPLES)
+    model = torch.nn.Linear(1, 1)
+    with (
+        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
+        RemoteOptimizer(model, server.url) as opt,
+    ):
+        dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=1)
+        if used_before:
+            next(iter(ShardedLoader(dataset, num_workers=1)))
+        with pytest.raises(UsageError, match=r"use\s+aiops.data.torch.ShardedLoader"):
+            next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+
+
+def test_a_model_averager_is_refused() -> None:
+    with (
+        ServerThread(policy="average") as server,
+        ModelAverager(server.url, torch.nn.Linear(1, 1)) as averager,
+        pytest.raises(UsageError, match=r"ModelAverager pushes nothing: give each worker a part"),
+    ):
+        ShardedDataset(averager, torch.arange(3), batch_size=1)  # type: ignore[arg-type]
 
 
 def test_what_waits_in_a_loader_that_is_left_goes_back() -> None:
