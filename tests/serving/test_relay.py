@@ -345,6 +345,23 @@ class TestStrangers:
 
         testing.run(main())
 
+    def test_a_member_of_one_ring_is_not_admitted_to_another_of_the_same_run(self) -> None:
+        async def main() -> None:
+            async with relaying() as (relay, port):
+                member = await Stranger.at(port)
+                hello = RelayHello(0, PROTOCOL, *claim(ring_name(b"t" * 32, 2)), b"n" * 16)
+                await member.say(hello)
+                challenge = await member.receive()
+                assert isinstance(challenge, Challenge)
+                told = ring_token(TOKEN, RING)  # for the ring that it is a member of
+                await member.say(Prove(0, relay_proof(told, "client", hello, challenge.nonce)))
+                answer = await member.receive()
+                assert isinstance(answer, Error)
+                assert answer.code == "unauthorised"
+                assert relay.waiting == 0
+
+        testing.run(main())
+
     def test_who_speaks_before_the_other_end_is_there_is_dropped(self) -> None:
         async def main() -> None:
             async with relaying() as (relay, port):
