@@ -39,11 +39,13 @@ def replay(
     in DIR.2, then in DIR.3.
 
     Of a folder of --state the rows after its oldest snapshot are run again, up to the newest row;
-    with --keep-journal all rows since the beginning.
+    with --keep-journal all rows since the beginning. Of a model on several shards DIR is the folder
+    with those of all shards, shard-0 and so on; the events are the lead's.
     """
-    from aiops.cli.state_folder import StateFolder
+    from aiops.cli.shards_replay import replay_shards
+    from aiops.cli.state_folder import StateFolder, shard_folders
     from aiops.cli.state_replay import replay_all
-    from aiops.engine.digest import digest
+    from aiops.engine.digest import digest_of
     from aiops.serving.config import Config
     from aiops.serving.safetensors_io import write_model
 
@@ -54,25 +56,32 @@ def replay(
             f"{folder} is a file, and a record is a folder (aiops serve --record DIR): files that"
             " earlier versions wrote with --record can only be replayed by these"
         )
-    state = StateFolder(folder)
-    ended, damage = replay_all(state, kernels)
+    if shard_folders(folder):
+        model = replay_shards(folder, kernels)
+        ended, damage, arena = model.lead, model.damage, model.arena
+        complete = ended.stopping and damage is None
+    else:
+        state = StateFolder(folder)
+        ended, damage = replay_all(state, kernels)
+        arena = None if ended.engine.store is None else ended.engine.store.current.arena
+        last = state.listing.snapshots[:1] == (ended.last,)  # written by a server that ended
+        complete = ended.complete or last
     engine, store = ended.engine, ended.engine.store
-    last = state.listing.snapshots[:1] == (ended.last,)  # written by a server that ended
     found = {
         "policy": engine.algorithm.name,
         "version": store.version if store is not None else 0,
         "events": ended.rows,
-        "sha256": digest(engine),
+        "sha256": digest_of(None if arena is None else arena.data, engine.tables),
         "seconds": round(time.perf_counter() - began, 3),
-        "complete": ended.complete or last,
+        "complete": complete,
         "damage": "" if damage is None else str(damage),
         "kernels": store.backend if store is not None else "",
         "saved": str(save) if save else None,
     }
     if save is not None:
-        if store is None:
+        if store is None or arena is None:
             raise UsageError(f"nothing to save: no model was defined in {folder}")
-        write_model(save, store.current.arena.views, store.version, engine.saved_tables())
+        write_model(save, arena.views, store.version, engine.saved_tables())
     _print(found, as_json=as_json)
     if damage is not None:
         raise typer.Exit(1)

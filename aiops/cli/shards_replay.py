@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiops.cli.state_folder import StateFolder, check_folders, shard_folders
-from aiops.cli.state_replay import frames_of, from_newest, own_snapshot, queued_rows, replayed_to
+from aiops.cli.state_replay import (
+    all_rows,
+    frames_of,
+    from_newest,
+    own_snapshot,
+    queued_rows,
+    replayed_to,
+)
 from aiops.common.frozen import value
+from aiops.durable.run_record import Replayed
 from aiops.durable.shards_replay import PartReplay
 from aiops.engine.engine import Engine
 from aiops.errors import DamagedState, UsageError
@@ -47,11 +56,48 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
     DamagedState
         When the directory of one is damaged.
     """
-    lead, *followers = map(StateFolder, shard_folders(path))
-    engine = replayed_to(lead, row, kernels)
-    store, options = engine.store, engine.options
-    if store is None:
+    engine = replayed_to(StateFolder(shard_folders(path)[0]), row, kernels)
+    if engine.store is None:
         raise UsageError(f"no model was defined at row {row:,}")
+    arena = _arena_of(path, engine, row, _replayed)
+    return ModelAt(arena.views, engine.version, engine.saved_tables())
+
+
+def replay_shards(path: Path, kernels: str = "auto") -> ReplayedModel:
+    """Run a recorded run of several shards again, one server after the other.
+
+    The lead is replayed from its first row on (from its oldest snapshot, if that is gone) up to its
+    last whole row, and each follower in the same way, to the version that was current then.
+
+    Raises
+    ------
+    UsageError
+        When a server's journal has no beginning, or does not lead to that version.
+    DamagedState
+        When the replay of a server departs from the record; when a follower's is damaged before
+        that version.
+    """
+    lead = StateFolder(shard_folders(path)[0])
+    identity = lead.identity()
+    if identity.shards == 1:
+        raise DamagedState(f"{lead.path} holds a whole model, and is to be the lead's of several")
+    ended, damage = all_rows(lead, kernels)
+    engine, arena = ended.engine, None
+    if engine.store is not None:
+        arena = _arena_of(path, engine, ended.last, _replayed_from_first)
+    return ReplayedModel(ended, arena, damage)
+
+
+def _arena_of(
+    path: Path,
+    engine: Engine,
+    row: int,
+    replayed: Callable[[StateFolder, Engine, str, int], PartReplay],
+) -> Arena:
+    """Return the whole model, of a lead's engine and of what ``replayed`` makes of followers."""
+    lead, *followers = map(StateFolder, shard_folders(path))
+    store, options = engine.store, engine.options
+    assert store is not None, "there is a model"
     placement = Placement.even(store.layout, options.shards, options.shard_bytes)
     check_folders(path, followers, placement)
     arena, short = Arena(store.layout), dict[int, PartReplay]()
@@ -60,7 +106,7 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
     for shard in placement.used[1:]:
         folder, (low, high) = followers[shard - 1], placement.edges[shard : shard + 2]
         _check_place(folder, identity, shard, row)
-        part = _replayed(folder, engine, identity.run, row)
+        part = replayed(folder, engine, identity.run, row)
         part.check_history(history, str(folder.path))
         if part.version == store.version:
             arena.data[low:high] = part.data[: high - low]
@@ -68,7 +114,20 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
             short[shard] = part
     if short:
         raise UsageError(_lacking(path, row, store.version, short))
-    return ModelAt(arena.views, store.version, engine.saved_tables())
+    return arena
+
+
+@value
+class ReplayedModel:
+    """The end of a replay of several shards.
+
+    ``lead``: the end of the lead's replay; ``arena``: the whole model, or None if none was defined;
+    ``damage``: that at which the lead's replay ended, or None.
+    """
+
+    lead: Replayed
+    arena: Arena | None
+    damage: DamagedState | None
 
 
 def tables_at(path: Path, row: int) -> list[Any]:
@@ -94,6 +153,20 @@ def _check_place(folder: StateFolder, lead: StateIdentity, shard: int, row: int)
 
 def _replayed(folder: StateFolder, lead: Engine, run: str, row: int) -> PartReplay:
     """Bring a fresh follower to the version of its lead, or to the newest before that it has."""
+    return _replayed_from(folder, lead, run, row, _bases(folder, lead, row))
+
+
+def _replayed_from_first(folder: StateFolder, lead: Engine, run: str, row: int) -> PartReplay:
+    """Do the same from its first row on, or from its oldest snapshot if that is gone."""
+    whole = 1 in folder.listing.segments
+    bases = [] if whole else _bases(folder, lead, row)[-1:]
+    return _replayed_from(folder, lead, run, row, bases)
+
+
+def _replayed_from(
+    folder: StateFolder, lead: Engine, run: str, row: int, bases: Sequence[int]
+) -> PartReplay:
+    """Bring a fresh follower there from one of its snapshots, the first that will do."""
 
     def from_snapshot(base: int) -> PartReplay:
         part = PartReplay(lead, run)
@@ -108,7 +181,6 @@ def _replayed(folder: StateFolder, lead: Engine, run: str, row: int) -> PartRepl
         return part
 
     moment = f"row {row:,} of the lead's"
-    bases = _bases(folder, lead, row)
     try:
         return from_newest(folder, bases, from_snapshot, from_first, moment)
     except DamagedState as error:

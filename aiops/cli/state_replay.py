@@ -98,6 +98,11 @@ def replay_all(folder: StateFolder, kernels: str = "auto") -> tuple[Replayed, Da
         When it has no beginning; when the replay departs from the record.
     """
     _check_whole(folder)
+    return all_rows(folder, kernels)
+
+
+def all_rows(folder: StateFolder, kernels: str = "auto") -> tuple[Replayed, DamagedState | None]:
+    """Replay the same, of a folder that may be a lead's: its engine has its part of the model."""
     listing, damage = folder.listing, list[DamagedState]()
     if 1 in listing.segments:
         return replay(frames_of(folder, 1, damage), kernels), damage[0] if damage else None
@@ -112,8 +117,8 @@ def _check_whole(folder: StateFolder) -> None:
     if identity.shards > 1:
         raise UsageError(
             f"{folder.path} holds shard {identity.shard} of {identity.shards}: only all servers"
-            " together bring the model back (`aiops state export --at` of the folder with those of"
-            " all shards, or aiops serve with the same --state)"
+            " together bring the model back (`aiops replay` or `aiops state export --at` of the"
+            " folder with those of all shards, or aiops serve with the same --state)"
         )
 
 

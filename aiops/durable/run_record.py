@@ -72,13 +72,15 @@ class RunRecord(RowCounter):
 class Replayed:
     """The end of a replay: the engine, the rows since its beginning, and the last one's number.
 
-    ``complete``: the last row is that of a server that has ended.
+    ``complete``: the last row is that of a server that has ended. ``stopping``: its last start was
+    asked to stop.
     """
 
     engine: Engine
     rows: int
     last: int
     complete: bool
+    stopping: bool
 
 
 def replay(frames: Iterable[JournalFrame], kernels: str = "auto") -> Replayed:
@@ -121,15 +123,17 @@ def replay_on(
         When the replay departs from the record: a row gives another result, or the parameters at
         the end are others.
     """
-    last, complete = base, False
+    last, complete, stopping = base, False, False
     for frame in frames:
         if frame.number > last:
             replayer.feed(frame)
+            if frame.kind in (RowKind.STOPPING, RowKind.RESUMED):
+                stopping = frame.kind == RowKind.STOPPING
             last, complete = frame.number, frame.kind == RowKind.END
             if complete:
                 _check_end(engine, frame)
     replayer.finish()
-    return Replayed(engine, last - base, last, complete)
+    return Replayed(engine, last - base, last, complete, stopping)
 
 
 def engine_of(settings: Any, kernels: str) -> Engine:

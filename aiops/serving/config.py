@@ -237,10 +237,10 @@ class Config:
             )
         if self.keep_journal and self.acknowledgement is Acks.APPLIED:
             raise ConflictError("--acks applied has no journal to keep: drop --keep-journal")
-        if self.keep_journal and (self.sharded or self.follower or self.standby is not None):
+        if self.keep_journal and self.standby is not None:
             raise ConflictError(
-                "--keep-journal is of a server that has all of the model from the beginning, and"
-                " neither shards nor a standby have: drop it"
+                "--keep-journal is of a server that has its run from the beginning, which a standby"
+                " may not have: drop it"
             )
 
     def _check_standby(self) -> None:
@@ -296,10 +296,11 @@ class Config:
         for name in ("bandwidth-budget", "worker-budget"):
             if self.follower and getattr(self, name.replace("-", "_")) is not None:
                 raise ConflictError(f"--{name} is the lead's: a follower gets its share from it")
-        if self.sharded and self.record is not None:
+        if self.followers and self.record is not None:
             raise ConflictError(
-                "a run of several shards cannot be recorded, since no server sees all of a push:"
-                " record it on one server, where the same pushes give the same parameters"
+                "--record is of servers that are started together, and followers that are started"
+                " by themselves have records of their own: start each of them, and this server,"
+                " with --state DIR --keep-journal"
             )
 
     @property

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import BinaryIO
 
 from aiops.errors import UsageError
+from aiops.serving.config import Config
+
+_log = logging.getLogger("aiops.server")
 
 
 def begin(flag: str, path: Path) -> BinaryIO:
@@ -63,6 +68,24 @@ def begin_folder(flag: str, path: Path) -> Path:
                 return folder
     except OSError as error:
         raise UsageError(f"--{flag} {path}: {error.strerror}") from None
+
+
+def with_record(config: Config) -> Config:
+    """Return the settings of a server whose shards are to be started, with ``--record`` begun.
+
+    No server sees all of a push, so the record of shards is the journals of all of them, which are
+    those of a state that is new.
+
+    Raises
+    ------
+    UsageError
+        When the folder cannot be made.
+    """
+    if config.record is None:
+        return config
+    folder = begin_folder("record", config.record)
+    _log.info("recording this run in %s, by the journals of all shards", folder)
+    return dataclasses.replace(config, record=None, state=folder, keep_journal=True)
 
 
 def discard(file: BinaryIO) -> None:

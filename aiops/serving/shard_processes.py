@@ -23,6 +23,7 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import share
 from aiops.net.thread_pool import MOST
 from aiops.serving.config import Config, shard_folder
+from aiops.serving.new_files import with_record
 from aiops.serving.shard_count import held_shards
 from aiops.state.directory import IDENTITY_FILE
 
@@ -49,7 +50,8 @@ FOLLOWERS_SETTINGS = (
         "no_shm",
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
-    *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "standby_deadline"),
+    *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "keep_journal"),
+    "standby_deadline",
 )
 """The lead's settings that followers get as flags; they get the token by the environment."""
 
@@ -91,9 +93,9 @@ class ShardProcesses(AsyncClosing):
 
     async def connect(self) -> Self:
         """Start all of them at the same time."""
-        config = self.config
-        if config.shards == 1 or config.followers:
+        if self.config.shards == 1 or self.config.followers:
             return self
+        config = self.config = with_record(self.config)
         if config.state is not None:
             _check_place(config.state, config.shards)
         shards = range(1, config.shards)

@@ -245,7 +245,7 @@ def test_followers_end_when_their_lead_is_killed_before_it_reached_them(
     ("flags", "text"),
     [
         (("--bandwidth-budget", "3KB/s"), "too small for 2 servers"),
-        (("--record", "run.journal"), "record it on one server"),
+        (("--record", "run", "--state", "state"), "take --keep-journal"),
         (("--follower",), "a follower has no followers"),
         (("--followers", "a:1,b:2"), "--shards 2 takes 1 followers"),
     ],
