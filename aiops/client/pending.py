@@ -10,7 +10,7 @@ from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Request
-from aiops.client.rows import FetchedRowsSink
+from aiops.client.rows import FetchedRowsSink, SpreadRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.errors import AiopsError, Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.kernels.parallel import ParallelMap
@@ -141,6 +141,11 @@ class PendingRequests:
         """Return the sink of parameters that have begun to arrive in answer to a request."""
         sink = self._arriving.get(id)
         return sink if isinstance(sink, ParameterSink) else None
+
+    def arriving_rows(self, id: int) -> SpreadRowsSink | None:
+        """Return the sink of rows that several shards have begun to send."""
+        sink = self._arriving.get(id)
+        return sink if isinstance(sink, SpreadRowsSink) else None
 
     def resolve(self, message: Message, sink: Sink | None) -> Request | None:
         """Resolve the request that a complete message answers.

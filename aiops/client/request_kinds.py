@@ -18,12 +18,13 @@ from aiops.client.coding import Encoded
 from aiops.client.outbox import Lending
 from aiops.client.params import Params
 from aiops.client.receive_params import wants_of
-from aiops.client.rows import FetchedRowsSink, RowsPull, RowsPush
+from aiops.client.rows import FetchedRowsSink, RowsPull, RowsPush, SpreadPayloads
 from aiops.client.server_info import ServerInfo
 from aiops.common.frozen import value
 from aiops.errors import AiopsError, Unavailable
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
+from aiops.model.tables import NamedTable
 from aiops.wire import data_messages, messages, ring_messages
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
@@ -185,6 +186,11 @@ class Request:
 
     def finish(self, message: Any, info: ServerInfo) -> Any:
         """Return what an answer of the kind `answer` comes to, when all of it is there."""
+        return None
+
+    @property
+    def spread(self) -> tuple[NamedTable, SpreadPayloads] | None:
+        """Of rows that lie on several shards: their table, and what each shard is sent."""
         return None
 
     @property
@@ -370,6 +376,12 @@ class FetchRowsRequest(Request):
         """Return the fetch."""
         return messages.FetchRows(id, self._rows.named.index, self._rows.parts)
 
+    @property
+    def spread(self) -> tuple[NamedTable, SpreadPayloads] | None:
+        """The table, and what each shard is sent."""
+        rows = self._rows
+        return None if rows.spread is None else (rows.named, rows.spread)
+
     def finish(self, message: TableRows, info: ServerInfo) -> Array:
         """Return the rows."""
         return info.rows.arrived(self._rows.named, message, self._rows.into)
@@ -391,6 +403,12 @@ class PushRowsRequest(Request):
         """Return the push."""
         rows = self._rows
         return messages.PushRows(id, self.seq, rows.named.index, rows.base, rows.parts)
+
+    @property
+    def spread(self) -> tuple[NamedTable, SpreadPayloads] | None:
+        """The table, and what each shard is sent."""
+        rows = self._rows
+        return None if rows.spread is None else (rows.named, rows.spread)
 
     def finish(self, message: TableRows, info: ServerInfo) -> Any:
         """Return the receipt, or both."""

@@ -19,6 +19,7 @@ from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
+from aiops.model.row_shards import SPREAD_TABLES
 from aiops.model.tables import Tables
 from aiops.wire.messages import Model, Welcome
 
@@ -70,6 +71,7 @@ class ServerInfo:
         self._role, self._ledger, self._parallel_map = role, ledger, parallel_map
         self.connection = (client, 0)
         self.run = KnownRun()
+        self._spread = False  # the rows of tables lie on all shards
         self._welcomed = False
         self.policy = ""
         self.settings: Mapping[str, Any] = {}
@@ -140,6 +142,7 @@ class ServerInfo:
                 raise RemoteProtocolError(text)
         epoch = self.connection[1]
         self.run.welcomed(welcome, epoch, self.url)
+        self._spread = welcome.plan.get(SPREAD_TABLES) is True
         if welcome.model or welcome.tables:
             self.learn(welcome)
         if self.run.last_change == epoch:
@@ -171,6 +174,7 @@ class ServerInfo:
             raise RemoteProtocolError(f"{self.url} describes a model in another order of bytes")
         if [named.name for named in tables.each] != [row[0] for row in described.tables]:
             raise RemoteProtocolError(f"{self.url} describes its tables in another order")
+        self.rows.shards = 1 + (len(described.shards) if self._spread else 0)
         self._learn_placement(layout, [row[2] for row in described.shards])
         if self.layout is None:
             self.layout = self._ledger.layout = layout

@@ -539,6 +539,10 @@ class Session:
                 message, payloads, request.lent = self.shards.push(
                     placement, message, payloads, self._outbox
                 )
+            if request.spread is not None:
+                message, payloads, request.lent = self.shards.send_rows(
+                    *request.spread, message, self._outbox
+                )
             if self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
                 # Else sending takes no longer.
                 places = self._lend(request, payloads, self.wire.shared)
@@ -593,7 +597,7 @@ class Session:
     def _handle_answer(self, answer: Message, sink: Sink | None) -> None:
         """Resolve the request that a message answers, once all portions are in place."""
         message = answer
-        if self.info.placement is not None:
+        if self.shards.channels:
             whole = self.shards.complete(answer, sink)
             if whole is None:
                 return

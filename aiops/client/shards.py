@@ -14,12 +14,15 @@ from aiops.client.handshake import Identity
 from aiops.client.outbox import Lending, Outbox
 from aiops.client.pending import PendingRequests
 from aiops.client.receive_params import ParameterSink, PortionSink
+from aiops.client.rows import RowsPortionSink, SpreadPayloads, SpreadRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.shard_channel import ShardChannel
 from aiops.common import urls
 from aiops.common.urls import ServerAddress
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.model.placement import Placement
+from aiops.model.row_shards import announced_rows, own_parts
+from aiops.model.tables import NamedTable
 from aiops.wire.connection import Connection
 from aiops.wire.messages import Message, Push, Welcome
 from aiops.wire.server_messages import ShardParts
@@ -69,7 +72,9 @@ class Shards:
         self._make_wire, self._traffic, self._on_attached = wire, traffic, on_attached
         self.lead = ServerAddress("", 0)
         self.channels: list[ShardChannel] = []
-        self._partial: dict[int, tuple[Message, ParameterSink]] = {}  # answers that lack portions
+        self._partial: dict[
+            int, tuple[Message, ParameterSink | SpreadRowsSink]
+        ] = {}  # answers that lack portions
 
     # ------------------------------------------------------------ the connections
 
@@ -100,8 +105,9 @@ class Shards:
 
     def leave_unused(self) -> None:
         """Drop the channels to shards that hold no part of the model."""
-        placement = self._info.placement
+        placement, spread = self._info.placement, self._info.rows.shards
         used = [] if placement is None else placement.used
+        used = used if spread == 1 else list(range(spread))
         self.channels = [channel for channel in self.channels if channel.shard in used]
 
     def connection(self) -> Connection:
@@ -161,6 +167,26 @@ class Shards:
                 lent += [] if lending is None else [lending]
         return replace(push, parts=parts), [*mine, *([()] * (len(parts) - len(mine)))], lent
 
+    def send_rows(
+        self,
+        named: NamedTable,
+        spread: SpreadPayloads,
+        message: Message,
+        outbox: Outbox,
+    ) -> tuple[Message, list[list[memoryview]], list[Lending]]:
+        """Send the others their rows of a message; returns as `push` does."""
+        lent = list[Lending]()
+        for channel in self.channels:
+            rows = spread.rows[channel.shard]
+            if any(rows):
+                portion = ShardParts(message.id, 0, own_parts(named, rows))
+                lending = channel.push(portion, spread.payloads[channel.shard], outbox)
+                lent += [] if lending is None else [lending]
+        announced = announced_rows(spread.rows)
+        parts = (*own_parts(named, spread.rows[0]), *announced)
+        payloads = [*spread.payloads[0], *([] for _ in announced)]
+        return replace(message, parts=parts), payloads, lent  # type: ignore[call-arg]
+
     # ------------------------------------------------------------ answers
 
     def sink_for(self, shard: int, portion: ShardParts) -> Sink | None:
@@ -173,6 +199,9 @@ class Shards:
         """
         if portion.id not in self._pending.by_id:
             return Discard()
+        request = self._pending.by_id[portion.id]
+        if isinstance(request.into, SpreadRowsSink):
+            return self._sink_for_rows(shard, portion)
         into, placement = self._pending.arriving(portion.id), self._info.placement
         if into is None or placement is None:
             return None
@@ -184,24 +213,45 @@ class Shards:
             )
         return PortionSink(into, expected[0])
 
+    def _sink_for_rows(self, shard: int, portion: ShardParts) -> Sink | None:
+        rows = self._pending.arriving_rows(portion.id)
+        if rows is None:
+            return None
+        sink = rows.portion(shard, portion.parts) if shard in rows.missing else None
+        if sink is None:
+            raise RemoteProtocolError(
+                f"shard {shard} of {self._info.url} sent other rows than were asked for"
+            )
+        return sink
+
     def portion_arrived(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
         """Note that a portion is in place; after the last one the answer is given out."""
+        if isinstance(sink, RowsPortionSink):
+            rows = self._pending.arriving_rows(portion.id)
+            if rows is None:
+                return
+            rows.missing.discard(shard)
+            if not rows.missing and portion.id in self._partial:
+                message, whole = self._partial.pop(portion.id)
+                self._pending.resolve(message, whole)
+            return
         into = self._pending.arriving(portion.id)
         if into is None or not isinstance(sink, PortionSink):
             return
         into.missing.discard(shard)
         if not into.missing and portion.id in self._partial:
             message, whole = self._partial.pop(portion.id)
+            assert isinstance(whole, ParameterSink), "its portion is one of parameters"
             self._pending.resolve(with_all_parts(message, whole), whole)
 
     def complete(self, message: Message, sink: Sink | None) -> Message | None:
         """Return an answer with all of its parts; None if portions of it are still to come."""
-        if not isinstance(sink, ParameterSink):
+        if not isinstance(sink, ParameterSink | SpreadRowsSink):
             return message
         if sink.missing:
             self._partial[message.id] = message, sink
             return None
-        return with_all_parts(message, sink)
+        return with_all_parts(message, sink) if isinstance(sink, ParameterSink) else message
 
     @property
     def late(self) -> tuple[int, str] | None:

@@ -104,6 +104,13 @@ class Admission:
         return [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
 
     @property
+    def tables(self) -> TableAdmission:
+        """The admission of rows of the model's tables; NotReady before there is a model."""
+        if self._tables is None:
+            raise NotReady("no worker has defined the model yet: a worker must do it")
+        return self._tables
+
+    @property
     def pools(self) -> tuple[BufferPool, BufferPool]:
         """The pool of pushes, and the pool of requests for rows."""
         return self.pool, self.row_pool
@@ -150,11 +157,10 @@ class Admission:
         return self.incoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
 
     def _place_rows(self, message: FetchRows | PushRows) -> Sink | None:
-        if self._tables is None:
-            raise NotReady("no worker has defined the model yet: a worker must do it")
-        room = self._tables.room(message)
+        tables = self.tables
+        room = tables.room(message)
         self.full_pool = room.pool
-        return self._tables.sink_for(room)
+        return tables.sink_for(room)
 
     def _place_define(self, message: Define) -> Sink | None:
         """One model is received at a time; later offers are only compared with it."""

@@ -359,7 +359,8 @@ class Options:
     `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: the most versions that coded
     parameters may be behind, 0: chosen by the server. ``shards``: the number of servers that the
     model is spread over, this one included. ``shard_bytes``: the least bytes that a server holds; a
-    small model is spread over fewer servers. ``relay``, ``relay_token``: the ``host:port`` of the
+    small model is spread over fewer servers. ``spread_tables``: the rows of tables are spread over
+    them, too, by the hash of their numbers. ``relay``, ``relay_token``: the ``host:port`` of the
     relay through which workers that average reach each other, and what it shares with this server.
     """
 
@@ -380,6 +381,7 @@ class Options:
     fetch_lag: int = 0
     shards: int = 1
     shard_bytes: int = 1 << 20
+    spread_tables: bool = False
     relay: str = ""
     relay_token: str = field(default="", repr=False)
 

@@ -41,7 +41,12 @@ class Definition:
 
 
 def offered(
-    message: Define, offer: OfferSink | None, algorithm: Algorithm, max_model: int
+    message: Define,
+    offer: OfferSink | None,
+    algorithm: Algorithm,
+    max_model: int,
+    *,
+    spread: bool = False,
 ) -> Definition:
     """Return the model that a worker offers to a server that has none.
 
@@ -49,13 +54,21 @@ def offered(
     ------
     BadPush
         When it has no values, more parameters than the algorithm can train, or tables that are too
-        large (``max_model`` bytes) or that the algorithm cannot have.
+        large (``max_model`` bytes) or that the algorithm cannot have; or that evict rows, and are
+        to be ``spread`` over several servers.
     """
     tables = _tables_of(message)
     if tables:
         why = tables_obstacle(algorithm, alone=not message.tensors)
         if why is not None:
             raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
+        evicting = [name for name, named in tables.items() if named.table.evicts]
+        if spread and evicting:
+            raise BadPush(
+                f"table {evicting[0]!r} has max_rows or max_age, and this server spreads tables"
+                " over several servers, which do not evict rows yet: leave the bounds out, or start"
+                " the server without --spread-tables"
+            )
         nbytes = sum(named.table.nbytes for named in tables.values())
         if nbytes > max_model:
             raise BadPush(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from aiops.engine.receive import SURVEY, PushSink, check_codecs
 from aiops.errors import BadPush
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Ints
-from aiops.model.tables import ID_BYTES, NamedTable, Tables, counts
+from aiops.model.tables import ID_BYTES, NamedTable, Table, Tables, counts
 from aiops.wire.messages import FetchRows, PushRows
 
 _LEAST = 4096  # bytes: sizes are rounded up to powers of two, so that buffers can be used again
@@ -30,6 +31,8 @@ class RowsSink(PushSink):
     """The sink of one message about rows."""
 
     __slots__ = ("_named", "_whole", "grads", "out", "pushed", "version", "wanted")
+
+    number = 0  # that of the lead of a sharded model, if the rows come to several shards
 
     def __init__(
         self,
@@ -67,6 +70,41 @@ class RowsSink(PushSink):
         size = len(self.buffer)
         if size > SURVEY or self._offsets[part] + offset + nbytes == size:
             super().filled(part, offset, nbytes)
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        return self._named.table
+
+    @property
+    def pushes(self) -> int:
+        """The number of rows that are pushed."""
+        return len(self.pushed)
+
+    @property
+    def wants(self) -> int:
+        """The number of rows that the answer brings."""
+        return len(self.wanted)
+
+    def check_sums(self) -> None:
+        """Find a fault of sums of gradients of the same row, before the push may be applied.
+
+        With one server it is found as the push is applied. Of several, each has to know that no
+        other finds one.
+        """
+        ids, grads = self.pushed, self.grads
+        if self.fault is not None or not len(ids):
+            return
+        most = grads.dtype.type(1e18)
+        if float(np.abs(grads).max()) * len(ids) < most / 2:  # no sum can reach it
+            return
+        unique, whose = np.unique(ids, return_inverse=True)
+        sums = np.zeros((len(unique), grads.shape[1]), grads.dtype)
+        np.add.at(sums, whose.reshape(-1), grads)
+        bad = np.flatnonzero(~(np.abs(sums) < most).all(axis=1))
+        if len(bad):
+            place = int(np.flatnonzero(np.isin(ids, unique[bad]))[0])
+            self.fault = bad_sum(self._named, int(ids[place]), place)
 
     @property
     def answer(self) -> memoryview:
@@ -109,6 +147,18 @@ class RowsSink(PushSink):
         )
 
 
+def bad_sum(named: NamedTable, row: int, place: int) -> BadPush:
+    """Return the fault of a push whose gradients of one row have a sum that is too large.
+
+    ``place``: the first of them in the push.
+    """
+    return BadPush(
+        f"table {named.name!r}: the gradients of row {row} (first at {place} of the push)"
+        " add up to 1e18 or more in magnitude; nothing of this push was applied",
+        table=named.name,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RowsRoom:
     """The room that a message about rows needs: bytes of a buffer, and the pool to take it from."""
@@ -119,6 +169,11 @@ class RowsRoom:
     version: int
     nbytes: int
     pool: BufferPool
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The size of the buffer: a power of two, so that it can be used again."""
+        return max(_LEAST, 1 << (self.nbytes - 1).bit_length())
 
 
 class TableAdmission:
@@ -138,6 +193,7 @@ class TableAdmission:
         self, tables: Tables, pool: BufferPool, row_pool: BufferPool, backend: str = "auto"
     ) -> None:
         self._tables, self._pool, self._row_pool = tables.each, pool, row_pool
+        self.each = tables.each
         self._surveys = [
             (
                 kernels.bounded(named.table.rows, backend),
@@ -162,14 +218,29 @@ class TableAdmission:
         push = isinstance(message, PushRows)
         pushed, wanted = counts(named, message.parts, push)
         version = message.version if isinstance(message, PushRows) else 0
+        return self.room_for(number, pushed, wanted, version)
+
+    def named(self, number: int) -> NamedTable:
+        """Return a table by its number; BadPush if there is none."""
+        if number >= len(self._tables):
+            raise BadPush(f"the model has no table number {number}; it has {len(self._tables)}")
+        return self._tables[number]
+
+    def room_for(self, number: int, pushed: int, wanted: int, version: int = 0) -> RowsRoom:
+        """Return the room for these numbers of rows of a table; nothing is allocated."""
+        named = self._tables[number]
         nbytes = (pushed + wanted) * (ID_BYTES + named.table.row_bytes)
         pool = self._row_pool if wanted else self._pool
         return RowsRoom(number, pushed, wanted, version, nbytes, pool)
 
     def sink_for(self, room: RowsRoom) -> RowsSink | None:
         """Return the sink of a message that needs this room; None: the pool has none now."""
-        whole = room.pool.take(max(_LEAST, 1 << (room.nbytes - 1).bit_length()))
+        whole = room.pool.take(room.buffer_bytes)
         if whole is None:
             return None
+        return RowsSink(whole, *self.facts(room))
+
+    def facts(self, room: RowsRoom) -> tuple[Any, ...]:
+        """Return what `RowsSink` is given of a room, beside the buffer."""
         named, surveys = self._tables[room.number], self._surveys[room.number]
-        return RowsSink(whole, named, room.pushed, room.wanted, room.version, room.pool, *surveys)
+        return named, room.pushed, room.wanted, room.version, room.pool, *surveys

@@ -15,7 +15,7 @@ from aiops.algorithms.base import Algorithm
 from aiops.engine.events import Effect, OnApplied, Received, Reply
 from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of, too_old
-from aiops.engine.table_receive import RowsSink
+from aiops.engine.table_receive import RowsSink, bad_sum
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
@@ -150,7 +150,7 @@ class TableRequests:
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             found = Reply(peer, again)
         elif isinstance(answer, TableRows) and isinstance(sink, RowsSink) and sink.fault is None:
-            if len(sink.wanted):  # the rows that it requests, as they are now
+            if sink.wants:  # the rows that it requests, as they are now
                 work = TableWork(self, peer, message.id, message.table, sink, row=event.row)
                 work.staleness = answer.staleness
                 return self._noted(work)
@@ -194,6 +194,12 @@ class TableRequests:
             if work.peer == peer:
                 work.peer = None
 
+    def give_up(self) -> list[tuple[int, int]]:
+        """Return the connections and ids of what was not answered, to which nothing is sent."""
+        waiting = [(work.peer, work.id) for work in self._unanswered if work.peer is not None]
+        self.abandon()
+        return waiting
+
     def abandon(self) -> None:
         """Do so for all connections that there have been."""
         for work in self._unanswered:
@@ -205,10 +211,12 @@ class TableRequests:
         """Fix a push's staleness and learning rate."""
         sink = work.sink
         store = self.stores[work.table]
-        job = TableJob(store)
+        job = TableJob(store, number=sink.number, table=work.table)
         if work.member is not None:
             work.staleness = store.version - sink.version
-            job.pushed = sink.pushed, sink.grads
+            job.push = True
+            if len(sink.pushed):
+                job.pushed = sink.pushed, sink.grads
             job.step = self._rate(store.version) * self._algorithm.modulation(work.staleness)
             job.scalars = self._algorithm.scalars(store.version + 1)
         if len(sink.wanted):
@@ -227,27 +235,22 @@ class TableRequests:
             store.version += 1
             store.made += fresh - sum(evicted)
             store.evicted += sum(evicted)
-            store.rows_pushed += len(sink.pushed)
+            store.rows_pushed += sink.pushes
             store.total_staleness += work.staleness
             member.pushes += 1
             member.staleness, member.answered = work.staleness, now
             member.remember(work.seq, TableRows(work.id, store.version, work.staleness))
-        wanted = len(sink.wanted)
-        parts = rows_parts(store.table, wanted, store.version)
+        parts = rows_parts(store.table, len(sink.wanted), store.version)
         answer = TableRows(work.id, store.version, work.staleness, parts)
-        if not wanted or work.peer is None:
+        if not sink.wants or work.peer is None:
             sink.free()
-        return _answer(work.peer, answer, sink if wanted else None)
+        return _answer(work.peer, answer, sink if sink.wants else None)
 
     def _refuse(
         self, work: TableWork, member: Member, store: SparseTable, place: int, now: float
     ) -> list[Effect]:
         row = int(work.sink.pushed[place])
-        fault = BadPush(
-            f"table {store.named.name!r}: the gradients of row {row} (first at {place} of the push)"
-            " add up to 1e18 or more in magnitude; nothing of this push was applied",
-            table=store.named.name,
-        )
+        fault = bad_sum(store.named, row, place)
         error = error_of(work.id, fault)
         self._membership.count_refusal(member, fault)
         member.answered = now

@@ -148,6 +148,9 @@ class Config:
         None, "For --shards auto without --init: bytes of the model that workers will define."
     )
     shard_bytes: int = _option(1 << 20, "No shard holds less: a small model lies on fewer of them.")
+    spread_tables: bool = _option(
+        False, "Spread the rows of tables over all shards, too, by the hash of their numbers."
+    )
     followers: list[str] = _option([], "Spread it over those: host:port, of --follower; repeat.")
     follower: bool = _option(False, "Hold a part of the model for a lead, which reaches this one.")
     relay: str | None = _option(
@@ -296,12 +299,25 @@ class Config:
         for name in ("bandwidth-budget", "worker-budget"):
             if self.follower and getattr(self, name.replace("-", "_")) is not None:
                 raise ConflictError(f"--{name} is the lead's: a follower gets its share from it")
+        if self.spread_tables:
+            self._check_spread_tables()
         if self.followers and self.record is not None:
             raise ConflictError(
                 "--record is of servers that are started together, and followers that are started"
                 " by themselves have records of their own: start each of them, and this server,"
                 " with --state DIR --keep-journal"
             )
+
+    def _check_spread_tables(self) -> None:
+        if not self.sharded and not self.follower:
+            raise UsageError("--spread-tables needs several servers: give --shards or --followers")
+        for name in ("state", "record", "init", "save", "bandwidth-budget", "worker-budget"):
+            if getattr(self, name.replace("-", "_")) is not None:
+                raise ConflictError(
+                    f"--spread-tables and --{name} cannot be given together yet: followers keep the"
+                    " rows of tables in memory alone, and report nothing of them. Leave one of the"
+                    " two out; without --spread-tables all rows lie on the lead"
+                )
 
     @property
     def sharded(self) -> bool:
@@ -362,6 +378,7 @@ class Config:
             fetch_lag=self.fetch_lag,
             shards=max(self.shards, 1 + len(self.reach())),
             shard_bytes=self.shard_bytes,
+            spread_tables=self.spread_tables,
             relay="" if self.relay is None else _host_and_port(self.relay),
             relay_token=self.relay_token or "",
         )

@@ -27,6 +27,7 @@ from aiops.engine.events import (
 )
 from aiops.engine.table_receive import RowsSink
 from aiops.model.layout import Ints
+from aiops.model.parts import Parts
 from aiops.net.environment import Environment
 from aiops.net.update_thread import KernelRunner
 from aiops.net.yielding import yielding
@@ -34,6 +35,7 @@ from aiops.serving.acceptor import Acceptor
 from aiops.serving.shard_links import ShardLinks
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SMALL
+from aiops.wire.messages import Message
 
 _log = logging.getLogger("aiops.server")
 
@@ -178,12 +180,12 @@ class EffectRunner:
             return
         view = rows.answer
         if len(view) <= SMALL:  # it is copied at once
-            peer.link.send(peer.link.wire.send(effect.message, [[view]]))
+            peer.link.send(peer.link.wire.send(effect.message, _only(effect.message, view)))
             rows.free()
             return
         whole = rows.answer_later()
         peer.rows = weakref.ref(whole)
-        buffers = peer.link.wire.send(effect.message, [[whole.data]])
+        buffers = peer.link.wire.send(effect.message, _only(effect.message, whole.data))
         del whole
         peer.link.send(buffers)
 
@@ -260,3 +262,9 @@ class EffectRunner:
 
 def _nothing(_done: None = None) -> None:
     pass
+
+
+def _only(message: Message, view: memoryview) -> list[list[memoryview]]:
+    """Return the payloads of a message of which one part, at most, is sent from here."""
+    parts: Parts = message.parts  # type: ignore[attr-defined]
+    return [[view] if part.nbytes else [] for part in parts]

@@ -64,6 +64,7 @@ from aiops.wire.server_messages import (
     RunUpdate,
     SendIncrements,
     SendParams,
+    SendRows,
     ShardHello,
     ShardParts,
     ShardState,
@@ -457,6 +458,9 @@ class Follower:
             case SendIncrements():
                 peer = self._clients.peer(order.client, order.epoch)
                 return self._loaded.send_increments(order, peer)
+            case SendRows():
+                peer = self._clients.peer(order.client, order.epoch)
+                return self._loaded.send_rows(order, peer)
             case HoldVersion():
                 self._loaded.hold(order)
                 return []
@@ -514,7 +518,7 @@ class Follower:
 
     def _expect(self, order: ExpectPush) -> list[Effect]:
         self._buffers.expect(order)
-        if order.ranges and self._clients.peer(order.client, order.epoch) is None:
+        if (order.ranges or order.rows) and self._clients.peer(order.client, order.epoch) is None:
             # A client attaches to all shards before it pushes. This one is not attached, so its
             # connection was lost, and the portion with it.
             return self._lose_portions(order.client, order.epoch)

@@ -51,6 +51,7 @@ from aiops.errors import (
 from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST
 from aiops.model.placement import Placement
+from aiops.model.row_shards import SPREAD_TABLES
 from aiops.shards.budget_shares import BudgetShares
 from aiops.shards.collecting import Collecting
 from aiops.shards.common_moment import CommonMoment, History
@@ -60,16 +61,20 @@ from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
+from aiops.shards.spread_rows import SpreadRows
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
+from aiops.store.sparse_table import TableJob
 from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     Error,
     Fetch,
+    FetchRows,
     Hello,
     Message,
     Model,
     Push,
+    PushRows,
     Reapply,
     Report,
     Stats,
@@ -181,11 +186,16 @@ class Lead:
         out at once.
         """
         model, client = self._model, self._clients.get(peer)
-        if isinstance(message, Push) and model is not None and client is not None:
-            if self._followers.lost:
-                return model.gathering.refuse(client, message, Unavailable(self._followers.why))
-            if not model.alone:
-                return model.gathering.sink_for(peer, client, message, self._now)
+        if model is None or client is None:
+            return self.engine.admission.sink_for(message), []
+        rows = model.spread and isinstance(message, FetchRows | PushRows)
+        if self._followers.lost and (rows or isinstance(message, Push)):
+            assert isinstance(message, Push | FetchRows | PushRows), "these have portions"
+            return model.gathering.refuse(client, message, Unavailable(self._followers.why))
+        if isinstance(message, Push) and not model.alone:
+            return model.gathering.sink_for(peer, client, message, self._now)
+        if model.spread and isinstance(message, FetchRows | PushRows):
+            return model.gathering.rows_sink_for(peer, client, message, self._now)
         return self.engine.admission.sink_for(message), []
 
     def steady(
@@ -248,7 +258,10 @@ class Lead:
 
     def _pass_one(self, event: Received) -> list[Effect]:
         message, lost = event.message, self._followers.lost
-        if lost and isinstance(message, Push | Reapply | Fetch):
+        concerned = isinstance(message, Push | Reapply | Fetch)
+        if self._model is not None and self._model.spread:
+            concerned = concerned or isinstance(message, FetchRows | PushRows)
+        if lost and concerned:
             if isinstance(event.sink, PushSink):
                 event.sink.free()
             refusal = Reply(event.peer, self._followers.unavailable(message.id))
@@ -323,6 +336,8 @@ class Lead:
         ]
         if training is not None:
             waiting = training.replies.abandon()
+            if model is not None and model.spread:
+                waiting += training.table_requests.give_up()
             effects += [Reply(peer, followers.unavailable(id)) for peer, id in waiting]
         if model is not None:
             effects += self._pass(model.gathering.give_up())
@@ -543,6 +558,9 @@ class Lead:
             match effect:
                 case DistributeModel() if training is not None:
                     found += self._with_history(self._distribute(effect, training))
+                case Apply(job=TableJob() as job) if self._model is not None:
+                    shards = self._model.rows_on(job.number)
+                    found += self._model.updating.begin(effect, self.engine.version, shards)
                 case Apply() if self._model is not None and not self._model.alone:
                     if isinstance(effect.job, CaptureJob) and effect.job.row:
                         self.sets.begin(effect.job.row)
@@ -567,7 +585,9 @@ class Lead:
     def _distribute(self, effect: DistributeModel, training: Training) -> list[Effect]:
         """Send each follower its part of the model."""
         engine = self.engine
-        self._model = model = ShardedModel(effect, training, engine.membership, engine.admission)
+        spread = engine.options.spread_tables
+        given = effect, training, engine.membership, engine.admission
+        self._model = model = ShardedModel(*given, spread=spread)
         pushed, fetched = engine.codecs
         plan = {
             "push_codecs": tuple(sorted({codec.name for _pattern, codec in pushed.pairs})),
@@ -585,13 +605,18 @@ class Lead:
         message, model, lease = effect.message, self._model, effect.lease
         if isinstance(message, Welcome | Model) and not self._followers.lost:
             table = self._followers.table(None if model is None else model.placement)
-            return [replace(effect, message=replace(message, shards=table))]
+            message = replace(message, shards=table)
+            if isinstance(message, Welcome) and self.engine.options.spread_tables:
+                message = replace(message, plan={**message.plan, SPREAD_TABLES: True})
+            return [replace(effect, message=message)]
         if isinstance(message, Report):
             report = {**message.report, "shards": self.report()}
             if self.kept:
                 states = [self._count.states.get(shard, {}) for shard in self._followers.all]
                 report["state"] = state_of_all(report.get("state") or {}, states)
             return [replace(effect, message=replace(message, report=report))]
+        if isinstance(effect.rows, SpreadRows) and model is not None:
+            return model.send_rows(effect, effect.rows, self._clients.get(effect.peer))
         if lease is None or model is None or model.alone:
             return [effect]
         return model.send(effect, lease, self._clients.get(effect.peer))

@@ -16,18 +16,21 @@ from aiops.engine.membership import Membership
 from aiops.engine.training import Training
 from aiops.model.layout import split
 from aiops.model.placement import RAW
+from aiops.model.row_shards import SPREAD_TABLES, answer_parts
 from aiops.shards.collecting import Collecting
 from aiops.shards.gathering import Gathering
 from aiops.shards.orders import send_increments, send_params
+from aiops.shards.spread_rows import SpreadRows
 from aiops.shards.updating import Updating
 from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease
 from aiops.wire.fields import ShardTable
-from aiops.wire.messages import Message
+from aiops.wire.messages import Message, TableRows
 from aiops.wire.server_messages import (
     FinishPush,
     HoldVersion,
     LoadShard,
+    SendRows,
     ShardParts,
     ShardState,
 )
@@ -43,6 +46,8 @@ class ShardedModel:
         Its placement and values.
     training, membership, admission
         Those of the engine.
+    spread
+        Whether the rows of tables are to lie on all shards.
 
     Attributes
     ----------
@@ -50,6 +55,8 @@ class ShardedModel:
         The bytes of each shard.
     alone
         True if the lead holds all of them: then pushes and fetches are its engine's alone.
+    spread
+        True if rows of tables lie on all shards.
     gathering
         The pushes whose portions are arriving.
     updating
@@ -65,7 +72,10 @@ class ShardedModel:
         training: Training,
         membership: Membership,
         admission: Admission,
+        *,
+        spread: bool = False,
     ) -> None:
+        self.spread = spread and bool(training.tables)
         self._training, self._membership = training, membership
         self.placement = placement = effect.placement
         self.alone = placement.used == [0]
@@ -86,6 +96,8 @@ class ShardedModel:
     ) -> list[Order]:
         """Send each follower its part of the model, the shard table, and the codecs in use."""
         placement, orders = self.placement, list[Order]()
+        if self.spread:
+            plan = {**plan, SPREAD_TABLES: self._training.tables.described}
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
@@ -149,7 +161,11 @@ class ShardedModel:
         gathering, training, orders = self.gathering, self._training, list[Effect]()
         finished, gathering.finished[:] = list(gathering.finished), []
         for message in finished:
-            orders += self._all(message)
+            shards = gathering.of_rows.pop(message.id, None)
+            if shards is None:
+                orders += self._all(message)
+            else:
+                orders += [Order(shard, message) for shard in sorted(shards)]
         if training.store.rule.reads:
             held = self._wanted()
             for version, replica in sorted(held - self._held):
@@ -170,6 +186,24 @@ class ShardedModel:
                 effects.append(Order(shard, order(message.id, *client, version.number, theirs)))
         parts = self.placement.announced(pieces, increments=replica)
         return [*effects, replace(effect, message=replace(message, parts=parts))]  # type: ignore[call-arg]
+
+    def rows_on(self, number: int) -> frozenset[int]:
+        """Return the followers that have rows of a message, by its number."""
+        return self.gathering.of_rows.get(number, frozenset())
+
+    def send_rows(
+        self, effect: Reply, rows: SpreadRows, client: tuple[str, int] | None
+    ) -> list[Effect]:
+        """Return an answer with the lead's rows, and the orders to send the others."""
+        answer, effects = effect.message, list[Effect]()
+        assert isinstance(answer, TableRows)
+        wanted = [each.wanted for each in rows.rows]
+        for shard, count in enumerate(wanted):
+            if shard and count and client is not None:
+                order = SendRows(answer.id, *client, rows.number, answer.version)
+                effects.append(Order(shard, order))
+        parts = answer_parts(rows.named, wanted, answer.version)
+        return [*effects, replace(effect, message=replace(answer, parts=parts))]
 
     # ------------------------------------------------------------ the whole model
 

@@ -43,7 +43,8 @@ class TableJob:
 
     ``pushed``: the rows pushed, and their gradients. ``step``: learning rate times modulation.
     ``scalars``: the rule's, for this update of the table. ``wanted``: the rows to gather, and the
-    buffer for them.
+    buffer for them. Of rows on several shards, ``number`` is that of the push by the count of their
+    lead, ``table`` that of the table, and ``push`` whether rows of any shard are pushed.
     """
 
     store: SparseTable
@@ -51,6 +52,9 @@ class TableJob:
     step: float = 0.0
     scalars: tuple[float, ...] = ()
     wanted: tuple[Ints, Array] | None = None
+    number: int = 0
+    table: int = 0
+    push: bool = False
 
     @property
     def cost(self) -> int:

@@ -10,7 +10,18 @@ from typing import ClassVar, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.model.parts import Parts, Ranges
-from aiops.wire.fields import Blob, Bytes32, Nonce, Plain, Rows, ShardTable, Text, UInt, Versions
+from aiops.wire.fields import (
+    Blob,
+    Bytes32,
+    Nonce,
+    Numbers,
+    Plain,
+    Rows,
+    ShardTable,
+    Text,
+    UInt,
+    Versions,
+)
 from aiops.wire.messages import Hello, Message
 from aiops.wire.standby_messages import StandbyHello
 
@@ -108,7 +119,8 @@ class LoadShard(Message):
 class ExpectPush(Message):
     """A client's request will bring `shard_parts`, which are push ``id`` by the lead's count.
 
-    Buffers are given in the order of these. Without ``ranges`` what arrives is discarded.
+    Buffers are given in the order of these. Without ``ranges`` and ``rows`` what arrives is
+    discarded.
     """
 
     kind = "expect_push"
@@ -116,6 +128,7 @@ class ExpectPush(Message):
     epoch: UInt
     request: UInt
     ranges: Ranges
+    rows: Numbers = ()
 
 
 @value
@@ -131,6 +144,20 @@ class RunUpdate(Message):
     version: UInt
     work: Plain
     row: UInt = 0
+
+
+@value
+class SendRows(Message):
+    """Send a client the rows that push ``push`` (by the lead's count) has asked for.
+
+    They are the answer to its request ``id``, at this version of the table. The push ends with it.
+    """
+
+    kind = "send_rows"
+    client: Text
+    epoch: UInt
+    push: UInt
+    version: UInt
 
 
 @value

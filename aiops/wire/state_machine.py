@@ -16,7 +16,15 @@ _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round",
 }
 
 _ORDERS = {
-    *("share_secret", "load_shard", "expect_push", "run_update", "send_params", "send_increments"),
+    *(
+        "share_secret",
+        "load_shard",
+        "expect_push",
+        "run_update",
+        "send_params",
+        "send_increments",
+        "send_rows",
+    ),
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back", "count_traffic"),
     *("pace_clients", "promote", "ping", "pong"),
 }

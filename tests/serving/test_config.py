@@ -69,6 +69,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "shards": (2, 3, 4),
     "model_size": (1, 2, 3),
     "shard_bytes": (1, 2, 3),
+    "spread_tables": (True, False, True),
     "followers": (["a:1"], ["b:2"], ["c:3"]),
     "follower": (True, False, True),
     "relay": ("a:1", "b:2", "c"),
@@ -77,6 +78,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "log_level": ("debug", "warning", "error"),
 }
 NEEDS = {
+    "spread_tables": {"shards": 2},
     "save_every": {"save": Path("out.safetensors")},
     "standby": {"state": Path("state")},
     "shard": {"state": Path("state"), "standby": "aiops://a", "follower": True},

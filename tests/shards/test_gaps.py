@@ -47,8 +47,7 @@ def damage(path: Path) -> None:
 
 def at_rest(server: Any) -> bool:
     """True if a lead knows that all have synced their snapshots: files are there before that."""
-    state = server._run_state.kept
-    return not (state._writing or state._lead.sets.writing)
+    return not (server._state._writing or server._state._lead.sets.writing)
 
 
 def snapshot_of_all(lead: ServerThread, folders: list[Path]) -> None:

@@ -170,9 +170,18 @@ class Host:
     def reply(self, effect: Reply) -> None:
         line = self.lines.get(effect.peer)
         lease = effect.lease
+        rows = effect.rows
         if line is None or line.wire.state == "closed":
             if lease is not None:
                 lease.release()
+            if rows is not None:
+                rows.free()
+            return
+        if rows is not None:
+            parts = effect.message.parts  # type: ignore[attr-defined]
+            payloads = [[rows.answer] if part.nbytes else [] for part in parts]
+            line.down.say(line.wire.send(effect.message, payloads))
+            rows.free()
             return
         if lease is None:
             line.down.say(line.wire.send(effect.message))

@@ -209,13 +209,17 @@ MEANINGS: Mapping[str, str] = {
     "share_secret.secret": "As in the file [`generation`](state.md).",
     "request": "The id of the client's request; its `shard_parts` have the same.",
     "ranges": "Bytes of the arena, and the version of their tensors.",
+    "rows": "Empty, or of a message about rows: the number of the table, the rows pushed, the rows"
+    " that are asked for.",
+    "send_rows.version": "The table's.",
     "push": "A push by the lead's count; 0 for none.",
     "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
     " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
     " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads),"
     " `coded` (it is the delta replica's); `measure` (take no step: the one sum is a float64, of"
     " the squares). Or `replica` alone: bring the delta replica up to the model, and let increments"
-    " before that version go.",
+    " before that version go. Or `rows`, the number of a table, with `push` (apply the gradients of"
+    " rows that came as this push), `step` and `scalars`.",
     "increments": "The first byte of a piece, the one after its last, and the number of its newest"
     " increments that are sent.",
     "keep": "Whether it is kept.",

@@ -1,0 +1,232 @@
+"""Rows of tables on all shards: the same bits as on one server, whatever happens to connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops import testing
+from aiops.client import AsyncClient
+from aiops.errors import BadPush, ConflictError, UsageError
+from aiops.model.parts import Part
+from aiops.model.row_shards import (
+    ShardRows,
+    announced_rows,
+    answer_parts,
+    cut_rows,
+    own_parts,
+    shards_of,
+    spread_rows,
+)
+from aiops.model.tables import Table, Tables
+from aiops.serving.config import Config
+from aiops.shards.follower import Follower
+from tests.shards.world import Actor, World
+
+ROWS = 60
+TABLES = {"a": Table(ROWS, 3, init="normal", seed=3), "b": Table(1 << 20, 1, dtype="float64")}
+
+
+def asked(seed: int) -> list[tuple[Any, ...]]:
+    """The pushes and fetches of one client: table, ids, gradients (None: a fetch), ids wanted."""
+    draw, found = np.random.default_rng(seed), list[tuple[Any, ...]]()
+    for _ in range(10):
+        name = draw.choice(["a", "b"])
+        table = TABLES[name]
+        ids, wanted = (draw.integers(0, ROWS, draw.integers(1, 7)) for _ in range(2))
+        grads = draw.normal(size=(len(ids), table.width)).astype(table.dtype)
+        found.append((name, ids, grads if draw.random() < 0.7 else None, wanted))
+    return [*found, ("a", np.arange(ROWS), None, ()), ("b", np.arange(ROWS), None, ())]
+
+
+def answers(world: World, seed: int) -> list[Any]:
+    """Everything that one client is answered."""
+    found, plan = list[Any](), iter(asked(seed))
+
+    def script(actor: Actor) -> Any:
+        if actor.request is None:
+            return actor.ask(actor.requests.define({"w": np.zeros(4, np.float32)}, TABLES))
+        found.append(actor.request.value())
+        for name, ids, grads, wanted in plan:
+            if grads is None:
+                return actor.ask(actor.requests.fetch_rows(name, ids))
+            return actor.ask(actor.requests.push_rows(name, ids, grads, version=0, wanted=wanted))
+        return None
+
+    world.actors.append(Actor(world, "a", script))
+    world.run()
+    return found[1:]
+
+
+def plain(answer: Any) -> Any:
+    if isinstance(answer, tuple):
+        receipt, rows = answer
+        return receipt.version, receipt.staleness, rows.tolist()
+    return answer.tolist()
+
+
+@pytest.mark.parametrize("policy", ["asgd", "fasgd", "exponential", "adam"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bits_are_those_of_one_server_though_connections_are_cut(
+    policy: str, seed: int
+) -> None:
+    settings: dict[str, Any] = {"lr": 0.5}
+    if policy == "adam":
+        policy, settings = "asgd", {"lr": 0.5, "optimizer": "adam"}
+    meant = [plain(each) for each in answers(World(0, 1, policy, settings), seed)]
+    world = World(seed, 3, policy, settings, spread_tables=True)
+    world.cuts = 0.02 if seed else 0.0
+    assert [plain(each) for each in answers(world, seed)] == meant
+    followers = [host.coordinator for host in world.followers]
+    stores = [world.engine.training.table_requests.stores, *(f.shard.tables for f in followers)]  # type: ignore[union-attr]
+    for number in range(2):
+        stored = [store[number].stored_ids().tolist() for store in stores]
+        for shard, ids in enumerate(stored):
+            assert ids, "each shard has some"
+            assert (shards_of(np.array(ids), 3) == shard).all()
+        assert stores[0][number].made == sum(map(len, stored))
+    for follower in followers:
+        assert isinstance(follower, Follower)
+        assert not follower._buffers._by_number, "the rows' buffers are free again"
+
+
+def test_a_sum_that_is_too_large_on_one_shard_refuses_the_push_on_all() -> None:
+    world, found = World(1, 3, spread_tables=True), list[Any]()
+    many = np.r_[np.arange(ROWS), 7, 7]
+    grads = np.ones((len(many), 3), np.float32)
+    grads[many == 7] = 9e17
+
+    def script(actor: Actor) -> Any:
+        requests, step = actor.requests, len(found)
+        if actor.request is None:
+            return actor.ask(requests.define({}, TABLES))
+        found.append(actor.request)
+        if step == 0:
+            return actor.ask(requests.push_rows("a", many, grads, version=0))
+        return None if step > 1 else actor.ask(requests.fetch_rows("a", np.arange(ROWS)))
+
+    world.actors.append(Actor(world, "a", script))
+    world.run()
+    with pytest.raises(BadPush, match=r"gradients of row 7 .* 1e18"):
+        found[1].value()
+    table = world.engine.training.table_requests.stores[0]  # type: ignore[union-attr]
+    fresh = np.empty((ROWS, 3), np.float32)
+    table.gather(np.arange(ROWS), fresh)
+    stores = [table, *(host.coordinator.shard.tables[0] for host in world.followers)]
+    assert [store.made for store in stores] == [0, 0, 0]
+    assert np.array_equal(found[2].value(), fresh)
+
+
+@testing.virtual()
+async def test_a_server_of_three_serves_rows_as_one_does() -> None:
+    rows = dict[int, Any]()
+    for shards in (1, 3):
+        given: dict[str, Any] = {"set": {"lr": 1}, "kernels": "numpy"}
+        if shards > 1:
+            given |= {"shards": shards, "spread_tables": True}
+        async with (
+            aiops.serve(policy="asgd", **given) as server,
+            AsyncClient(server.url, role="worker") as client,
+        ):
+            await client.define({}, TABLES)
+            ids = np.arange(0, 40_000, 7) % ROWS
+            receipt = await client.push_rows("a", ids, np.ones((len(ids), 3), np.float32))
+            assert receipt.version == 1
+            rows[shards] = await client.fetch_rows("a", np.arange(ROWS))
+            [first, _second] = (await client.stats())["tables"]
+            assert (first["made"], first["rows_pushed"]) == (ROWS, len(ids))
+    assert np.array_equal(rows[1], rows[3])
+
+
+# ---------------------------------------------------------------- the hash, and the parts
+
+
+def test_the_hash_is_the_one_that_is_documented() -> None:
+    def shard(id: int, shards: int) -> int:
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+            id = (id ^ id >> 33) * factor % (1 << 64)
+        return ((id ^ id >> 33) >> 32) * shards >> 32
+
+    ids = np.r_[np.arange(100), (1 << 40) - 1]
+    for shards in (1, 2, 5, 1000):
+        assert shards_of(ids, shards).tolist() == [shard(int(id), shards) for id in ids]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4, 1 << 10, 1 << 20, 1_000_003])
+def test_rows_of_any_stride_lie_evenly(stride: int) -> None:
+    counts = np.bincount(shards_of(np.arange(40_000) * stride, 4), minlength=4)
+    assert (np.abs(counts - 10_000) < 500).all(), "six standard deviations"
+
+
+def test_rows_are_cut_in_their_order() -> None:
+    ids = np.array([5, 9, 5, 1, 5, 9])
+    cut = cut_rows(ids, 3)
+    for shard in range(3):
+        mine = cut.order[cut.edges[shard] : cut.edges[shard + 1]]
+        assert mine.tolist() == np.flatnonzero(shards_of(ids, 3) == shard).tolist()
+
+
+NAMED = Tables(TABLES).named("a")
+SPREAD = [ShardRows(2, 1), ShardRows(0, 0), ShardRows(3, 0), ShardRows(0, 4)]
+
+
+def header() -> tuple[Part, ...]:
+    return (*own_parts(NAMED, SPREAD[0]), *announced_rows(SPREAD))
+
+
+def test_a_header_says_what_each_shard_is_sent() -> None:
+    assert spread_rows(NAMED, header(), 4, push=True) == SPREAD
+    assert sum(part.nbytes > 0 for part in answer_parts(NAMED, [1, 0, 0, 4], 7)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parts: parts[::-1],
+        lambda parts: parts[:2],
+        lambda parts: (*parts[:3], parts[3]._replace(version=4)),
+        lambda parts: (*parts[:3], parts[3]._replace(version=0)),
+        lambda parts: (*parts, parts[3]),
+        lambda parts: (*parts[:3], parts[3]._replace(stop=1 << 50)),
+        lambda parts: (*parts[:3], parts[3]._replace(start=1)),
+        lambda parts: (*parts[:3], parts[3]._replace(nbytes=1)),
+        lambda parts: (*parts[:3], parts[3]._replace(codec="raw")),
+        lambda parts: parts[1:2],
+        lambda parts: (),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(change: Any) -> None:
+    with pytest.raises(BadPush, match="table 'a'"):
+        spread_rows(NAMED, change(header()), 4, push=True)
+
+
+# ---------------------------------------------------------------- what is not there yet
+
+
+@pytest.mark.parametrize(
+    "name", ["state", "record", "init", "save", "bandwidth_budget", "worker_budget"]
+)
+def test_what_followers_do_not_keep_is_refused(name: str, tmp_path: Any) -> None:
+    given = "1MB/s" if "budget" in name else tmp_path / "x.safetensors"
+    with pytest.raises(ConflictError, match=f"--spread-tables and --{name.replace('_', '-')}"):
+        Config(shards=2, spread_tables=True, **{name: given})
+    with pytest.raises(UsageError, match="needs several servers"):
+        Config(spread_tables=True)
+
+
+def test_tables_that_evict_rows_are_refused() -> None:
+    world, found = World(1, 2, spread_tables=True), list[Any]()
+
+    def script(actor: Actor) -> Any:
+        if actor.request is None:
+            return actor.ask(actor.requests.define({}, {"a": Table(9, 1, max_rows=4)}))
+        found.append(actor.request)
+        return None
+
+    world.actors.append(Actor(world, "a", script))
+    world.run()
+    with pytest.raises(BadPush, match="do not evict rows yet"):
+        found[0].value()
