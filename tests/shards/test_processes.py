@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from aiops.client import Client
 from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
+from aiops.model.tables import Table
 from aiops.serving.config import Config
 from aiops.serving.shard_processes import FOLLOWERS_SETTINGS, ShardProcesses
 from tests.support import PATIENCE, Process, assert_same, server_process
@@ -163,6 +164,26 @@ def test_followers_that_were_started_by_themselves() -> None:
     finally:
         for follower in followers:
             follower.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", [(), ("--no-shm",)], ids=["shared memory", "tcp"])
+def test_rows_on_all_shards_are_those_of_one_server(transport: tuple[str, ...]) -> None:
+    found = list[np.ndarray]()
+    for flags in [(), ("--shards", "3", "--spread-tables")]:
+        tables = {"words": Table(10_000, 4, init="normal", seed=1)}
+        draw = np.random.default_rng(0)
+        with (
+            server_process(*FLAGS, "--set", "optimizer=adam", *transport, *flags) as server,
+            Client(server.url, role="worker") as client,
+        ):
+            client.define(MODEL, tables)
+            for step in range(1, 11):
+                ids = draw.integers(0, 10_000, 50)
+                receipt = client.push_rows("words", ids, client.fetch_rows("words", ids))
+                assert (receipt.version, receipt.used) == (step, True)
+            found.append(client.fetch_rows("words", np.arange(10_000)).copy())
+    assert np.array_equal(*found)
 
 
 @pytest.mark.slow
