@@ -539,7 +539,7 @@ class Session:
                 message, payloads, request.lent = self.shards.push(
                     placement, message, payloads, self._outbox
                 )
-            if request.spread is not None:
+            if self.info.rows.shards > 1 and request.spread is not None:
                 message, payloads, request.lent = self.shards.send_rows(
                     *request.spread, message, self._outbox
                 )

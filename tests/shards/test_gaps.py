@@ -47,7 +47,8 @@ def damage(path: Path) -> None:
 
 def at_rest(server: Any) -> bool:
     """True if a lead knows that all have synced their snapshots: files are there before that."""
-    return not (server._state._writing or server._state._lead.sets.writing)
+    state = server._run_state.kept
+    return not (state._writing or state._lead.sets.writing)
 
 
 def snapshot_of_all(lead: ServerThread, folders: list[Path]) -> None:
