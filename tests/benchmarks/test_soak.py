@@ -193,8 +193,8 @@ def test_a_tiny_run_makes_a_whole_report(
     tcp, near, shards = found["cells"]
     assert near["blocks"][-1]["segments"]
     assert not tcp["blocks"][-1]["segments"]
-    # A follower has fewer connections, and what it loads later than the first tenth.
-    assert shards["first_tenth_bytes"] > 1.05 * tcp["first_tenth_bytes"], "both processes count"
+    # A follower has fewer connections; in the first tenth either may have loaded all, or not yet.
+    assert shards["peak_bytes"] > 1.05 * tcp["peak_bytes"], "both processes count"
     assert [cell.beside for cell in soak.cells(found)] == ["first tenth"] * 6
     assert "<svg" in plot.read_text()
 
