@@ -1,8 +1,9 @@
 """The snapshots benchmark: training beside the snapshots of a large state, and a restart from one.
 
-    python -m benchmarks.snapshots [--parts dense,table,restart] [--size 256MiB] [--rows 1000000]
-                                   [--width 64] [--model 64MiB] [--every 10] [--seconds 60]
-                                   [--rounds 5] [--folder FOLDER] [--json out.json] [--plot out.png]
+    python -m benchmarks.snapshots [--parts dense,table,restart,follower] [--size 256MiB]
+                                   [--rows 1000000] [--width 64] [--model 64MiB] [--every 10]
+                                   [--seconds 60] [--rounds 5] [--folder FOLDER]
+                                   [--json out.json] [--plot out.png]
 
 **dense.** A server of ``fasgd`` (whose state is three times the model's ``size``, so that
 a snapshot of 256 MiB is of 1 GiB) takes a snapshot every ``every`` seconds while a worker pushes
@@ -20,6 +21,10 @@ adagrad, while a worker pushes 512 rows at a time, of uniformly random ids. All 
 push to a model of another size, and started again. Taken down is the time from the start of its
 process to the answer to the first push. Its modules are compiled to bytecode first, as those of an
 installed package are: to do it at each start would take a fifth of a second.
+
+**follower.** A worker pushes without a pause to a model of that size on three shards (``--shards 3
+--acks written``), whose followers are killed in turn. Taken down is the time from a kill to the
+answer to the first push that begins after it, beside the median of all.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import compileall
 import contextlib
 import os
 import signal
+import statistics
 import tempfile
 import threading
 import time
@@ -57,9 +63,10 @@ _ON_DISK = Path("/var/tmp")  # is to outlive a restart, so it is not in memory
 _TENSOR, _POLICY = "w", "fasgd"
 _TABLE_POLICY, _TABLE_FLAGS = "asgd", ("--set=optimizer=adagrad",)
 _TABLE_ARRAYS, _BATCH = 2, 512  # parameters and adagrad's sums; rows of a push
-PARTS = ("dense", "table", "restart")
+PARTS = ("dense", "table", "restart", "follower")
 _USUAL = 30.0  # seconds between snapshots, unless --snapshot-every says otherwise
 _OFTEN, _SHORT = 0.002, 5.0  # seconds
+_SHARDS = 3
 _GOALS = {"ratio": 0.9, "restart": 2.0}
 
 
@@ -73,11 +80,11 @@ class Options:
     )
     rows: Annotated[int, "of the table beside whose training snapshots are taken"] = 1_000_000
     width: Annotated[int, "of its rows"] = 64
-    model: Annotated[int, "of the model of the server that is restarted", parse_size] = 64 * MIB
+    model: Annotated[int, "of the model whose servers are killed", parse_size] = 64 * MIB
     every: Annotated[float, "seconds from one snapshot to the next"] = 10.0
     seconds: Annotated[float, "of training beside snapshots"] = 60.0
     load: Annotated[float, "seconds of training before a server is killed"] = 5.0
-    rounds: Annotated[int, "restarts"] = 5
+    rounds: Annotated[int, "restarts, and kills of followers"] = 5
     folder: Annotated[str, "in which the states are kept while they are measured"] = TEMPORARY
 
     def check(self) -> None:
@@ -155,7 +162,7 @@ def memory_of(pid: int) -> int:
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Measure, and return the report: ``dense``, ``table`` and ``restart``, as far as asked for.
+    """Measure, and return the report: the parts that are asked for.
 
     Raises
     ------
@@ -178,6 +185,9 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
                 restarts.append(_restart(options, Path(name, f"restart-{number}")))
             spreads = {key: report.spread([one[key] for one in restarts]) for key in restarts[0]}
             found["restart"] = {"rounds": restarts, **spreads}
+        if "follower" in options.parts:
+            log(f"{options.rounds} kills of followers")
+            found["follower"] = _lost_followers(options, Path(name, "follower"))
     return record("benchmark", "snapshots", options, found, about)
 
 
@@ -360,6 +370,36 @@ def _push(url: str, model: dict[str, Any], gradient: dict[str, Any]) -> None:
             worker.step(gradient)
 
 
+def _lost_followers(options: Options, folder: Path) -> dict[str, Any]:
+    """Kill followers in turn; return how long a push waits then, and usually."""
+    model, gradient = _arrays(options.model)
+    flags = [f"--shards={_SHARDS}", "--shard-bytes=1", f"--state={folder}", "--acks=written"]
+    steps, over = list[tuple[float, float]](), threading.Event()
+
+    def push() -> None:
+        with Worker(url, model) as worker:
+            while not over.is_set():
+                began = time.perf_counter()
+                worker.step(gradient)
+                steps.append((began, time.perf_counter()))
+
+    with serving(_POLICY, *flags) as (url, pid):
+        thread, kills = threading.Thread(target=push), list[float]()
+        thread.start()
+        for _ in range(options.rounds):
+            time.sleep(options.load)
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            kills.append(time.perf_counter())
+            os.kill(int(children[0]), signal.SIGKILL)  # the oldest: what is started again is last
+            while not steps or steps[-1][0] < kills[-1]:
+                time.sleep(_OFTEN)
+        over.set()
+        thread.join()
+    waits = [min(end for begin, end in steps if begin > kill) - kill for kill in kills]
+    usual = statistics.median(end - begin for begin, end in steps)
+    return {"rounds": waits, "wait": report.spread(waits), "usual": usual}
+
+
 def table(result: Mapping[str, Any]) -> Grid:
     """Make the table of a report."""
     options, rows = result["options"], list[list[str]]()
@@ -374,6 +414,12 @@ def table(result: Mapping[str, Any]) -> Grid:
         ]
         for row, key in zip(rows[-2:], ("url", "push"), strict=True):
             row.append(_range(restart[key]))
+    if "follower" in result:
+        wait, usual = result["follower"]["wait"], result["follower"]["usual"]
+        rows += [
+            ["a push waits for a killed follower", f"{wait['median']:.2f}", _range(wait)],
+            ["another push takes", f"{1e3 * usual:.1f}", "ms"],
+        ]
     return report.table("Snapshots beside training, and restarts", ("", "median", ""), rows)
 
 
@@ -421,6 +467,8 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
             yield Cell.once(f"{part}, capture", "pause, s", result[part]["pause"], less=True)
     if "restart" in result:
         yield Cell.of("restart", "first push, s", result["restart"]["push"], less=True)
+    if "follower" in result:
+        yield Cell.of("killed follower", "wait, s", result["follower"]["wait"], less=True)
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
@@ -435,6 +483,10 @@ def figure(result: Mapping[str, Any]) -> Figure:
         times = [[one["url"], one["push"]] for one in result["restart"]["rounds"]]
         took, ticks = Series("seconds", [0, 1], times, "bars", median=True), ["URL", "push"]
         panels.append(Panel("restart", "first answer", "s", [took], bottom=0, ticks=ticks))
+    if "follower" in result:
+        waits = [[each] for each in result["follower"]["rounds"]]
+        took = Series("seconds", [0], waits, "bars", median=True)
+        panels.append(Panel("killed follower", "a push waits", "s", [took], bottom=0, ticks=[""]))
     return Figure("Snapshots of a server's state", panels, len(panels))
 
 

@@ -25,7 +25,13 @@ def test_a_tiny_run_makes_a_whole_report(
     line = f"{sizes} --every 0.3 --seconds 1 --load 0.3 --rounds 1"
     snapshots.main([*line.split(), f"--folder={folder}", f"--json={file}"])
     printed = capsys.readouterr().out
-    for word in ("beside a snapshot", "memory for snapshots", "to the first push", "with 4 KiB"):
+    for word in (
+        "beside a snapshot",
+        "memory for snapshots",
+        "to the first push",
+        "with 4 KiB",
+        "killed follower",
+    ):
         assert word in printed
     found = json.loads(file.read_text())
     assert found["dense"]["snapshots"] > 0
@@ -36,7 +42,9 @@ def test_a_tiny_run_makes_a_whole_report(
     (restart,) = found["restart"]["rounds"]
     assert 0 < restart["url"] < restart["push"]
     assert restart["version"] > 1
-    assert len([*snapshots.cells(found)]) == 5
+    (wait,) = found["follower"]["rounds"]
+    assert wait > found["follower"]["usual"] > 0
+    assert len([*snapshots.cells(found)]) == 6
     assert snapshots.figure(found).panels
     assert list(folder.iterdir()) == [], "the states are removed"
 

@@ -29,6 +29,7 @@ LAYOUTS: Mapping[str, _Layout] = {
     "single": _Layout(1, 1, ((0,),)),
     "standby": _Layout(2, 1, ((0,), (0,), (1,))),
     "shards": _Layout(1, 2, ((0,), (0,), (0,), (1,), (1,), (0, 1))),
+    "three shards": _Layout(1, 3, ((0,), (1,), (2,), (1, 2), (0, 2), (0, 1, 2))),
     "shards with standbys": _Layout(2, 2, ((0, 1), (0, 1), (0,), (1,), (2,), (3,), (2, 3))),
 }
 
@@ -252,7 +253,8 @@ class TrialPlan:
         Those of each worker.
     layout
         ``single``; ``standby``: a server and its standby; ``shards``: a lead and a follower;
-        ``shards with standbys``: these, and a standby of each.
+        ``three shards``: a lead and two; ``shards with standbys``: a lead and a follower, and a
+        standby of each.
     snapshot_every
         Seconds between snapshots.
     """
@@ -286,7 +288,7 @@ class TrialPlan:
 
     @property
     def cuts(self) -> int:
-        """The times that the line between a lead and its follower is cut."""
+        """The times that the line between a lead and its first follower is cut."""
         return sum(moment.cut is not None for moment in self.moments)
 
     @property
@@ -324,10 +326,12 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
     checked = PROCESS_VARIANTS[variant]
     sharded = ("shards", "shards with standbys") * (variant in _SHARDED)
     layout = rng.choice(("single",) * 16 + ("standby", *sharded))
+    if layout == "shards" and random.Random(f"shards of {seed}").random() < 0.5:
+        layout = "three shards"
     acks = rng.choice(("written", "written", "durable", *("applied",) * checked.tells))
     if LAYOUTS[layout].sites > 1:
         acks = "replicated"
-    elif layout == "shards":
+    elif LAYOUTS[layout].shards > 1:
         acks = rng.choice(("written", "durable", *("applied",) * checked.tells))
     workers = rng.choice((2, 2, 4))
     cells = 128 if checked.digits > 1 else 768
@@ -336,7 +340,7 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
     second = random.Random(f"second kills of {seed}")  # the rest is as without them
     if LAYOUTS[layout].sites > 1:
         moments = [_with_second(second, layout, moment) for moment in moments]
-    if layout == "shards":
+    if LAYOUTS[layout].sites == 1 < LAYOUTS[layout].shards:
         moments += [_cut(second) for _ in range(second.randint(0, 4))]
         second.shuffle(moments)
     return TrialPlan(

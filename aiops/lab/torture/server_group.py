@@ -270,14 +270,15 @@ class ServerGroup:
             raise TrialFailed(f"a server that was to end gave status {status}: {last_line(server)}")
 
     def end_all(self) -> None:
-        """End a lead, and its follower with it, in good order."""
+        """End a lead, and its followers with it, in good order."""
         self.end()
-        status = self._processes[1].wait(PATIENCE)
-        if status != 0:
-            raise TrialFailed(f"a follower that was to end gave status {status}")
+        for number in self._serving[1:]:
+            status = self._processes[number].wait(PATIENCE)
+            if status != 0:
+                raise TrialFailed(f"a follower that was to end gave status {status}")
 
     def cut(self, cut: LineCut) -> None:
-        """Cut the lead off from its follower for a while."""
+        """Cut the lead off from its first follower for a while."""
         assert self._line is not None, "the plan has cuts"
         self._line.cut(silent=cut.silent)
         time.sleep(cut.seconds)
@@ -316,7 +317,7 @@ class ServerGroup:
             numbers = range(number + 1, number + self._plan.shards)
             followers = [*map(self._address, numbers)]
             if self._line is not None:
-                followers = [f"127.0.0.1:{self._line.port}"]
+                followers[0] = f"127.0.0.1:{self._line.port}"
             flags += ["--followers", ",".join(followers)]
         if self._plan.sites > 1:
             flags += ["--standby-deadline", str(PATIENCE)]

@@ -78,16 +78,19 @@ def test_a_seed_decides_the_plan(draw: Any) -> None:
 
 
 def test_servers_are_killed_in_every_way() -> None:
-    plans = [draw_servers(seed) for seed in range(600)]
+    plans = [draw_servers(seed) for seed in range(2000)]
     assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
     assert {plan.layout for plan in plans} == {*LAYOUTS}
-    shards = [plan for plan in plans if plan.layout == "shards"]
-    assert {plan.acks for plan in shards} == {"applied", "written", "durable"}
-    struck = {moment.targets for plan in shards for moment in plan.moments if not moment.cut}
-    assert struck == {(0,), (1,), (0, 1)}
+    groups = {"shards": {(0,), (1,), (0, 1)}}
+    groups["three shards"] = {(0,), (1,), (2,), (1, 2), (0, 2), (0, 1, 2)}
+    for layout, targets in groups.items():
+        shards = [plan for plan in plans if plan.layout == layout]
+        assert {plan.acks for plan in shards} == {"applied", "written", "durable"}
+        struck = {moment.targets for plan in shards for moment in plan.moments if not moment.cut}
+        assert struck == targets
     cuts = [moment.cut for plan in plans for moment in plan.moments if moment.cut]
     assert {cut.silent for cut in cuts} == {True, False}
-    assert not any(plan.cuts for plan in plans if plan.layout != "shards")
+    assert not any(plan.cuts for plan in plans if plan.layout not in groups)
     both = [plan for plan in plans if plan.layout == "shards with standbys"]
     assert {plan.acks for plan in both} == {"replicated"}
     struck = {moment.targets for plan in both for moment in plan.moments}
@@ -97,7 +100,7 @@ def test_servers_are_killed_in_every_way() -> None:
     kinds = {plan.layout: set[tuple[str, tuple[int, ...]]]() for plan in plans}
     for plan in plans:
         kinds[plan.layout] |= {(m.second.amid, m.second.targets) for m in plan.moments if m.second}
-    assert not kinds["single"] | kinds["shards"]
+    assert not kinds["single"] | kinds["shards"] | kinds["three shards"]
     ways = {("promotion", (0,)), ("return", (0,)), ("return", (1,)), ("return", (0, 1))}
     assert kinds["standby"] == ways
     assert {("promotion", each) for each in [(0,), (1,), (0, 1)]} < kinds["shards with standbys"]

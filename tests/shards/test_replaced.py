@@ -1,0 +1,108 @@
+"""Each server of ``--shards`` is killed amid training: it comes back, and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aiops.client import Client, Worker
+from tests.shards.test_kept_shards import FORKED, Log
+from tests.support import PATIENCE, Process
+
+FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--shard-bytes", "1")
+SHARDS, WORKERS, CELLS = 3, 2, 16
+BETWEEN = 20  # pushes from one kill to the next
+
+
+class Training:
+    """Workers that push without a pause: each push adds -1 to all cells that are the worker's.
+
+    Attributes
+    ----------
+    acknowledged
+        By worker, its pushes that were acknowledged.
+    rolled_back
+        The pushes of which the workers were told that they are lost.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.acknowledged, self.rolled_back = [0] * WORKERS, 0
+        self._url, self._over, self._more = url, threading.Event(), threading.Condition()
+        self._threads = [threading.Thread(target=self._push, args=(n,)) for n in range(WORKERS)]
+
+    def _push(self, number: int) -> None:
+        gradient = np.zeros((WORKERS, CELLS))
+        gradient[number] = 1
+        model = {"w": np.zeros_like(gradient)}
+        with Worker(self._url, model, name=f"w{number}", timeout=PATIENCE) as worker:
+            while not self._over.is_set():
+                worker.step({"w": gradient})
+                with self._more:
+                    self.acknowledged[number] += 1
+                    self._more.notify_all()
+            self.rolled_back += worker.rolled_back
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+
+    def go_on(self) -> None:
+        """Return when each worker has had some more pushes acknowledged."""
+        with self._more:
+            goals = [count + BETWEEN // WORKERS for count in self.acknowledged]
+
+            def reached() -> bool:
+                return all(a >= b for a, b in zip(self.acknowledged, goals, strict=True))
+
+            assert self._more.wait_for(reached, PATIENCE), "pushes are not acknowledged any more"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acks", ["written", "durable"])
+def test_each_server_in_turn(acks: str, tmp_path: Path) -> None:
+    """Followers are started again by their lead, and the lead, with which they end, by its user."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    flags = (*FLAGS, "--shards", str(SHARDS), "--state", str(tmp_path), "--acks", acks)
+    flags += ("--snapshot-every", "0.05", "--port", port)
+    lead = Process("-m", "aiops.server", *flags, env=FORKED)
+    try:
+        training, log = Training(lead.line()), Log(lead)
+        with training.running():
+            training.go_on()
+            for shard in range(1, SHARDS):
+                before = {each: log.pid(each) for each in range(1, SHARDS)}
+                os.kill(before[shard], signal.SIGKILL)
+                training.go_on()
+                after = {each: log.pid(each) for each in range(1, SHARDS)}
+                assert [each for each in after if after[each] != before[each]] == [shard]
+                assert lead.popen.poll() is None
+            lead.kill()
+            lead = Process("-m", "aiops.server", *flags, env=FORKED)
+            training.go_on()
+        with Client(f"aiops://127.0.0.1:{port}", timeout=PATIENCE) as client:
+            params, stats = client.fetch(), client.stats()
+        expected = -np.repeat(np.array(training.acknowledged, float)[:, None], CELLS, 1)
+        np.testing.assert_array_equal(params["w"], expected)
+        assert training.rolled_back == 0
+        assert [line["version"] for line in stats["shards"]] == [params.version] * SHARDS
+        assert params.version == sum(training.acknowledged)
+        lead.signal(signal.SIGTERM)
+        assert lead.end()[0] == 0
+    finally:
+        lead.kill()
