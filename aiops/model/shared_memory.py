@@ -1,14 +1,18 @@
-"""Share memory between processes: anonymous, sealed against shrinking, freed with its last user.
+"""Share memory between processes: anonymous, sealed, freed with its last user.
 
 A `Segment` has no name. A process that receives its file descriptor, beside a message over a Unix
-socket, can map it. The system frees the memory when the last mapping and descriptor are closed,
-also by the death of a process. Since it cannot shrink, no access to a mapping can fault.
+socket, can map it, and only read it: the seal ``F_SEAL_FUTURE_WRITE`` forbids every writable shared
+mapping and every write but those of the mapping that was there before, also after the descriptor
+has been reopened through ``/proc``. The system frees the memory when the last mapping and
+descriptor are closed, also by the death of a process. Since it cannot shrink, no access to a
+mapping can fault.
 
 A fork gets a private copy of each segment, as of all other memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -21,7 +25,8 @@ from aiops.common import forks
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Bytes, Layout
 
-_SEALED = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
+_SIZE_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW")
+_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which `fcntl` has from Python 3.14 on; Linux 5.1
 _MAP_FIXED = 0x10  # on every processor that Linux runs Python on; `mmap` does not offer it
 
 
@@ -44,7 +49,8 @@ class Segment:
     Attributes
     ----------
     data
-        Its bytes, uint8[nbytes], at first all zero; only this process may write to them.
+        Its bytes, uint8[nbytes], at first all zero; only this process can write to them (with
+        Linux before 5.1 other processes of its user can, too).
     fd
         A file descriptor to pass on, which permits reading only.
 
@@ -63,9 +69,12 @@ class Segment:
             mine = os.memfd_create("aiops", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(mine, nbytes)
-                seals = sum(getattr(fcntl, name) for name in _SEALED)
+                seals = sum(getattr(fcntl, name) for name in _SIZE_SEALS)
                 fcntl.fcntl(mine, fcntl.F_ADD_SEALS, seals)
                 self.data: Bytes = np.frombuffer(mmap.mmap(mine, nbytes), np.uint8)
+                with contextlib.suppress(OSError):  # Linux before 5.1 has no such seal
+                    fcntl.fcntl(mine, fcntl.F_ADD_SEALS, _FUTURE_WRITE)
+                fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
                 self.fd = os.open(f"/proc/self/fd/{mine}", os.O_RDONLY | os.O_CLOEXEC)
             finally:
                 os.close(mine)

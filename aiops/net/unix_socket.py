@@ -1,4 +1,7 @@
-"""Connect clients and servers of one user on one machine by a Unix socket beside the TCP port.
+"""Connect clients and servers on one machine by a Unix socket beside the TCP port.
+
+Both belong to one user, and neither is confined in a way that the other is not
+(`aiops.net.confinement`).
 
 Its name consists of the user, the address and the port, in Linux's abstract namespace. There is no
 file to be left behind, and the name is valid as far as the loopback interface (a container has its
@@ -12,14 +15,13 @@ import ipaddress
 import os
 import socket
 import stat
-import struct
 
 from aiops.common import forks
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment, attached, available
+from aiops.net.confinement import difference
 
 _WAITING = 1024
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def wanted() -> bool:
@@ -94,17 +96,21 @@ def welcome(sock: socket.socket) -> UnixSide | None:
     return UnixSide(ours)
 
 
-def welcomed(sock: socket.socket) -> UnixSide:
+def welcomed(sock: socket.socket) -> UnixSide | None:
     """Begin a connection to a server: receive its side channel, the first thing sent.
+
+    None: the server has closed the connection; it shares no memory with this process, or has ended.
 
     Raises
     ------
     OSError
         When something else came, or nothing within the socket's timeout.
     """
-    _byte, came, _flags, _address = socket.recv_fds(sock, 1, 1)
+    byte, came, _flags, _address = socket.recv_fds(sock, 1, 1)
+    if not byte:
+        return None
     if not came:
-        raise ConnectionResetError("the server took no connection")
+        raise ConnectionResetError("the server sent no side channel")
     [side] = came
     if not stat.S_ISSOCK(os.fstat(side).st_mode):
         os.close(side)
@@ -114,6 +120,8 @@ def welcomed(sock: socket.socket) -> UnixSide:
 
 def reach(host: str, port: int) -> socket.socket | None:
     """Return a socket connected to this user's server at this address; None if there is none.
+
+    None, too, if the server is confined in another way.
 
     It does not block; call `welcomed` next. A server that listens on all addresses is found at
     each.
@@ -128,26 +136,10 @@ def reach(host: str, port: int) -> socket.socket | None:
         sock.setblocking(False)  # it accepts at once, or TCP is used instead
         with contextlib.suppress(OSError):
             sock.connect(_name(name, port))
-            if same_user(sock):
+            if not difference(sock):
                 return sock
         sock.close()
     return None
-
-
-def same_user(sock: socket.socket) -> bool:
-    """Return whether the process at the other end is run by this process's user."""
-    return _credentials(sock)[1] == os.geteuid()
-
-
-def peer_process(sock: socket.socket) -> int:
-    """Return the id of the process at the other end (0: one that cannot be seen from here)."""
-    return _credentials(sock)[0]
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int]:
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _group = _CREDENTIALS.unpack(credentials)
-    return process, user
 
 
 def _name(host: str, port: int) -> str:

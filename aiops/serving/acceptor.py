@@ -14,11 +14,12 @@ from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.engine.steady import Steady
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.net.busy_poll import BusyPoll
+from aiops.net.confinement import peer_process
 from aiops.net.cpu_count import usable
 from aiops.net.environment import Environment
 from aiops.net.paced_transport import PacedTransport
 from aiops.net.transport import MessageTransport
-from aiops.net.unix_socket import peer_process, welcome
+from aiops.net.unix_socket import welcome
 from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer

@@ -8,13 +8,13 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable
 
 from aiops.common import forks
-from aiops.net.unix_socket import same_user
+from aiops.net.confinement import difference, peer_process
 
 _log = logging.getLogger("aiops.server")
 
 
 class UnixListener:
-    """Accepts the connections of clients on this machine, of the same user only.
+    """Accepts the connections of clients on this machine: the same user's, confined as it is.
 
     Parameters
     ----------
@@ -50,7 +50,9 @@ class UnixListener:
             connected, _address = sock.accept()
         except OSError:  # it is gone again; or no descriptors are left, and the loop tries again
             return
-        if not same_user(connected):
+        why = difference(connected)
+        if why:
+            _log.info("process %d %s: it uses TCP", peer_process(connected), why)
             connected.close()
             return
         connected.setblocking(False)

@@ -120,23 +120,34 @@ class TestMeeting:
             assert near(server) == [False]
             one.step(ONES)
 
-    def test_whoever_else_has_the_name_is_not_talked_to(
+    def test_another_user_or_container_with_the_name_is_not_talked_to(
         self, worker: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with ServerThread(policy="asgd", no_shm=True) as server:
             impostor = unix_socket.listen(*urls.parse(server.url))
             assert impostor is not None
-            monkeypatch.setattr(unix_socket, "same_user", lambda sock: False)
+            monkeypatch.setattr(unix_socket, "difference", lambda sock: "runs as user 7, not 8")
             with impostor, worker(server.url, MODEL):
                 assert near(server) == [False]
 
-    def test_another_user_is_not_let_in(
-        self, server: ServerThread, worker: Make, monkeypatch: pytest.MonkeyPatch
+    def test_another_user_or_container_is_not_let_in_and_uses_tcp(
+        self,
+        server: ServerThread,
+        worker: Make,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr("aiops.serving.unix_listener.same_user", lambda sock: False)
+        caplog.set_level("INFO", "aiops.server")
+        monkeypatch.setattr(
+            "aiops.serving.unix_listener.difference", lambda sock: "runs in another container"
+        )
         with unix_socket.reach(*urls.parse(server.url)) as sock:  # type: ignore[union-attr]
             sock.settimeout(PATIENCE)
             assert sock.recv(1) == b""
+        assert f"process {os.getpid()} runs in another container: it uses TCP" in caplog.text
+        with worker(server.url, MODEL) as one:
+            assert near(server) == [False]
+            one.step(ONES)
 
     def test_the_log_names_the_process(
         self, server: ServerThread, caplog: pytest.LogCaptureFixture

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import gc
+import mmap
 import os
 import tempfile
 
@@ -26,6 +30,14 @@ def held() -> int:
     return sum(int(row[0].split("-")[1], 16) - int(row[0].split("-")[0], 16) for row in rows)
 
 
+def punch(fd: int) -> int:
+    """Replace the first page by a hole, which reads as zeros; return the error's number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size, punch_hole = 1, 2
+    done = libc.fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(4096))
+    return ctypes.get_errno() if done else 0
+
+
 class TestSegment:
     def test_what_is_written_is_seen(self) -> None:
         segment = Segment(1 << 16)
@@ -40,6 +52,24 @@ class TestSegment:
         assert not other.flags.writeable
         with pytest.raises(OSError, match=r"not permitted|Bad file"):
             os.pwrite(segment.fd, b"x", 0)
+
+    def test_a_descriptor_that_was_reopened_cannot_write_either(self) -> None:
+        """As the same user may reopen it, through /proc (Linux 5.1 and newer)."""
+        segment = Segment(1 << 12)
+        segment.data[:] = 7
+        again = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDWR)
+        try:
+            with pytest.raises(PermissionError):
+                os.pwrite(again, b"x", 0)
+            with pytest.raises(PermissionError):
+                mmap.mmap(again, 1 << 12)
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(again, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+            assert punch(again) == errno.EPERM
+        finally:
+            os.close(again)
+        segment.data[0] = 8
+        assert list(segment.data[:2]) == [8, 7], "its own process still writes"
 
     def test_what_is_written_privately_stays_private(self) -> None:
         segment = Segment(1 << 12)

@@ -51,15 +51,28 @@ class AsyncDialler:
         name, port = self._env.present_address(server.host, server.port)
 
         async def reach(host: str) -> tuple[asyncio.Transport, AsyncConnection]:
-            near = self._env.connect_unix(host, port)
-            if near is not None:
-                made = partial(AsyncConnection, self._session)
-                return await self._begin_near(made, near, host, server.url, patience)
-            return await self._dial(partial(AsyncConnection, self._session), host, port)
+            made = partial(AsyncConnection, self._session)
+            return await self._reach(made, host, port, server.url, patience)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         hosts = self._env.known_addresses(name) or await addresses(name, left)
         return await first_reached(hosts, until, reach)
+
+    async def _reach(
+        self,
+        make: Callable[..., AsyncConnection],
+        host: str,
+        port: int,
+        name: str,
+        patience: float,
+    ) -> tuple[asyncio.Transport, AsyncConnection]:
+        """Connect within this machine if the server is on it and shares memory, else by TCP."""
+        near = self._env.connect_unix(host, port)
+        if near is not None:
+            begun = await self._begin_near(make, near, host, name, patience)
+            if begun is not None:
+                return begun
+        return await self._dial(make, host, port)
 
     async def _dial(
         self, make: Callable[[], AsyncConnection], host: str, port: int
@@ -74,7 +87,7 @@ class AsyncDialler:
         host: str,
         name: str,
         patience: float,
-    ) -> tuple[asyncio.Transport, AsyncConnection]:
+    ) -> tuple[asyncio.Transport, AsyncConnection] | None:
         loop = asyncio.get_running_loop()
         side = None
         try:
@@ -84,6 +97,9 @@ class AsyncDialler:
             except TimeoutError:
                 raise overdue(name, "its welcome", "in time") from None
             side = welcomed(near)
+            if side is None:
+                near.close()
+                return None
             shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
             return await loop.create_unix_connection(
                 lambda: make(shared, side, host, near), sock=near
@@ -109,11 +125,7 @@ class AsyncDialler:
             def made(*within: Any) -> AsyncConnection:
                 return AsyncConnection(channel, *within).following(lead)
 
-            near = self._env.connect_unix(host, channel.port)
-            if near is not None:
-                await self._begin_near(made, near, host, channel.server, ATTEMPT)
-            else:
-                await self._dial(made, host, channel.port)
+            await self._reach(made, host, channel.port, channel.server, ATTEMPT)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         try:

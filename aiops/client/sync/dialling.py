@@ -80,8 +80,12 @@ class Dialler:
         hosts = self._addresses(host, until)
         for address in hosts:
             near = self._env.connect_unix(address, port)
-            if near is not None:
-                return near, self._welcomed(near, name, patience, until)
+            if near is None:
+                continue
+            side = self._welcomed(near, name, patience, until)
+            if side is not None:
+                return near, side
+            near.close()  # it does not share memory with this process
         sock = self._connect_to_any(hosts, port, until)
         tune(sock)
         return sock, None
@@ -90,7 +94,9 @@ class Dialler:
         known = self._env.known_addresses(host)
         return known or addresses_waited_for(host, min(self._left(until), ATTEMPT), self.check)
 
-    def _welcomed(self, near: socket.socket, name: str, patience: float, until: float) -> UnixSide:
+    def _welcomed(
+        self, near: socket.socket, name: str, patience: float, until: float
+    ) -> UnixSide | None:
         self.socket = near
         try:
             self.check()
