@@ -12,6 +12,7 @@ import ray
 
 from aiops.launch.program import Place
 from aiops.net import moved_servers
+from aiops.net.cpu_count import run_as_batch
 from aiops.ray import context
 from aiops.ray.data import DatasetShard
 from aiops.ray.servers import ServerAccess
@@ -64,6 +65,7 @@ class WorkerActor:
 
     def run(self, task: LoopTask) -> Any:
         """Run the loop; return what it returns."""
+        run_as_batch()  # Ray's own processes and 25 threads of this one want the processors, too
         place = task.place
         os.environ.update(place.variables(os.environ))
         os.environ["AIOPS_TOKEN"] = task.accesses[0].token
