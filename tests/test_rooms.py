@@ -51,7 +51,7 @@ ARROWS: Mapping[str, str] = {
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
-    "ray":            "errors common net client state serving launch model wire",
+    "ray":            "errors common net client state serving launch model wire shards",
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
                       " net serving client data sim",
@@ -99,7 +99,8 @@ EXTRAS: Mapping[str, str] = {
     " client.torch_replica"
     " lab.experiments.convnet",
     "jax": "client.jax",
-    "ray": "ray ray.context ray.data ray.running_server ray.servers ray.training ray.workers",
+    "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
+    " ray.workers",
     "cupy": "",
     "grpc": "",
     "matplotlib": "",

@@ -254,10 +254,10 @@ class Session:
         acked = self.pending.acknowledged.last
         return Handshake.with_server(self.identity, self.server, epoch, nonce, run, acked)
 
-    def towards(self, server: ServerAddress) -> None:
-        """Note the server that the next connection is made to."""
+    def towards(self, server: ServerAddress, host: str) -> None:
+        """Note the server that the next connection is made to; ``host``: where it is at present."""
         self.server = self.info.url = server.url
-        self.shards.lead = server
+        self.shards.lead, self.shards.host = server, host
 
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on a new connection; return what to send.

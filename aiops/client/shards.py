@@ -54,6 +54,8 @@ class Shards:
     ----------
     lead
         The address of the lead, and those of the other shards if the URL names them.
+    host
+        The lead's at present: it may have moved (`aiops.net.moved_servers`), with its followers.
     channels
         The present connections to those shards that hold, or may hold, a part of the model.
     """
@@ -70,7 +72,7 @@ class Shards:
     ) -> None:
         self._identity, self._info, self._pending = identity, info, pending
         self._make_wire, self._traffic, self._on_attached = wire, traffic, on_attached
-        self.lead = ServerAddress("", 0)
+        self.lead, self.host = ServerAddress("", 0), ""
         self.channels: list[ShardChannel] = []
         self._partial: dict[
             int, tuple[Message, ParameterSink | SpreadRowsSink]
@@ -86,7 +88,7 @@ class Shards:
         Unauthorised
             When the user named others, or another number of them.
         """
-        where = [(host or self.lead.host, port) for host, port, _start in welcome.shards]
+        where = [(host or self.host, port) for host, port, _start in welcome.shards]
         followers = self.lead.followers
         if followers and len(followers) != len(where):
             raise Unauthorised(

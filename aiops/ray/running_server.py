@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -15,13 +16,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from aiops.client.sync.client import Client
 from aiops.errors import AiopsError, UsageError
+from aiops.ray.server_process import START
 from aiops.ray.servers import (
     NAMESPACE,
-    START,
     ServerAccess,
     ServerActor,
     ServerPlan,
-    generation,
+    newest,
 )
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.shard_processes import FOLLOWERS_SETTINGS
@@ -32,6 +33,10 @@ _PORTS = range(20000, 30000)
 _STOP = 150.0  # seconds that an actor may take to end its server in order
 _AGAIN = 0.1  # seconds between two questions which of a pair serves
 _PROMPT = 5.0  # seconds that the other of a pair may take to answer when one has
+NOWHERE = 1
+"""The port, in workers' URLs, of a server that is not there yet: they are told its real one."""
+
+_LAST_SERVED = "-last-served"  # the same of the file that says which of the two has served last
 _STANDBY = "-standby"  # behind the name of the server's folder, that of the standby's
 
 
@@ -50,54 +55,45 @@ class RunningServer:
     heads
         The actors that workers connect to one of: the lead's, and the standby's.
     accesses
-        Address and token of each of them, as they were first.
+        Address and token of each of them, as they are in the URL of workers: those that they had
+        first. That of one which is not there yet has the port `NOWHERE`.
+    present
+        Where each of them is now; for one that is not there yet, the other.
     config
         The settings that it was started with.
     """
 
     def __init__(self, actors: list[Any], standby: Any = None) -> None:
         self.actors, self._standby = actors, standby
-        heads = [actors[0]] if standby is None else [actors[0], standby]
-        answers = [actor.access.remote() for actor in heads]
-        there, _ = ray.wait(answers, num_returns=1, timeout=START)
-        if len(heads) > 1:  # one may be waiting for a node, for as long as that takes
-            there, _ = ray.wait(answers, num_returns=2, timeout=_PROMPT)
-        self.heads: list[Any] = []
-        self.accesses: list[ServerAccess] = []
-        lost: Exception = UsageError(f"the server has not answered in {START:g} s")
-        for head, answer in zip(heads, answers, strict=True):
-            if answer in there:
-                try:
-                    self.accesses.append(ray.get(answer))
-                    self.heads.append(head)
-                except (ray.exceptions.RayError, AiopsError) as error:
-                    lost = error
-        if not self.heads:
-            raise lost
-        self.config: Config = self._first_answer(lambda head: head.config.remote())
+        self.heads = [actors[0]] if standby is None else [actors[0], standby]
+        found, lost = self._asked(lambda head: head.access.remote(), START)
+        if not found:
+            raise lost or UsageError(f"the server has not answered in {START:g} s")
+        there: ServerAccess = next(iter(found.values()))
+        absent = dataclasses.replace(there, port=NOWHERE, node="")
+        count = range(len(self.heads))
+        self.accesses: list[ServerAccess] = [found.get(index, absent) for index in count]
+        self.present: list[ServerAccess] = [found.get(index, there) for index in count]
+        self.config: Config = self._agreed(lambda head: head.config.remote())
         self._place = None  # the placement group of a pair
         if standby is not None:
-            self._place = self._first_answer(lambda head: head.place.remote())
+            self._place = self._agreed(lambda head: head.place.remote())
+
+    @property
+    def servers(self) -> int:
+        """The number of servers that the model is spread over."""
+        return max(len(self.actors), self.config.shards)
 
     @property
     def lead(self) -> Any:
         """The actor that serves: of a pair, that which is not the standby now."""
-        for head in self.heads if len(self.heads) > 1 else ():
-            with contextlib.suppress(ray.exceptions.RayError, AiopsError):
-                if ray.get(head.serves.remote(), timeout=_PROMPT):
-                    return head
-        return self.heads[0]
+        serving = self._asked(lambda head: head.serves.remote(), _PROMPT)[0]
+        return self.heads[next((index for index, serves in serving.items() if serves), 0)]
 
     @property
     def has_standby(self) -> bool:
         """True if there is a standby that can take over now."""
-        if self._standby is None:
-            return False
-        for head in self.heads:
-            with contextlib.suppress(ray.exceptions.RayError, AiopsError):
-                if ray.get(head.can_take_over.remote(), timeout=_PROMPT):
-                    return True
-        return False
+        return any(self._asked(lambda head: head.can_take_over.remote(), _PROMPT)[0].values())
 
     @property
     def is_pair(self) -> bool:
@@ -125,34 +121,76 @@ class RunningServer:
 
     def _present(self) -> ServerAccess:
         """Return the access of the server; of a pair, wait until one of them serves."""
-        if len(self.heads) == 1:
-            only: ServerAccess = ray.get(self.heads[0].access.remote(), timeout=START)
-            return only
-        deadline = time.monotonic() + START
-        while time.monotonic() < deadline:
-            for head in self.heads:
-                with contextlib.suppress(ray.exceptions.RayError, AiopsError):
-                    asked = [head.serves.remote(), head.access.remote()]
-                    serves, access = ray.get(asked, timeout=_PROMPT)
-                    if serves:
-                        found: ServerAccess = access
-                        return found
-            time.sleep(_AGAIN)
-        raise UsageError(f"neither the server nor its standby has served for {START:g} s")
+        found: ServerAccess = ray.get(self._serving(START).access.remote(), timeout=START)
+        return found
 
-    def _first_answer(self, ask: Callable[[Any], Any]) -> Any:
-        """Return what the heads agree on, from the first that answers: one may be lost just now."""
-        for head in self.heads[:-1]:
-            with contextlib.suppress(ray.exceptions.RayError, AiopsError):
-                return ray.get(ask(head), timeout=_PROMPT)
-        return ray.get(ask(self.heads[-1]), timeout=START)
+    def _serving(self, seconds: float) -> Any:
+        """Return the actor that serves; of a pair, as soon as one of them does.
+
+        Raises
+        ------
+        UsageError
+            When none has in that time.
+        """
+        if len(self.heads) == 1:
+            return self.heads[0]
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            answers, lost = self._asked(lambda head: head.serves.remote(), _PROMPT)
+            for index, serves in answers.items():
+                if serves:
+                    return self.heads[index]
+            if not answers and isinstance(lost, ray.exceptions.RayActorError):
+                break
+            time.sleep(_AGAIN)
+        raise UsageError(f"neither the server nor its standby has served for {seconds:g} s")
+
+    def _asked(
+        self, ask: Callable[[Any], Any], seconds: float, rest: float = _PROMPT
+    ) -> tuple[dict[int, Any], Exception | None]:
+        """Ask all heads at once: one of a pair may be waiting for a node, for however long.
+
+        Returns
+        -------
+        tuple
+            The answers by head: the first that there is within ``seconds``, the others at most
+            ``rest`` seconds later. Then the error of one that has failed, or None.
+        """
+        asked = {ask(head): index for index, head in enumerate(self.heads)}
+        found, lost = dict[int, Any](), None
+        deadline = time.monotonic() + seconds
+        while asked:
+            left = max(0.0, deadline - time.monotonic())
+            there, _ = ray.wait([*asked], num_returns=1, timeout=left)
+            if not there:
+                break
+            index = asked.pop(there[0])
+            try:
+                found[index] = ray.get(there[0])
+                deadline = min(deadline, time.monotonic() + rest)
+            except (ray.exceptions.RayError, AiopsError) as error:
+                lost = error
+        return found, lost
+
+    def _agreed(self, ask: Callable[[Any], Any]) -> Any:
+        """Return what the heads agree on, of one that answers."""
+        found, lost = self._asked(ask, START, rest=0.0)
+        if not found:
+            raise lost or UsageError(f"the server has not answered in {START:g} s")
+        return next(iter(found.values()))
 
     def stop(self) -> None:
-        """End it in order: it writes what it has to keep. The lead ends first, and its shards."""
-        lead = self.lead
-        for actor in [lead, *self.actors[1:], *(head for head in self.heads if head is not lead)]:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(actor.stop.remote(), timeout=_STOP)
+        """End it in order: it writes what it has to keep. The lead ends first, and its shards.
+
+        Of a pair, one that is not there is ended at once: all that it has is in its state.
+        """
+        with contextlib.suppress(UsageError):
+            lead = self._serving(_STOP)
+            up = self._asked(lambda head: head.is_up.remote(), _PROMPT)[0]
+            others = [head for index, head in enumerate(self.heads) if up.get(index)]
+            for actor in [lead, *self.actors[1:], *(head for head in others if head is not lead)]:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(actor.stop.remote(), timeout=_STOP)
         self.kill()
 
     def kill(self) -> None:
@@ -168,7 +206,6 @@ def start(
     *,
     servers: int,
     resources: Mapping[str, float],
-    state: Path | None,
     restarts: int,
     detached: str | None,
     standby: bool = False,
@@ -179,19 +216,19 @@ def start(
     Parameters
     ----------
     config
-        The lead's settings, without ``state``, ``host``, ``port``, ``token`` and ``followers``.
+        The lead's settings, without ``host``, ``port``, ``token`` and ``followers``. Its ``state``
+        is a folder that all nodes share; without one, a server that ends has lost the model.
     servers
         How many the model is spread over.
     resources
         Of each, as Ray counts them.
-    state
-        The folder that all nodes share; None: a server that ends has lost the model.
     restarts
         How often Ray starts each again, -1: without end.
     detached
         The name of servers that outlive this program; None: they end with it.
     standby
-        Start a standby too, on another node; only with one server, and with a state.
+        Start a standby too, on another node; only with a state. Several servers are then processes
+        of one node, and their standbys of the other.
     notify
         Is given each actor as soon as it has been asked for.
 
@@ -201,16 +238,15 @@ def start(
         When one does not start; its text says why.
     """
     if standby:
-        return _start_pair(config, resources, state, restarts, detached, notify)
-    token, actors = secrets.token_hex(16), list[Any]()
-    follower_flags = (*config.flags(FOLLOWERS_SETTINGS), "--follower")
+        return _start_pair(config, servers, resources, restarts, detached, notify)
+    token, actors, state = secrets.token_hex(16), list[Any](), config.state
     for shard in [*range(1, servers), 0]:
-        folder = None if state is None else state
+        flags, folder = config.flags(), state
+        if shard:
+            flags = [*config.flags(FOLLOWERS_SETTINGS), "--follower"]
         if state is not None and servers > 1:
             folder = state / shard_folder(shard)
-        flags = config.flags() if shard == 0 else list(follower_flags)
-        if state is not None:
-            flags.append(f"--state={state if shard == 0 else folder}")
+            flags += [f"--state={folder}"] if shard else []  # the lead finds its own
         plan = ServerPlan(
             config=config,
             flags=tuple(flags),
@@ -228,17 +264,19 @@ def start(
 
 def _start_pair(
     config: Config,
+    servers: int,
     resources: Mapping[str, float],
-    state: Path | None,
     restarts: int,
     detached: str | None,
     notify: Callable[[Any], None],
 ) -> RunningServer:
-    """Start a server and its standby on two nodes."""
+    """Start a server and its standby on two nodes; each of them with all of its shards."""
+    state = config.state
     if state is None:
         raise UsageError("a standby needs state=FOLDER, which all nodes share")
+    each = {name: amount * servers for name, amount in resources.items()}
     place = placement_group(
-        [dict(resources)] * 2,
+        [each] * 2,
         strategy="STRICT_SPREAD",
         lifetime="detached" if detached else None,
     )
@@ -253,13 +291,17 @@ def _start_pair(
             (f"{run}/0", f"{run}/standby"),
             (state, state.with_name(state.name + _STANDBY)),
         )
-        # The one whose state is the newer begins as the server: the standby may have taken over.
-        first = int(generation(folders[1]) > generation(folders[0]))
+        last_served = state.with_name(state.name + _LAST_SERVED)
+        # The standby may have taken over in an earlier run.
+        first = folders.index(newest(last_served, folders))
         actors: dict[int, Any] = {}
         for index in (first, 1 - first):
+            own = dataclasses.replace(
+                config, shards=servers, state=folders[index], acks="replicated"
+            )
             plan = ServerPlan(
-                config=config,
-                flags=(*config.flags(), f"--state={folders[index]}", "--acks=replicated"),
+                config=own,
+                flags=tuple(own.flags()),
                 token=token,
                 port=_port(),
                 state=folders[index],
@@ -267,8 +309,9 @@ def _start_pair(
                 partner=names[1 - index],
                 partner_state=folders[1 - index],
                 standby=index != first,
+                last_served=last_served,
             )
-            options = _options(resources, 1, state, restarts, names[index]) | {
+            options = _options(each, 1, state, restarts, names[index]) | {
                 "lifetime": "detached" if detached else None,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     placement_group=place, placement_group_bundle_index=index
@@ -301,7 +344,7 @@ def _options(
         "resources": custom,
         "max_restarts": restarts if state is not None else 0,
         "max_task_retries": -1 if state is not None else 0,
-        "max_concurrency": 8,
+        "max_concurrency": 32,  # calls wait in it until the server listens
         "scheduling_strategy": "SPREAD" if servers > 1 else "DEFAULT",
     }
     if name is not None:

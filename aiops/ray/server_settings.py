@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from aiops.errors import UsageError
+from aiops.errors import ConflictError, UsageError
 from aiops.serving.config import Config
 from aiops.serving.embedded import config_of
+from aiops.serving.shard_count import held_shards, model_size
+from aiops.shards.automatic import choose_shards
+
+AUTO = "auto"
+"""In place of a number of servers: as many as seem best."""
 
 _OWN = ("host", "port", "token", "followers", "follower", "shards", "standby", "shard")
 """Settings of a server that `train` sets itself."""
 
 
-def server_config(given: Mapping[str, Any]) -> Config:
+def server_config(
+    given: Mapping[str, Any], state: Path | None = None, standby: bool = False
+) -> Config:
     """Return the config of the settings that `train` was given.
+
+    Parameters
+    ----------
+    given
+        Those of `aiops.serve`.
+    state
+        The folder that the server is to keep its state in, or None.
+    standby
+        It has a standby.
 
     Raises
     ------
@@ -27,11 +44,56 @@ def server_config(given: Mapping[str, Any]) -> Config:
                 f"aiops.ray.train sets {setting!r} of the server itself: leave it out (servers=..."
                 " says how many there are)"
             )
-    return config_of(given)
+    if standby and given.get("acks") not in (None, "replicated"):
+        raise ConflictError(
+            f"acks={given['acks']!r} does not wait for the standby, which then may not take over:"
+            " leave it out, or drop standby=True"
+        )
+    return config_of({**given, "state": state})
+
+
+def choose_servers(
+    config: Config, nodes: Sequence[float], server: float, workers: float, standby: bool
+) -> int:
+    """Return the number of servers of a model: ``servers="auto"``.
+
+    The rule is that of ``--shards auto`` (`aiops.shards.automatic`): on several nodes up to one
+    server each, on a single one as many as it has processors and no more than 4. The first workers
+    have room beside them. With a standby all servers are on one node.
+
+    Parameters
+    ----------
+    config
+        The settings, which say the model's size, and the state that there may be.
+    nodes
+        The processors of each node, as Ray counts them.
+    server, workers
+        The processors that each server has, and that the first workers have together.
+    standby
+        There are standbys, as many, on another node.
+
+    Raises
+    ------
+    UsageError
+        When nothing tells the model's size.
+    """
+    held = None if config.state is None else held_shards(config.state)
+    nbytes = model_size(config)
+    if held is None and nbytes is None:
+        raise UsageError(
+            "servers='auto' needs the size of the model before the first worker defines it: give"
+            " model_size=BYTES, or init=FILE, or the number of servers"
+        )
+    server = max(server, 1.0)
+    large = sorted((cpus for cpus in nodes if cpus >= server), reverse=True)
+    room = int((sum(nodes) - workers) // (server * (1 + standby)))
+    hosts = 0 if standby else max(0, min(len(large), room) - 1)
+    one = large[min(int(standby), len(large) - 1)] if large else 1.0
+    return choose_shards(nbytes, max(1, min(int(one // server), room)), hosts, held=held).shards
 
 
 def check_same(
-    name: str, given: Mapping[str, Any], running: Config, asked: int | None, servers: int
+    name: str, given: Mapping[str, Any], running: Config, asked: int | str | None, servers: int
 ) -> None:
     """Check that a server which runs already has the settings that `train` was given for it.
 
@@ -44,20 +106,20 @@ def check_same(
     running
         What the server was started with.
     asked, servers
-        The number of servers that the caller named (None: none), and that there are.
+        The number of servers that the caller named (None or ``auto``: none), and that there are.
 
     Raises
     ------
     UsageError
         When they differ: a server that runs does not change its settings.
     """
-    wanted = config_of(given)
+    wanted = config_of({**given, "state": running.state})
     differences = [
         f"{setting}={getattr(running, setting)!r}, not {getattr(wanted, setting)!r}"
         for setting in given
         if getattr(running, setting) != getattr(wanted, setting)
     ]
-    if asked is not None and asked != servers:
+    if asked not in (None, AUTO, servers):
         differences.append(f"servers={servers}, not {asked}")
     if differences:
         raise UsageError(

@@ -15,8 +15,13 @@ decided so:
   the partner's standby; if the partner refuses, it serves from its own state.
 * The standby refuses unless its primary has last said that acknowledgements mean ``replicated``:
   otherwise it may lack some that were acknowledged, which the primary's state has.
-* If the partner does not answer, since both are being started, the one whose state is of the later
-  generation serves, and the other asks on. With the same generation it is the first of the two.
+* If both are being started, or the partner does not answer, the one whose state is of the later
+  generation serves, and the other asks on. With the same generation it is the one that has served
+  last, as a file beside the states says: the other may lack some updates that were acknowledged.
+  Both read the same files, and only the one that serves begins a later generation, so they agree.
+
+A server of several shards with a standby is such a pair, too: each actor runs all shards of its
+side on its node, as ``aiops serve --shards N`` does, and those of a side are promoted together.
 """
 
 from __future__ import annotations
@@ -24,14 +29,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
-import signal
-import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,8 @@ from aiops.common import urls
 from aiops.common.formatting import ending
 from aiops.errors import AiopsError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.net.process_tree import Lines
-from aiops.serving.config import Config
+from aiops.ray.server_process import START, ServerProcess
+from aiops.serving.config import Config, shard_folder
 from aiops.serving.standby.link import ask
 from aiops.state.directory import GENERATION_FILE, IDENTITY_FILE, GenerationFile
 from aiops.wire.standby_messages import Promote
@@ -53,13 +54,10 @@ from aiops.wire.standby_messages import Promote
 NAMESPACE = "aiops"
 """Ray's namespace of servers that have names."""
 
-START = 600.0
-"""Seconds that a server may take until it listens: it may have a large state to read."""
-
 _ANSWER = 10.0  # seconds that a running actor or server has to answer
 _LOOK = 1.0  # seconds between two looks at the followers' addresses, or at the primary's promise
+_PROMOTION = 90.0  # seconds that a promotion may take: shards of a model are promoted together
 _WATCH = 0.2  # seconds between two looks at whether the primary's node is there
-_STOP = 120.0  # seconds that a server may take to write what it has to keep
 _SUPERSEDED = 3  # the exit status of a server whose run another has taken over
 
 
@@ -87,6 +85,8 @@ class ServerPlan:
         The folder of that one's state.
     standby
         Begin as the standby.
+    last_served
+        The file that says whose state has served last.
     """
 
     config: Config
@@ -98,6 +98,7 @@ class ServerPlan:
     partner: str = ""
     partner_state: Path | None = None
     standby: bool = False
+    last_served: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -130,18 +131,25 @@ class ServerActor:
         self._plan, self._followers = plan, list(followers)
         self._ending, self._failure = False, ""
         self._known: list[ServerAccess] = []
-        self._process: _ServerProcess | None = None
+        self._process: ServerProcess | None = None
         self._access: ServerAccess | None = None
         self._partner: Any = None  # the other actor of the pair
         self._primary: ServerAccess | None = None  # set: this is its standby
         self._replicated = False  # the primary has last said so
         self._lock = threading.Lock()  # of a promotion
-        try:
-            self._start()
-        except (AiopsError, OSError, ray.exceptions.RayError) as error:
-            self._failure = str(error)  # `access` raises it: Ray would only log it here
+        self._is_up = threading.Event()  # it listens, or has failed
+        # In a thread, so that it can tell its partner that it is starting.
+        threading.Thread(target=self._start, daemon=True).start()
 
     def _start(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._failure = str(error) or type(error).__name__  # `access` raises it
+        finally:
+            self._is_up.set()
+
+    def _serve(self) -> None:
         plan = self._plan
         if plan.state is not None and _started_again():
             _check_state(plan)
@@ -153,10 +161,12 @@ class ServerActor:
         flags = [*plan.flags, *names, f"--host={host}", f"--port={plan.port if free else 0}"]
         if self._primary is not None:
             flags.append(f"--standby={self._primary.url}")
-        self._process = process = _ServerProcess(plan, flags)
+        self._process = process = ServerProcess(plan.name, plan.token, flags)
         host, port = urls.parse(process.url)
         node = str(ray.get_runtime_context().get_node_id())
         self._access = ServerAccess(host, port, plan.token, node)
+        if self._primary is None:
+            self._note_serving()
         threading.Thread(target=self._watch_process, args=[process], daemon=True).start()
         if self._followers:
             threading.Thread(target=self._watch_followers, daemon=True).start()
@@ -164,16 +174,21 @@ class ServerActor:
             threading.Thread(target=self._watch_primary, daemon=True).start()
 
     def access(self) -> ServerAccess:
-        """Return where it is.
+        """Return where it is, once it listens.
 
         Raises
         ------
         AiopsError
             When it has not started, or has ended for good.
         """
+        self._is_up.wait(START)
         if self._failure or self._access is None:
-            raise AiopsError(self._failure)
+            raise AiopsError(self._failure or f"{self._plan.name} has not started in {START:g} s")
         return self._access
+
+    def is_up(self) -> bool:
+        """Return whether it has an address, or has failed; False: it is starting."""
+        return self._is_up.is_set()
 
     def config(self) -> Config:
         """Return the settings that the run's lead was started with."""
@@ -190,8 +205,7 @@ class ServerActor:
 
     def serves(self) -> bool:
         """Return whether it is the server that workers train at, and no standby."""
-        self.access()
-        return self._primary is None
+        return self._is_up.is_set() and not self._failure and self._primary is None
 
     def can_take_over(self) -> bool:
         """Return whether this is a standby that has all that was acknowledged."""
@@ -215,6 +229,7 @@ class ServerActor:
                 if not self._replicated:
                     raise AiopsError("the standby may lack updates that were acknowledged")
                 _promote(access)
+                self._note_serving()
                 print(f"{access.url} serves in the place of {self._primary.url}", file=sys.stderr)
                 self._primary = None
         return access
@@ -224,6 +239,17 @@ class ServerActor:
         self._ending = True
         if self._process is not None:
             self._process.stop()
+
+    def _note_serving(self) -> None:
+        """Write down that its state is the one that serves, which breaks a later tie."""
+        plan = self._plan
+        if plan.last_served is not None:
+            made = plan.last_served.with_name(f"{plan.last_served.name}.{os.getpid()}")
+            with made.open("w") as file:
+                file.write(str(plan.state))
+                file.flush()
+                os.fsync(file.fileno())
+            made.replace(plan.last_served)
 
     def _addresses(self, seconds: float) -> list[ServerAccess]:
         asked = [follower.access.remote() for follower in self._followers]
@@ -242,17 +268,21 @@ class ServerActor:
             return _answer(self._partner.access.remote(), START)
         deadline = time.monotonic() + START
         while True:
+            why: Exception = UsageError("both servers of the pair are starting")
             try:
-                return _answer(self._partner.take_over.remote(), 3 * _ANSWER)
-            except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
-                mine, others = generation(plan.state), generation(plan.partner_state)
-                if mine > others or (mine == others and not plan.standby):
-                    return None
-                if time.monotonic() > deadline:
-                    raise
+                if ray.get(self._partner.is_up.remote(), timeout=3 * _ANSWER):
+                    return _answer(self._partner.take_over.remote(), _PROMOTION)
+            except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+                why = error
             except AiopsError as refused:
                 print(f"{plan.name} serves from its state: {refused}", file=sys.stderr)
                 return None
+            states = [plan.state, plan.partner_state]
+            if plan.state == newest(plan.last_served, states[::-1] if plan.standby else states):
+                return None
+            if time.monotonic() > deadline:
+                raise why
+            time.sleep(_WATCH)
 
     def _watch_primary(self) -> None:
         """Take over when the primary is lost; start again when it has another address."""
@@ -281,7 +311,7 @@ class ServerActor:
                 print("the server has moved: its standby starts again", file=sys.stderr, flush=True)
                 os._exit(1)
 
-    def _watch_process(self, process: _ServerProcess) -> None:
+    def _watch_process(self, process: ServerProcess) -> None:
         """End this actor's process when the server ends unasked: then Ray starts it again."""
         status = process.popen.wait()
         if status == 0 or self._ending:
@@ -309,79 +339,39 @@ class ServerActor:
                 os._exit(1)
 
 
-class _ServerProcess:
-    """An ``aiops.server`` that ends with this process; returns when it listens."""
-
-    def __init__(self, plan: ServerPlan, flags: Sequence[str]) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("AIOPS_")}
-        environment["AIOPS_TOKEN"] = plan.token
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "aiops.net.child_guard", "aiops.server", *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        self._words = deque[str](maxlen=1)
-        self._reader = threading.Thread(target=self._pass_on, daemon=True)
-        self._reader.start()
-        self.url = self._first_line(plan.name)
-
-    @property
-    def last_words(self) -> str:
-        """The last line of its log, after a colon; empty: there is none."""
-        self._reader.join(1.0)
-        return f": {self._words[-1]}" if self._words else ""
-
-    def stop(self) -> None:
-        """Have it end; kill it if it does not."""
-        with contextlib.suppress(ProcessLookupError):
-            self.popen.send_signal(signal.SIGTERM)
-        try:
-            self.popen.wait(_STOP)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
-
-    def _first_line(self, name: str) -> str:
-        pipe = self.popen.stdout
-        assert pipe is not None
-        there, _, _ = select.select([pipe], [], [], START)
-        line = pipe.readline().decode().strip() if there else ""
-        if line:
-            return line
-        if not there:
-            self.popen.kill()
-            raise UsageError(f"{name} did not begin to listen in {START:g} s")
-        status = self.popen.wait()
-        raise UsageError(f"{name} {ending(status)} before it listened{self.last_words}")
-
-    def _pass_on(self) -> None:
-        """Hand its log on to this actor's, which Ray shows."""
-        pipe, lines = self.popen.stderr, Lines()
-        assert pipe is not None
-        while True:
-            chunk = os.read(pipe.fileno(), 1 << 16)
-            for line in lines.feed(chunk):
-                self._words.append(line)
-                print(line, file=sys.stderr, flush=True)
-            if not chunk:
-                return
-
-
 def node_is_alive(node: str) -> bool:
     """Return whether a node is there; True if it is not known which."""
     return not node or any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
 def generation(folder: Path | None) -> int:
-    """Return the generation of a server's state; 0: there is none."""
+    """Return the generation of the state of a server, or of shards' lead; 0: there is none."""
     if folder is None:
         return 0
     try:
-        return GenerationFile.unpack((folder / GENERATION_FILE).read_bytes()).generation
+        return GenerationFile.unpack((_leads(folder) / GENERATION_FILE).read_bytes()).generation
     except FileNotFoundError:
         return 0
+
+
+def newest(last_served: Path | None, states: Sequence[Path | None]) -> Path | None:
+    """Return that of a pair's states that has all that was acknowledged.
+
+    Parameters
+    ----------
+    last_served
+        The file that says whose state has served last.
+    states
+        Of the two; the first is returned if nothing has served yet.
+    """
+    named = last_served.read_text() if last_served is not None and last_served.exists() else ""
+    return max(states, key=lambda state: (generation(state), str(state) == named))
+
+
+def _leads(folder: Path) -> Path:
+    """Return the folder of the lead's own state, if this one has those of several shards."""
+    lead = folder / shard_folder(0)
+    return lead if lead.exists() else folder
 
 
 def _answer(asked: Any, seconds: float) -> ServerAccess:
@@ -391,7 +381,7 @@ def _answer(asked: Any, seconds: float) -> ServerAccess:
 
 def _promote(access: ServerAccess) -> None:
     env = CURRENT_ENVIRONMENT.get()
-    asyncio.run(ask(env, access.url, access.token, lambda local: Promote(1), _ANSWER))
+    asyncio.run(ask(env, access.url, access.token, lambda local: Promote(1), _PROMOTION))
 
 
 def _is_replicated(access: ServerAccess) -> bool:
@@ -404,7 +394,8 @@ def _is_replicated(access: ServerAccess) -> bool:
     """
     with Client(access.url, token=access.token, timeout=_LOOK, name="aiops ray") as client:
         state = client.stats()["state"]
-    return state["acks"] == "replicated" and bool(state["standbys"])
+    shards = [state, *state.get("shards", ())]
+    return state["acks"] == "replicated" and all(each.get("standbys") for each in shards)
 
 
 def _started_again() -> bool:
@@ -416,7 +407,7 @@ def _started_again() -> bool:
 
 def _check_state(plan: ServerPlan) -> None:
     assert plan.state is not None
-    if not (plan.state / IDENTITY_FILE).exists():
+    if not (_leads(plan.state) / IDENTITY_FILE).exists():
         raise UsageError(
             f"{plan.name} was started again on {ray.util.get_node_ip_address()}, where"
             f" {plan.state} holds no state: name a folder that all nodes share, or have the server"

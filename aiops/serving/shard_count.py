@@ -34,7 +34,7 @@ def with_shards(config: Config, processors: int) -> Config:
         return config
     held = None if config.state is None else held_shards(config.state)
     named = ",".join(config.followers).split(",") if config.followers else []
-    choice = choose_shards(_model_size(config), processors, len(named), held=held)
+    choice = choose_shards(model_size(config), processors, len(named), held=held)
     if named and choice.shards > 1 + len(named):
         raise UsageError(
             f"{config.state} holds the states of {choice.shards} shards, and --followers names"
@@ -58,8 +58,14 @@ def held_shards(folder: Path) -> int | None:
     return StateIdentity.unpack(lead.read_bytes(), str(lead)).shards if lead.exists() else None
 
 
-def _model_size(config: Config) -> int | None:
-    """Return the bytes of the model that the settings name; None: they name none."""
+def model_size(config: Config) -> int | None:
+    """Return the bytes of the model that the settings name; None: they name none.
+
+    Raises
+    ------
+    UsageError
+        When the file of ``init`` cannot be read.
+    """
     if config.model_size is not None or config.init is None:
         return config.model_size
     try:

@@ -98,9 +98,8 @@ def jobs_that_fail() -> None:
     ):
         with pytest.raises(ray.train.TrainingFailedError, match=what):
             aiops.ray.train(broken_loop, num_workers=1, **settings)
-    for settings in ({}, {"state": "state", "servers": 2}):
-        with pytest.raises(UsageError, match="standby=True is for one server, and needs state="):
-            aiops.ray.train(broken_loop, num_workers=1, standby=True, **settings)
+    with pytest.raises(UsageError, match="standby=True needs state="):
+        aiops.ray.train(broken_loop, num_workers=1, standby=True)
 
 
 # ---------------------------------------------------------------- a node is killed
@@ -179,7 +178,7 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
 
 
 def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
-    """Kill the server's node; the standby takes over, and has a standby of its own."""
+    """Kill the servers' node: the standbys take over, and have standbys. Then kill both actors."""
     folder.mkdir()
 
     def has_standby() -> bool:
@@ -195,6 +194,9 @@ def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
                 max_workers=3,
                 state=folder / "state",
                 standby=True,
+                servers=2,
+                server_resources={"CPU": 0.5},
+                shard_bytes=4,
                 name="guarded",
                 detached=True,
                 config={"folder": str(folder)},
@@ -210,6 +212,10 @@ def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
             nodes.add()
             until(has_standby, "the one that took over has a standby")
             all_go_on(folder)
+            for head in aiops.ray.server("guarded").heads:
+                ray.kill(head, no_restart=False)
+            all_go_on(folder)
+            until(has_standby, "there is a standby after both have been started again")
         finally:
             (folder / "stop").touch()
         result = running.result(PATIENCE)
@@ -218,7 +224,9 @@ def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
     server = aiops.ray.server("guarded")
     with server.client() as client:
         model = client.fetch()["w"].tolist()
+        assert len(client.stats()["state"]["shards"]) == 1
     server.stop()
+    assert running_server.find("guarded") is None
     for rank in range(3):
         assert 0 <= model[rank] - acknowledged(folder, rank) <= 2, (rank, model)
 

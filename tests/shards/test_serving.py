@@ -17,6 +17,7 @@ from aiops import testing
 from aiops.cli.stats import tables
 from aiops.client import AsyncClient, AsyncWorker
 from aiops.errors import ConnectionLost
+from aiops.net import moved_servers
 from tests.support import assert_same
 
 MODEL = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(5, np.float32)}
@@ -94,3 +95,24 @@ async def test_a_client_that_is_closed_midway() -> None:
         async with AsyncClient(server.url, role="worker") as other:
             params = await other.define(MODEL)
             await other.exchange(params, ones(params))
+
+
+async def test_clients_reach_the_shards_of_a_lead_that_has_moved() -> None:
+    """Its followers are on its host, as the welcome says, and that is not the URL's any more."""
+    first = "127.0.0.9", 7171
+    async with aiops.serve(
+        policy="asgd", shards=2, shard_bytes=1, host="127.0.0.2", port=0, kernels="numpy"
+    ) as server:
+        moved_servers.note(first, ("127.0.0.2", server.port))
+        try:
+            async with AsyncWorker("aiops://127.0.0.9:7171", MODEL) as worker:
+                await worker.step(ones(worker.params))
+            fetched = await asyncio.to_thread(_fetch, "aiops://127.0.0.9:7171")
+            assert_same(fetched, worker.params)
+        finally:
+            moved_servers.note(first, first)
+
+
+def _fetch(url: str) -> dict[str, np.ndarray]:
+    with aiops.Client(url) as client:
+        return dict(client.fetch())

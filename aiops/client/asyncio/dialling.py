@@ -36,6 +36,10 @@ class AsyncDialler:
         self._session = session
         self._env = CURRENT_ENVIRONMENT.get()
 
+    def present_address(self, server: ServerAddress) -> tuple[str, int]:
+        """Return the host and the port at which a server is now."""
+        return self._env.present_address(server.host, server.port)
+
     async def connect_to_server(
         self, server: ServerAddress, until: float, patience: float
     ) -> tuple[asyncio.Transport, AsyncConnection]:
@@ -48,7 +52,7 @@ class AsyncDialler:
         OSError, DeadlineExceeded
             When it cannot be reached.
         """
-        name, port = self._env.present_address(server.host, server.port)
+        name, port = self.present_address(server)
 
         async def reach(host: str) -> tuple[asyncio.Transport, AsyncConnection]:
             made = partial(AsyncConnection, self._session)

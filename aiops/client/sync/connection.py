@@ -435,7 +435,7 @@ class BlockingConnection:
 
     def _connect(self, until: float, beat: float) -> None:
         server, patience = self._attempts.server, self._attempts.patience
-        self._session.towards(server)
+        self._session.towards(server, self.dialler.present_address(server)[0])
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
         self.socket = sock
         self.dialler.check()  # an interruption that received too early to find this socket

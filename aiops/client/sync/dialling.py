@@ -48,6 +48,10 @@ class Dialler:
 
     # ------------------------------------------------------------ connecting
 
+    def present_address(self, server: ServerAddress) -> tuple[str, int]:
+        """Return the host and the port at which a server is now."""
+        return self._env.present_address(server.host, server.port)
+
     def connect_to_server(
         self, server: ServerAddress, until: float, patience: float
     ) -> tuple[socket.socket, UnixSide | None]:
@@ -60,7 +64,7 @@ class Dialler:
         ConnectionLost, OSError, DeadlineExceeded
             When the server cannot be reached.
         """
-        host, port = self._env.present_address(server.host, server.port)
+        host, port = self.present_address(server)
         return self._connect(host, port, server.url, until, patience)
 
     def connect_to_shard(
