@@ -115,6 +115,7 @@ class Handshake:
             nonce=nonce,
             agent=_AGENT,
             generation=run[1],
+            worker=identity.role == "worker",
         )
         return cls(identity, server, hello)
 

@@ -10,13 +10,13 @@ from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Request
-from aiops.client.rows import FetchedRowsSink, SpreadRowsSink
+from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.errors import AiopsError, Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.parts import Parts
 from aiops.wire import messages
-from aiops.wire.messages import Ack, Error, Message
+from aiops.wire.messages import Ack, Error, Message, TableRows
 from aiops.wire.sinks import Discard, Sink
 
 _BRINGS_PARAMETERS = (Ack, messages.FetchedParams)
@@ -142,10 +142,21 @@ class PendingRequests:
         sink = self._arriving.get(id)
         return sink if isinstance(sink, ParameterSink) else None
 
-    def arriving_rows(self, id: int) -> SpreadRowsSink | None:
-        """Return the sink of rows that several shards have begun to send."""
-        sink = self._arriving.get(id)
-        return sink if isinstance(sink, SpreadRowsSink) else None
+    def rows_sink(self, shard: int, message: TableRows) -> Sink:
+        """Return the sink of the rows that a shard sends in answer to a request.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When they are others than were asked for.
+        """
+        request = self.by_id.get(message.id)
+        if request is None or not isinstance(request.into, FetchedRowsSink):
+            return Discard()
+        sink = request.into.sink(message.parts, shard)
+        if sink is None:
+            raise RemoteProtocolError(f"{self._info.url} sent other rows than were asked for")
+        return sink
 
     def resolve(self, message: Message, sink: Sink | None) -> Request | None:
         """Resolve the request that a complete message answers.

@@ -18,13 +18,12 @@ from aiops.client.coding import Encoded
 from aiops.client.outbox import Lending
 from aiops.client.params import Params
 from aiops.client.receive_params import wants_of
-from aiops.client.rows import FetchedRowsSink, RowsPull, RowsPush, SpreadPayloads
+from aiops.client.rows import FetchedRowsSink, RowsAsked, RowsShare
 from aiops.client.server_info import ServerInfo
 from aiops.common.frozen import value
 from aiops.errors import AiopsError, Unavailable
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
-from aiops.model.tables import NamedTable
 from aiops.wire import data_messages, messages, ring_messages
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
@@ -122,6 +121,8 @@ class Request:
         The class of the message that answers it.
     pushes
         Whether it is a push of any kind, which has a sequence number.
+    of_rows
+        Whether it is about rows of a table (`RowsRequest`).
     seq
         That number, the same however often it is sent; 0 until the session gives it one.
     payloads
@@ -157,6 +158,7 @@ class Request:
     table: int | None = None
     what: ClassVar[str] = ""
     pushes: ClassVar[bool] = False
+    of_rows: ClassVar[bool] = False
     answer: ClassVar[type[Message]] = Message
 
     def __init__(
@@ -186,11 +188,6 @@ class Request:
 
     def finish(self, message: Any, info: ServerInfo) -> Any:
         """Return what an answer of the kind `answer` comes to, when all of it is there."""
-        return None
-
-    @property
-    def spread(self) -> tuple[NamedTable, SpreadPayloads] | None:
-        """Of rows that lie on several shards: their table, and what each shard is sent."""
         return None
 
     @property
@@ -361,62 +358,72 @@ class FetchRequest(Request):
         return bool(message.parts)
 
 
-class FetchRowsRequest(Request):
-    """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+class RowsRequest(Request):
+    """A request about rows of a table, of which each server that has some is sent its share.
 
-    __slots__ = ("_rows",)
-    what = "the rows it fetches"
+    Attributes
+    ----------
+    asked
+        The rows.
+    shares
+        What each server is sent, the lead first, as it was sent last.
+    """
+
+    __slots__ = ("asked", "shares", "table")
+    of_rows = True
     answer = TableRows
 
-    def __init__(self, rows: RowsPull) -> None:
-        super().__init__(rows.payloads, rows.into)
-        self._rows = rows
+    def __init__(self, asked: RowsAsked, connection: tuple[str, int] = ("", 0)) -> None:
+        super().__init__((), asked.into, connection, asked.base)
+        self.asked, self.shares, self.table = asked, list[RowsShare](), asked.named.index
 
     def message(self, id: int, info: ServerInfo) -> Message:
-        """Return the fetch."""
-        return messages.FetchRows(id, self._rows.named.index, self._rows.parts)
+        """Return what the lead is sent, and have the shares of all servers."""
+        self.shares = info.rows.shares(self.asked)
+        self.payloads = self.shares[0].payloads
+        return self.share_of(0, id)
 
-    @property
-    def spread(self) -> tuple[NamedTable, SpreadPayloads] | None:
-        """The table, and what each shard is sent."""
-        rows = self._rows
-        return None if rows.spread is None else (rows.named, rows.spread)
+    def share_of(self, shard: int, id: int) -> messages.FetchRows | messages.PushRows:
+        """Return what one server is sent."""
+        raise NotImplementedError
+
+
+class FetchRowsRequest(RowsRequest):
+    """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+
+    __slots__ = ()
+    what = "the rows it fetches"
+
+    def share_of(self, shard: int, id: int) -> messages.FetchRows:
+        """Return the fetch."""
+        return messages.FetchRows(id, self.asked.named.index, self.shares[shard].parts)
 
     def finish(self, message: TableRows, info: ServerInfo) -> Array:
         """Return the rows."""
-        return info.rows.arrived(self._rows.named, message, self._rows.into)
+        assert self.asked.into is not None, "a fetch asks for rows"
+        return info.rows.arrived(self.asked.named, message, self.asked.into)
 
 
-class PushRowsRequest(Request):
+class PushRowsRequest(RowsRequest):
     """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
 
-    __slots__ = ("_rows", "table")
+    __slots__ = ()
     what = "the answer to its push of rows"
-    answer = TableRows
     pushes = True
 
-    def __init__(self, rows: RowsPush, connection: tuple[str, int]) -> None:
-        super().__init__(rows.payloads, rows.into, connection, rows.base)
-        self._rows, self.table = rows, rows.named.index
-
-    def message(self, id: int, info: ServerInfo) -> Message:
+    def share_of(self, shard: int, id: int) -> messages.PushRows:
         """Return the push."""
-        rows = self._rows
-        return messages.PushRows(id, self.seq, rows.named.index, rows.base, rows.parts)
-
-    @property
-    def spread(self) -> tuple[NamedTable, SpreadPayloads] | None:
-        """The table, and what each shard is sent."""
-        rows = self._rows
-        return None if rows.spread is None else (rows.named, rows.spread)
+        share = self.shares[shard]
+        return messages.PushRows(id, self.seq, self.asked.named.index, share.base, share.parts)
 
     def finish(self, message: TableRows, info: ServerInfo) -> Any:
         """Return the receipt, or both."""
-        stale = message.staleness
+        stale, asked = message.staleness, self.asked
         receipt = Receipt(message.version, stale, float(stale), None, {})
-        if self._rows.into is None:
+        info.rows.answered(asked.named, message)
+        if asked.into is None:
             return receipt
-        return receipt, info.rows.arrived(self._rows.named, message, self._rows.into)
+        return receipt, info.rows.arrived(asked.named, message, asked.into)
 
 
 class JoinRoundRequest(Request):

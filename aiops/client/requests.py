@@ -131,7 +131,7 @@ class Requests:
         """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
         asked = self._session.info.rows.fetch(name, ids, out)
         request = FetchRowsRequest(asked)
-        if not len(asked.into.out):  # there is nothing to ask
+        if asked.into is not None and not len(asked.wanted):  # there is nothing to ask
             request.resolve(asked.into.out)
             return request
         return self._session.ask(request)

@@ -1,26 +1,47 @@
-"""A session's tables: fetches and pushes of rows, and the versions of those received."""
+"""A session's tables: fetches and pushes of rows, and the versions of those received.
+
+The rows of a table lie on one server, or on all shards of a model (`aiops.model.row_shards`). Then
+each shard has a clock of the table and is sent every message about it, if need be without rows: so
+the clocks of all shards count the same pushes, and each shard answers for its own rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiops.client.known_run import KnownRun
-from aiops.errors import RemoteProtocolError, UsageError
+from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import Parts
-from aiops.model.placement import SHARD
-from aiops.model.row_shards import RowsCut, ShardRows, answer_parts, cut_rows
+from aiops.model.row_shards import RowsCut, cut_rows
 from aiops.model.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
 from aiops.wire.messages import TableRows
 from aiops.wire.sinks import Sink
 
 
 class FetchedRowsSink(Sink):
-    """The rows that a request asks for: a matrix of their own, or the caller's ``out``."""
+    """The rows that a request asks for: a matrix of their own, or the caller's ``out``.
 
-    __slots__ = ("_data", "_named", "out")
+    Parameters
+    ----------
+    named, count
+        The table, and the number of rows.
+    out
+        The caller's matrix, or None.
+
+    Attributes
+    ----------
+    out
+        The matrix.
+    versions
+        The table's version on each shard, once all have answered; empty: there is one server.
+    """
+
+    __slots__ = ("_cut", "_data", "_named", "_staged", "out", "versions")
 
     def __init__(self, named: NamedTable, count: int, out: Array | None) -> None:
         shape, dtype = (count, named.table.width), np.dtype(named.table.dtype)
@@ -34,12 +55,32 @@ class FetchedRowsSink(Sink):
         elif not out.flags.writeable:
             raise UsageError(f"table {named.name!r}: out= is read-only")
         self.out, self._named = out, named
-        self._data = out.reshape(-1).view(np.uint8).data
+        self.versions: Sequence[int] = ()
+        self.cut(None)
 
-    def sink(self, parts: Parts) -> Sink | None:
-        """Return where the rows belong, if that is what comes."""
-        meant = rows_parts(self._named.table, len(self.out), 0)
-        return self if [part[:4] for part in parts] == [part[:4] for part in meant] else None
+    def cut(self, cut: RowsCut | None) -> None:
+        """Begin to receive rows of several shards, which are cut like this; None: of one server."""
+        self._cut, self._staged = cut, self.out if cut is None else np.empty_like(self.out)
+        self._data = self._staged.reshape(-1).view(np.uint8).data
+
+    def sink(self, parts: Parts, shard: int = 0) -> Sink | None:
+        """Return where the rows of a shard belong, if they are what comes."""
+        cut = self._cut
+        count = len(self.out) if cut is None else cut.count(shard)
+        meant = rows_parts(self._named.table, count, 0)
+        if [part[:4] for part in parts] != [part[:4] for part in meant]:
+            return None
+        if cut is None:
+            return self
+        row_bytes = self._named.table.row_bytes
+        return _ShardRowsSink(
+            self._data[cut.edges[shard] * row_bytes : cut.edges[shard + 1] * row_bytes]
+        )
+
+    def finish(self) -> None:
+        """Put the rows of several shards in the order in which they were asked for."""
+        if self._cut is not None:
+            self.out[self._cut.order] = self._staged
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the rest of the matrix."""
@@ -52,57 +93,8 @@ class FetchedRowsSink(Sink):
         """The rest comes on another connection."""
 
 
-class SpreadRowsSink(FetchedRowsSink):
-    """The same of rows that several shards send: each its own, in the order of the shards.
-
-    Parameters
-    ----------
-    named, out
-        As of `FetchedRowsSink`.
-    cut
-        How the rows are cut among the shards.
-
-    Attributes
-    ----------
-    missing
-        The other shards whose rows have not come.
-    """
-
-    __slots__ = ("_cut", "_rows", "missing")
-
-    def __init__(self, named: NamedTable, cut: RowsCut, out: Array | None) -> None:
-        super().__init__(named, len(cut.order), out)
-        self._cut, self._rows = cut, np.empty_like(self.out)
-        self._data = self._rows.reshape(-1).view(np.uint8).data
-        self.missing: set[int] = set()
-
-    def sink(self, parts: Parts) -> Sink | None:
-        """Return where the rows belong, if all of them come."""
-        wanted = [self._cut.count(shard) for shard in range(len(self._cut.edges) - 1)]
-        meant = answer_parts(self._named, wanted, 0)
-        if [(*part[:4], part[2] == SHARD and part[4]) for part in parts] != [
-            (*part[:4], part[2] == SHARD and part[4]) for part in meant
-        ]:
-            return None
-        self.missing = {shard for shard, count in enumerate(wanted) if shard and count}
-        return self
-
-    def portion(self, shard: int, parts: Parts) -> Sink | None:
-        """Return where the rows of another shard belong, if they are what comes."""
-        count = self._cut.count(shard)
-        meant = rows_parts(self._named.table, count, 0)
-        if [part[:4] for part in parts] != [part[:4] for part in meant]:
-            return None
-        begin = self._cut.edges[shard] * self._named.table.row_bytes
-        return RowsPortionSink(self._data[begin : begin + count * self._named.table.row_bytes])
-
-    def finish(self) -> None:
-        """Put the rows in the order in which they were asked for."""
-        self.out[self._cut.order] = self._rows
-
-
-class RowsPortionSink(Sink):
-    """The rows of one shard."""
+class _ShardRowsSink(Sink):
+    """The rows of one shard of several."""
 
     __slots__ = ("_data",)
 
@@ -120,35 +112,33 @@ class RowsPortionSink(Sink):
         """Do nothing: the rest comes on another connection."""
 
 
-class SpreadPayloads(NamedTuple):
-    """The rows of a message that each shard is sent, and their payloads."""
+class RowsShare(NamedTuple):
+    """One server's share of a request about rows.
 
-    rows: list[ShardRows]
-    payloads: list[list[list[memoryview]]]
+    ``base``: the version of its table that gradients were computed at.
+    """
 
-
-class RowsPull(NamedTuple):
-    """Rows that are asked for: what is sent, and where they belong."""
-
-    named: NamedTable
+    base: int
     parts: Parts
     payloads: list[list[memoryview]]
-    into: FetchedRowsSink
-    spread: SpreadPayloads | None = None
 
 
-class RowsPush(NamedTuple):
-    """Gradients of rows: what is sent, and where the rows that are wanted belong, if any are.
+class RowsAsked(NamedTuple):
+    """A request about rows of one table.
 
-    ``base``: the version of the table that they were computed at.
+    ``base``: the version of the table that gradients were computed at, by the lead's clock.
+    ``pushed``: the rows pushed, and their gradients; None: it is a fetch. ``wanted``: the rows that
+    the answer is to bring. ``into``: where they belong; None: none were asked for.
     """
 
     named: NamedTable
     base: int
-    parts: Parts
-    payloads: list[list[memoryview]]
+    pushed: tuple[Ints, Array] | None
+    wanted: Ints
     into: FetchedRowsSink | None
-    spread: SpreadPayloads | None = None
+
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class Rows:
@@ -159,7 +149,7 @@ class Rows:
     shards
         The shards that the rows of each table lie on.
     versions
-        By table: the newest version of which rows have come.
+        By table: the newest version of which rows have come; of several shards, the lead's.
     connection
         The one that is open; a push belongs to the one that its rows came by.
     """
@@ -169,6 +159,8 @@ class Rows:
         self.connection = ("", 0)
         self.connections: dict[str, tuple[str, int]] = {}
         self.versions: dict[str, int] = {}
+        self._clocks: dict[str, list[int]] = {}  # by table: the same as `versions` of each shard
+        self._reached: dict[str, int] = {}  # by table: the newest version that the lead told of
         self.shards = 1
 
     def learn(self, tables: Tables) -> None:
@@ -181,18 +173,14 @@ class Rows:
             _client, epoch = self.connections[name]
             if run.lost(epoch, version, self.tables.named(name).index):
                 del self.versions[name]
+                self._clocks.pop(name, None)
+                self._reached.pop(name, None)
 
-    def fetch(self, name: str, ids: Any, out: Array | None) -> RowsPull:
+    def fetch(self, name: str, ids: Any, out: Array | None) -> RowsAsked:
         """Return what asks for rows."""
         named = self.tables.named(name)
         wanted = named.check_ids(ids)
-        if self.shards > 1 and len(wanted):
-            cut = cut_rows(wanted, self.shards)
-            spread = self._spread(None, None, (wanted, cut))
-            return RowsPull(named, (), [[]], SpreadRowsSink(named, cut, out), spread)
-        into = FetchedRowsSink(named, len(wanted), out)
-        parts = fetch_parts(named.table, len(wanted)) if len(wanted) else ()
-        return RowsPull(named, parts, [[_bytes(wanted)]], into)
+        return RowsAsked(named, 0, None, wanted, FetchedRowsSink(named, len(wanted), out))
 
     def push(
         self,
@@ -203,71 +191,83 @@ class Rows:
         version: int | None,
         wanted: Any = None,
         out: Array | None = None,
-    ) -> RowsPush:
-        """Return what pushes gradients, and asks for rows if ``wanted``."""
+    ) -> RowsAsked:
+        """Return what pushes gradients, and asks for rows if ``wanted``.
+
+        Raises
+        ------
+        UsageError
+            When it pushes no row, or rows that the table does not have.
+        BadPush
+            When rows lie on several shards, and one of them would refuse its gradients.
+        """
         named = self.tables.named(name)
         pushed = named.check_ids(ids)
         if not len(pushed):
             raise UsageError(f"table {name!r}: the push holds no row: push at least one")
         gradients = named.check_gradients(grads, len(pushed))
         base = self.versions.get(name, 0) if version is None else int(version)
-        payloads = [[_bytes(pushed)], [_bytes(gradients)]]
-        into: FetchedRowsSink | None = None
-        count, asked = 0, None if wanted is None else named.check_ids(wanted)
+        asked = None if wanted is None else named.check_ids(wanted)
+        into = None if asked is None else FetchedRowsSink(named, len(asked), out)
         if self.shards > 1:
-            return self._spread_push(named, base, (pushed, gradients), asked, out)
-        if asked is not None:
-            count = len(asked)
-            into = FetchedRowsSink(named, count, out)
-            if count:
-                payloads.insert(1, [_bytes(asked)])
-        return RowsPush(named, base, push_parts(named.table, len(pushed), count), payloads, into)
+            self._check(named, base, pushed, gradients)
+        return RowsAsked(
+            named, base, (pushed, gradients), _NO_ROWS if asked is None else asked, into
+        )
 
-    def _spread_push(
-        self,
-        named: NamedTable,
-        base: int,
-        pushed: tuple[Ints, Array],
-        asked: Ints | None,
-        out: Array | None,
-    ) -> RowsPush:
-        into: FetchedRowsSink | None = None
-        wanted = None
-        if asked is not None and len(asked):
-            wanted = asked, cut_rows(asked, self.shards)
-            into = SpreadRowsSink(named, wanted[1], out)
-        elif asked is not None:
-            into = FetchedRowsSink(named, 0, out)
-        cut = cut_rows(pushed[0], self.shards)
-        spread = self._spread((pushed[0], cut), pushed[1], wanted)
-        return RowsPush(named, base, (), [[]], into, spread)
-
-    def _spread(
-        self,
-        pushed: tuple[Ints, RowsCut] | None,
-        gradients: Array | None,
-        wanted: tuple[Ints, RowsCut] | None,
-    ) -> SpreadPayloads:
-        """Return what each shard is sent: ids, ids to send back, gradients, each if any."""
-        arrays = list[tuple[RowsCut, Array]]()
-        for each in (pushed, wanted):
-            if each is not None:
-                ids: Array = each[0]
-                arrays.append((each[1], ids[each[1].order]))
-        if pushed is not None and gradients is not None:
-            arrays.append((pushed[1], gradients[pushed[1].order]))
-        rows, payloads = list[ShardRows](), list[list[list[memoryview]]]()
-        for shard in range(self.shards):
-            counts = (0 if each is None else each[1].count(shard) for each in (pushed, wanted))
-            rows.append(ShardRows(*counts))
-            payloads.append(
-                [
-                    [_bytes(array[cut.edges[shard] : cut.edges[shard + 1]])]
-                    for cut, array in arrays
-                    if cut.count(shard)
-                ]
+    def _check(self, named: NamedTable, base: int, pushed: Ints, gradients: Array) -> None:
+        """Refuse what a shard would refuse, before any of them applies its part."""
+        reached = max(self._reached.get(named.name, 0), self.versions.get(named.name, 0))
+        if base > reached:
+            raise BadPush(
+                f"these rows of table {named.name!r} were fetched at version {base}, but the newest"
+                f" that this client knows of is {reached}: fetch them again",
+                table=named.name,
             )
-        return SpreadPayloads(rows, payloads)
+        fault = named.bad_gradients(pushed, gradients)
+        if fault is not None:
+            raise fault
+
+    def shares(self, asked: RowsAsked) -> list[RowsShare]:
+        """Return what each server is sent, the lead's share first; rows go into ``asked.into``."""
+        table, pushed, wanted, into = asked.named.table, asked.pushed, asked.wanted, asked.into
+        if self.shards == 1:
+            if pushed is None:
+                return [RowsShare(0, fetch_parts(table, len(wanted)), [[_bytes(wanted)]])]
+            parts = push_parts(table, len(pushed[0]), len(wanted))
+            payloads = [[_bytes(pushed[0])], [_bytes(pushed[1])]]
+            if len(wanted):
+                payloads.insert(1, [_bytes(wanted)])
+            return [RowsShare(asked.base, parts, payloads)]
+        cut = cut_rows(wanted, self.shards)
+        if into is not None:
+            into.cut(cut)
+        brought = _cut_bytes(wanted, cut)
+        if pushed is None:
+            return [
+                RowsShare(0, fetch_parts(table, cut.count(shard)), [[ids]] if len(ids) else [])
+                for shard, ids in enumerate(brought)
+            ]
+        cut_pushed, found = cut_rows(pushed[0], self.shards), list[RowsShare]()
+        rows, gradients = _cut_bytes(pushed[0], cut_pushed), _cut_bytes(pushed[1], cut_pushed)
+        for shard, base in enumerate(self._bases(asked)):
+            counts = cut_pushed.count(shard), cut.count(shard)
+            views = rows[shard], brought[shard], gradients[shard]
+            payloads = [[view] for view in views if len(view)]
+            found.append(RowsShare(base, push_parts(table, *counts), payloads))
+        return found
+
+    def _bases(self, asked: RowsAsked) -> list[int]:
+        """Return the version of the table on each shard at which gradients were computed.
+
+        They are as many pushes old on each as they are on the lead.
+        """
+        clocks = self._clocks.get(asked.named.name, [0] * self.shards)
+        return [asked.base, *(max(0, each + asked.base - clocks[0]) for each in clocks[1:])]
+
+    def answered(self, named: NamedTable, message: TableRows) -> None:
+        """Note the version of a table that a server has told of."""
+        self._reached[named.name] = max(message.version, self._reached.get(named.name, 0))
 
     def arrived(self, named: NamedTable, message: TableRows, into: FetchedRowsSink) -> Array:
         """Return the rows that an answer has brought, and note by which connection they came.
@@ -277,14 +277,22 @@ class Rows:
         RemoteProtocolError
             When it lacks them.
         """
-        if len(into.out) and not message.parts:
-            raise RemoteProtocolError("the answer lacks the rows that were asked for")
-        if isinstance(into, SpreadRowsSink):
-            into.finish()
         name = named.name
+        if sum(part.stop for part in message.parts) < len(into.out):
+            raise RemoteProtocolError("the answer lacks rows that were asked for")
+        if into.versions:
+            into.finish()
+            clocks = self._clocks.get(name, [0] * len(into.versions))
+            self._clocks[name] = [*map(max, clocks, into.versions)]
         self.connections[name] = self.connection
         self.versions[name] = max(message.version, self.versions.get(name, 0))
         return into.out
+
+
+def _cut_bytes(array: Array, cut: RowsCut) -> list[memoryview]:
+    """Return the bytes of an array's rows by shard."""
+    ordered, edges = array[cut.order], cut.edges
+    return [_bytes(ordered[begin:end]) for begin, end in pairwise(edges)]
 
 
 def _bytes(array: Array) -> memoryview:

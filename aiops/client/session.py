@@ -116,7 +116,7 @@ from aiops.client.handshake import Handshake, Identity
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
-from aiops.client.request_kinds import PushRequest, Request
+from aiops.client.request_kinds import PushRequest, Request, RowsRequest
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
 from aiops.client.shards import Payloads, Shards
@@ -237,6 +237,7 @@ class Session:
             wire,
             self.wire.traffic,
             on_attached=self._begin,
+            on_answer=self._handle_answer,
         )
         self.out: list[Buffer] = []
         self.back: list[Buffer] = []
@@ -526,22 +527,22 @@ class Session:
     # ------------------------------------------------------------ inside
 
     def _send_request(self, request: Request, id: int) -> None:
-        message, payloads = request.message(id, self.info), request.payloads
+        message = request.message(id, self.info)
+        payloads = request.payloads
         places: Places = ()
         request.attempted, request.refusal = True, None
+        request.lent = []  # what was lent on a connection since lost is not lent again
         if request.examples:
             self._send(CoverPush(id, request.seq, request.examples))
+        if request.of_rows and self.info.rows.shards > 1:
+            assert isinstance(request, RowsRequest)
+            request.lent = self.shards.ask_rows(request, id, self._outbox, self._ledger.asked)
         if payloads:
             placement, layout = self.info.placement, self.info.layout
             small = layout is not None and layout.nbytes <= self._outbox.lends_above
-            request.lent = []  # what was lent on a connection since lost is not lent again
             if placement is not None and isinstance(message, messages.Push):
                 message, payloads, request.lent = self.shards.push(
                     placement, message, payloads, self._outbox
-                )
-            if self.info.rows.shards > 1 and request.spread is not None:
-                message, payloads, request.lent = self.shards.send_rows(
-                    *request.spread, message, self._outbox
                 )
             if self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
                 # Else sending takes no longer.

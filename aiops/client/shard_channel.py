@@ -15,7 +15,7 @@ from aiops.client.outbox import Lending, Outbox
 from aiops.errors import ConnectionLost, RemoteProtocolError, fatal
 from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, Messages, with_sinks
-from aiops.wire.messages import Challenge, Error, Message, Ping
+from aiops.wire.messages import Challenge, Error, Message, Ping, TableRows
 from aiops.wire.server_messages import ShardParts, ShardWelcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
@@ -35,6 +35,12 @@ class ChannelOwner(Protocol):
 
     def portion_arrived(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
         """Note that a portion is in place."""
+
+    def rows_sink(self, shard: int, message: TableRows) -> Sink:
+        """Return the sink of the rows that a shard sends."""
+
+    def rows_answered(self, shard: int, answer: TableRows | Error) -> None:
+        """Note that a shard has answered a request about rows."""
 
 
 class ShardChannel:
@@ -125,15 +131,15 @@ class ShardChannel:
 
     # ------------------------------------------------------------ messages
 
-    def push(
-        self, portion: ShardParts, payloads: Sequence[Sequence[memoryview]], outbox: Outbox
+    def ask(
+        self, message: Message, payloads: Sequence[Sequence[memoryview]], outbox: Outbox
     ) -> Lending | None:
-        """Send the shard its portion of a push; return what it was lent, if it is near."""
+        """Send the shard its share of a request; return what it was lent, if it is near."""
         shared = self.wire.shared
         lent = outbox.lend(payloads, shared.show) if shared is not None else None
         for share in lent.shares if lent is not None else ():
             self._send(share)
-        self._out.extend(self.wire.send(portion, payloads, () if lent is None else lent.places))
+        self._out.extend(self.wire.send(message, payloads, () if lent is None else lent.places))
         return lent
 
     def _give_back(self, id: int) -> None:
@@ -145,6 +151,8 @@ class ShardChannel:
         self._out.extend(self.wire.send(message))
 
     def _sink_for(self, message: Message) -> Sink | None:
+        if isinstance(message, TableRows):
+            return self._owner.rows_sink(self.shard, message)
         if not isinstance(message, ShardParts):
             return Discard()
         return self._owner.sink_for(self.shard, message)
@@ -154,9 +162,11 @@ class ShardChannel:
             self._handle(message, sink)
 
     def _handle(self, message: Message, sink: Sink | None) -> None:
-        if isinstance(message, Error):
+        if isinstance(message, TableRows) or (isinstance(message, Error) and not message.fatal):
+            self._owner.rows_answered(self.shard, message)
+        elif isinstance(message, Error):
             raise fatal(message.code, f"{self.server}: {message.text}", message.details)
-        if isinstance(message, Challenge):
+        elif isinstance(message, Challenge):
             self._send(self._handshake.answer(message))
         elif isinstance(message, ShardWelcome):
             self._handshake.check(message)

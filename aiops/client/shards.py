@@ -3,33 +3,61 @@
 A model on one server has no channels and no placement. On several, requests go to the lead and
 answers come from it; their headers announce the parts on the other shards, which travel on the
 channels as portions. An answer is complete when all of its portions are in place.
+
+Where the rows of tables lie on all shards, a request about rows is one to each of them, under the
+same id and, if it is a push, the same sequence number. It is answered when all have answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from aiops.client.handshake import Identity
 from aiops.client.outbox import Lending, Outbox
 from aiops.client.pending import PendingRequests
 from aiops.client.receive_params import ParameterSink, PortionSink
-from aiops.client.rows import RowsPortionSink, SpreadPayloads, SpreadRowsSink
+from aiops.client.request_kinds import RowsRequest
+from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.shard_channel import ShardChannel
 from aiops.common import urls
 from aiops.common.urls import ServerAddress
-from aiops.errors import RemoteProtocolError, Unauthorised
+from aiops.errors import RemoteProtocolError, Unauthorised, Unavailable
 from aiops.model.placement import Placement
-from aiops.model.row_shards import announced_rows, own_parts
-from aiops.model.tables import NamedTable
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Message, Push, Welcome
+from aiops.wire.messages import Error, Message, Push, TableRows, Welcome
 from aiops.wire.server_messages import ShardParts
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.traffic import Traffic
 
 Payloads = Sequence[Sequence[memoryview]]
+
+
+@dataclass(slots=True)
+class _RowAnswers:
+    """The answers of all shards to one request about rows."""
+
+    missing: set[int]
+    found: dict[int, TableRows | Error] = field(default_factory=dict)
+    into: FetchedRowsSink | None = None
+
+    def whole(self) -> TableRows | Error:
+        """Return them as one: the lead's clock, and the largest staleness; or the refusal.
+
+        A refusal that passes has the request sent again: a shard that has applied its share then
+        answers from memory.
+        """
+        answers = [answer for _shard, answer in sorted(self.found.items())]
+        errors = [each for each in answers if isinstance(each, Error)]
+        if errors:
+            return next((each for each in errors if each.code != Unavailable.code), errors[0])
+        rows = [each for each in answers if isinstance(each, TableRows)]
+        if self.into is not None:
+            self.into.versions = [each.version for each in rows]
+        parts = tuple(part for each in rows for part in each.parts)
+        staleness = max(each.staleness for each in rows)
+        return replace(rows[0], staleness=staleness, parts=parts)
 
 
 class Shards:
@@ -49,6 +77,8 @@ class Shards:
         Counts the bytes of all channels.
     on_attached
         Called when the last channel is attached.
+    on_answer
+        Called with the answer to a request about rows, once all shards have answered.
 
     Attributes
     ----------
@@ -69,14 +99,15 @@ class Shards:
         traffic: Traffic,
         *,
         on_attached: Callable[[], None],
+        on_answer: Callable[[Message, Sink | None], None],
     ) -> None:
         self._identity, self._info, self._pending = identity, info, pending
+        self._on_answer = on_answer
         self._make_wire, self._traffic, self._on_attached = wire, traffic, on_attached
         self.lead, self.host = ServerAddress("", 0), ""
         self.channels: list[ShardChannel] = []
-        self._partial: dict[
-            int, tuple[Message, ParameterSink | SpreadRowsSink]
-        ] = {}  # answers that lack portions
+        self._partial: dict[int, tuple[Message, ParameterSink]] = {}  # answers that lack portions
+        self._row_answers: dict[int, _RowAnswers] = {}  # by request, until all have come
 
     # ------------------------------------------------------------ the connections
 
@@ -144,6 +175,7 @@ class Shards:
             channel.lost()
         self.channels = []
         self._partial.clear()
+        self._row_answers.clear()
 
     # ------------------------------------------------------------ pushes
 
@@ -165,29 +197,30 @@ class Shards:
         for channel in self.channels:
             pieces, theirs = divided[channel.shard]
             if pieces:
-                lending = channel.push(ShardParts(push.id, 0, tuple(pieces)), theirs, outbox)
+                lending = channel.ask(ShardParts(push.id, 0, tuple(pieces)), theirs, outbox)
                 lent += [] if lending is None else [lending]
         return replace(push, parts=parts), [*mine, *([()] * (len(parts) - len(mine)))], lent
 
-    def send_rows(
+    def ask_rows(
         self,
-        named: NamedTable,
-        spread: SpreadPayloads,
-        message: Message,
+        request: RowsRequest,
+        id: int,
         outbox: Outbox,
-    ) -> tuple[Message, list[list[memoryview]], list[Lending]]:
-        """Send the others their rows of a message; returns as `push` does."""
+        note: Callable[[Message], object],
+    ) -> list[Lending]:
+        """Send the others their shares of a request about rows; return what they were lent.
+
+        ``note``: called with each of them.
+        """
         lent = list[Lending]()
+        answers = {0, *(channel.shard for channel in self.channels)}
+        self._row_answers[id] = _RowAnswers(answers, into=request.asked.into)
         for channel in self.channels:
-            rows = spread.rows[channel.shard]
-            if any(rows):
-                portion = ShardParts(message.id, 0, own_parts(named, rows))
-                lending = channel.push(portion, spread.payloads[channel.shard], outbox)
-                lent += [] if lending is None else [lending]
-        announced = announced_rows(spread.rows)
-        parts = (*own_parts(named, spread.rows[0]), *announced)
-        payloads = [*spread.payloads[0], *([] for _ in announced)]
-        return replace(message, parts=parts), payloads, lent  # type: ignore[call-arg]
+            message = request.share_of(channel.shard, id)
+            lending = channel.ask(message, request.shares[channel.shard].payloads, outbox)
+            lent += [] if lending is None else [lending]
+            note(message)
+        return lent
 
     # ------------------------------------------------------------ answers
 
@@ -201,9 +234,6 @@ class Shards:
         """
         if portion.id not in self._pending.by_id:
             return Discard()
-        request = self._pending.by_id[portion.id]
-        if isinstance(request.into, SpreadRowsSink):
-            return self._sink_for_rows(shard, portion)
         into, placement = self._pending.arriving(portion.id), self._info.placement
         if into is None or placement is None:
             return None
@@ -215,45 +245,47 @@ class Shards:
             )
         return PortionSink(into, expected[0])
 
-    def _sink_for_rows(self, shard: int, portion: ShardParts) -> Sink | None:
-        rows = self._pending.arriving_rows(portion.id)
-        if rows is None:
-            return None
-        sink = rows.portion(shard, portion.parts) if shard in rows.missing else None
-        if sink is None:
-            raise RemoteProtocolError(
-                f"shard {shard} of {self._info.url} sent other rows than were asked for"
-            )
-        return sink
-
     def portion_arrived(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
         """Note that a portion is in place; after the last one the answer is given out."""
-        if isinstance(sink, RowsPortionSink):
-            rows = self._pending.arriving_rows(portion.id)
-            if rows is None:
-                return
-            rows.missing.discard(shard)
-            if not rows.missing and portion.id in self._partial:
-                message, whole = self._partial.pop(portion.id)
-                self._pending.resolve(message, whole)
-            return
         into = self._pending.arriving(portion.id)
         if into is None or not isinstance(sink, PortionSink):
             return
         into.missing.discard(shard)
         if not into.missing and portion.id in self._partial:
             message, whole = self._partial.pop(portion.id)
-            assert isinstance(whole, ParameterSink), "its portion is one of parameters"
             self._pending.resolve(with_all_parts(message, whole), whole)
 
+    def rows_sink(self, shard: int, message: TableRows) -> Sink:
+        """Return the sink of the rows that a shard sends."""
+        return self._pending.rows_sink(shard, message)
+
+    def rows_answered(self, shard: int, answer: TableRows | Error) -> None:
+        """Note that a shard has answered a request about rows; give out the answer of all."""
+        whole = self._note_rows(shard, answer)
+        if whole is not None:
+            self._on_answer(whole, None)
+
+    def _note_rows(self, shard: int, answer: TableRows | Error) -> TableRows | Error | None:
+        answers = self._row_answers.get(answer.id)
+        if answers is None or shard not in answers.missing:
+            raise RemoteProtocolError(f"shard {shard} answered {answer.id}, which it was not asked")
+        answers.missing.discard(shard)
+        answers.found[shard] = answer
+        if answers.missing:
+            return None
+        del self._row_answers[answer.id]
+        return answers.whole()
+
     def complete(self, message: Message, sink: Sink | None) -> Message | None:
-        """Return an answer with all of its parts; None if portions of it are still to come."""
-        if not isinstance(sink, ParameterSink | SpreadRowsSink):
+        """Return an answer with all of its parts; None if some of it is still to come."""
+        if message.id in self._row_answers and isinstance(message, TableRows | Error):
+            return self._note_rows(0, message)
+        if not isinstance(sink, ParameterSink):
             return message
         if sink.missing:
             self._partial[message.id] = message, sink
             return None
-        return with_all_parts(message, sink) if isinstance(sink, ParameterSink) else message
+        return with_all_parts(message, sink)
 
     @property
     def late(self) -> tuple[int, str] | None:
@@ -261,6 +293,10 @@ class Shards:
         for id, (_message, into) in self._partial.items():
             if into.missing:
                 late = [each.server for each in self.channels if each.shard in into.missing]
+                return id, ", ".join(late)
+        for id, answers in self._row_answers.items():
+            late = [each.server for each in self.channels if each.shard in answers.missing]
+            if late:
                 return id, ", ".join(late)
         return None
 

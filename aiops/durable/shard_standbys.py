@@ -164,7 +164,7 @@ class FollowerStandbyDesk(StandbyDesk):
         if isinstance(message, CountTraffic):
             held = self._held()
             state = {**held.report, "whole": held.whole}
-            return [Reply(event.peer, TrafficCounted(message.id, {}, state))]
+            return [Reply(event.peer, TrafficCounted(message.id, {}, state, {}))]
         if isinstance(message, Leave):
             self._leave()
             return []

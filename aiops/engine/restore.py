@@ -345,6 +345,8 @@ def _item(
         state, number = values
         gradient = None if number is None else gradients[number]
         return training.replies.restore(state, CachedGradient(gradient), members)
+    if kind == "rows":
+        event = training.table_requests.with_sink(event)
     [state], sink = values, event.sink
     if kind == "push":
         assert isinstance(sink, PushSink), "the row is of a push"

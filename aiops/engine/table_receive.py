@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.receive import SURVEY, PushSink, check_codecs
 from aiops.errors import BadPush
 from aiops.kernels.scan import Surveyor
+from aiops.model.arena import aligned
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.tables import ID_BYTES, NamedTable, Table, Tables, counts
 from aiops.wire.messages import FetchRows, PushRows
@@ -32,8 +32,6 @@ class RowsSink(PushSink):
 
     __slots__ = ("_named", "_whole", "grads", "out", "pushed", "version", "wanted")
 
-    number = 0  # that of the lead of a sharded model, if the rows come to several shards
-
     def __init__(
         self,
         whole: Bytes,
@@ -41,7 +39,7 @@ class RowsSink(PushSink):
         pushed: int,
         wanted: int,
         version: int,
-        pool: BufferPool,
+        pool: BufferPool | None,
         check_ids: Surveyor,
         survey: Surveyor,
     ) -> None:
@@ -86,26 +84,6 @@ class RowsSink(PushSink):
         """The number of rows that the answer brings."""
         return len(self.wanted)
 
-    def check_sums(self) -> None:
-        """Find a fault of sums of gradients of the same row, before the push may be applied.
-
-        With one server it is found as the push is applied. Of several, each has to know that no
-        other finds one.
-        """
-        ids, grads = self.pushed, self.grads
-        if self.fault is not None or not len(ids):
-            return
-        most = grads.dtype.type(1e18)
-        if float(np.abs(grads).max()) * len(ids) < most / 2:  # no sum can reach it
-            return
-        unique, whose = np.unique(ids, return_inverse=True)
-        sums = np.zeros((len(unique), grads.shape[1]), grads.dtype)
-        np.add.at(sums, whose.reshape(-1), grads)
-        bad = np.flatnonzero(~(np.abs(sums) < most).all(axis=1))
-        if len(bad):
-            place = int(np.flatnonzero(np.isin(ids, unique[bad]))[0])
-            self.fault = bad_sum(self._named, int(ids[place]), place)
-
     @property
     def answer(self) -> memoryview:
         """The bytes of the rows to send, once they have been gathered."""
@@ -138,25 +116,8 @@ class RowsSink(PushSink):
             count = len(self.pushed)
             place = index if index < count else index - count
             return BadPush(named.no_such_row(int(typed[index]), place), table=named.name)
-        row, column = divmod(index, named.table.width)
-        return BadPush(
-            f"table {named.name!r}: the gradient of row {int(self.pushed[row])} (number {row} of"
-            f" the push) holds {float(typed[index])} in column {column}: every value must be finite"
-            " and below 1e18 in magnitude; nothing of this push was applied",
-            table=named.name,
-        )
-
-
-def bad_sum(named: NamedTable, row: int, place: int) -> BadPush:
-    """Return the fault of a push whose gradients of one row have a sum that is too large.
-
-    ``place``: the first of them in the push.
-    """
-    return BadPush(
-        f"table {named.name!r}: the gradients of row {row} (first at {place} of the push)"
-        " add up to 1e18 or more in magnitude; nothing of this push was applied",
-        table=named.name,
-    )
+        row = int(self.pushed[index // named.table.width])
+        return named.bad_value(row, index, float(typed[index]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,29 +179,21 @@ class TableAdmission:
         push = isinstance(message, PushRows)
         pushed, wanted = counts(named, message.parts, push)
         version = message.version if isinstance(message, PushRows) else 0
-        return self.room_for(number, pushed, wanted, version)
-
-    def named(self, number: int) -> NamedTable:
-        """Return a table by its number; BadPush if there is none."""
-        if number >= len(self._tables):
-            raise BadPush(f"the model has no table number {number}; it has {len(self._tables)}")
-        return self._tables[number]
-
-    def room_for(self, number: int, pushed: int, wanted: int, version: int = 0) -> RowsRoom:
-        """Return the room for these numbers of rows of a table; nothing is allocated."""
-        named = self._tables[number]
         nbytes = (pushed + wanted) * (ID_BYTES + named.table.row_bytes)
         pool = self._row_pool if wanted else self._pool
         return RowsRoom(number, pushed, wanted, version, nbytes, pool)
+
+    def without_rows(self, message: FetchRows | PushRows) -> RowsSink:
+        """Return the sink of a message whose rows all lie on other shards."""
+        room = self.room(message)
+        given = aligned(0), self._tables[room.number], room.pushed, room.wanted, room.version, None
+        return RowsSink(*given, *self._surveys[room.number])
 
     def sink_for(self, room: RowsRoom) -> RowsSink | None:
         """Return the sink of a message that needs this room; None: the pool has none now."""
         whole = room.pool.take(room.buffer_bytes)
         if whole is None:
             return None
-        return RowsSink(whole, *self.facts(room))
-
-    def facts(self, room: RowsRoom) -> tuple[Any, ...]:
-        """Return what `RowsSink` is given of a room, beside the buffer."""
         named, surveys = self._tables[room.number], self._surveys[room.number]
-        return named, room.pushed, room.wanted, room.version, room.pool, *surveys
+        given = named, room.pushed, room.wanted, room.version, room.pool
+        return RowsSink(whole, *given, *surveys)

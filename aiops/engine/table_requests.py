@@ -8,14 +8,14 @@ turn among the updates of the dense parameters, so no row is read while it is be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.engine.events import Effect, OnApplied, Received, Reply
 from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of, too_old
-from aiops.engine.table_receive import RowsSink, bad_sum
+from aiops.engine.table_receive import RowsSink, TableAdmission
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
@@ -72,6 +72,9 @@ class TableRequests:
         The tables, in the order of their numbers.
     membership
         Counts refusals.
+    spread
+        Admits the messages without rows that come if rows lie on several shards, so that the clocks
+        of all count the same pushes. None: rows lie here alone, and such messages are refused.
     """
 
     def __init__(
@@ -80,13 +83,29 @@ class TableRequests:
         workers: int | None,
         stores: Sequence[SparseTable],
         membership: Membership,
+        spread: TableAdmission | None = None,
     ) -> None:
+        self._spread = spread
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
         self._rate = algorithm.rates(workers)
         self._pending: dict[tuple[str, int], TableWork] = {}  # by client and seq, unanswered
         self._unanswered: set[TableWork] = set()  # those, and requests that are no push
 
     # ------------------------------------------------------------ requests
+
+    def with_sink(self, event: Received) -> Received:
+        """Return a message with a sink if its rows all lie on other shards: it has no payload.
+
+        Raises
+        ------
+        Refused
+            When the model has no such table.
+        """
+        message = event.message
+        assert isinstance(message, FetchRows | PushRows)
+        if self._spread is None or event.sink is not None or message.parts:
+            return event
+        return replace(event, sink=self._spread.without_rows(message))
 
     def fetch(self, event: Received) -> TableWork:
         """Return the work of a request for rows.
@@ -122,7 +141,7 @@ class TableRequests:
 
     def fault(self, sink: Sink | None, message: PushRows) -> Refused | None:
         """Return why a push of rows cannot be applied, or None."""
-        if not isinstance(sink, RowsSink):
+        if not isinstance(sink, RowsSink) or not (sink.pushes or self._spread is not None):
             return BadPush("it pushes no row")
         store = self.stores[message.table]
         if sink.fault is None and sink.version > store.version:
@@ -211,7 +230,7 @@ class TableRequests:
         """Fix a push's staleness and learning rate."""
         sink = work.sink
         store = self.stores[work.table]
-        job = TableJob(store, number=sink.number, table=work.table)
+        job = TableJob(store)
         if work.member is not None:
             work.staleness = store.version - sink.version
             job.push = True
@@ -250,7 +269,7 @@ class TableRequests:
         self, work: TableWork, member: Member, store: SparseTable, place: int, now: float
     ) -> list[Effect]:
         row = int(work.sink.pushed[place])
-        fault = bad_sum(store.named, row, place)
+        fault = store.named.bad_sum(row, place)
         error = error_of(work.id, fault)
         self._membership.count_refusal(member, fault)
         member.answered = now

@@ -129,13 +129,14 @@ class Training:
             HeldPushes(policy, store, membership, self.replies),
             *(self.delta_replies, plan.recall),
         )
-        self.table_requests = TableRequests(algorithm, workers, stores, membership)
         self.data_sets = DataSets(membership, options.worker_deadline)
         self.shortcut: Shortcut | None = None
         whole = not options.relaxed and placement is None and machine.device is None
         if whole and budget is None and self.delta_replies is None:
             self.shortcut = shortcut(store, self.updates, admission.surveyors(layout), machine)
         admission.defined(held, self.tables)
+        spread = admission.tables if options.spread_tables else None
+        self.table_requests = TableRequests(algorithm, workers, stores, membership, spread)
         membership.defined(layout)
         warming = [*store.warming(), *(table.warm for table in stores)]
         self.begun: list[Effect] = []
@@ -153,6 +154,7 @@ class Training:
 
     def fetch_rows(self, event: Received) -> list[Effect]:
         """Send rows of a table, when their turn comes."""
+        event = self.table_requests.with_sink(event)
         return self.updates.work(self.table_requests.fetch(event), event.time)
 
     def push_rows(self, event: Received, member: Member) -> list[Effect]:
@@ -160,6 +162,7 @@ class Training:
 
         One that has come before is answered from memory, and one that does not fit is refused.
         """
+        event = self.table_requests.with_sink(event)
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
         if message.seq <= member.last_seq:

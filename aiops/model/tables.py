@@ -212,6 +212,50 @@ class NamedTable:
             f" 0 to {self.table.rows - 1}"
         )
 
+    def bad_gradients(self, ids: Ints, grads: Array) -> BadPush | None:
+        """Return why gradients of rows cannot be applied, or None.
+
+        Each value, and each sum of those of one row, must be finite and below 1e18 in magnitude.
+        """
+        if not len(ids):
+            return None
+        most = grads.dtype.type(1e18)
+        largest = np.abs(grads).max()
+        if not largest < most:
+            bad = int(np.argmin(np.abs(grads.reshape(-1)) < most))
+            return self.bad_value(int(ids[bad // self.table.width]), bad, float(grads.flat[bad]))
+        if float(largest) * len(ids) < float(most) / 2:  # no sum can reach it
+            return None
+        unique, whose = np.unique(ids, return_inverse=True)
+        sums = np.zeros((len(unique), grads.shape[1]), grads.dtype)
+        np.add.at(sums, whose.reshape(-1), grads)
+        wrong = np.flatnonzero(~(np.abs(sums) < most).all(axis=1))
+        if not len(wrong):
+            return None
+        place = int(np.flatnonzero(np.isin(ids, unique[wrong]))[0])
+        return self.bad_sum(int(ids[place]), place)
+
+    def bad_value(self, row: int, index: int, value: float) -> BadPush:
+        """Return the fault of a gradient; ``index``: its place among the elements of the push."""
+        place, column = divmod(index, self.table.width)
+        return BadPush(
+            f"table {self.name!r}: the gradient of row {row} (number {place} of the push) holds"
+            f" {value} in column {column}: every value must be finite and below 1e18 in magnitude;"
+            " nothing of this push was applied",
+            table=self.name,
+        )
+
+    def bad_sum(self, row: int, place: int) -> BadPush:
+        """Return the fault of gradients of one row with a sum that is too large.
+
+        ``place``: the first of them in the push.
+        """
+        return BadPush(
+            f"table {self.name!r}: the gradients of row {row} (first at {place} of the push)"
+            " add up to 1e18 or more in magnitude; nothing of this push was applied",
+            table=self.name,
+        )
+
 
 def outside(ids: Array, rows: int) -> int:
     """Return the index of the first id that is not in [0, rows), or -1."""
@@ -302,12 +346,17 @@ class Tables(Mapping[str, NamedTable]):
 
 def fetch_parts(table: Table, wanted: int) -> Parts:
     """Return the parts of a request for ``wanted`` rows: their ids."""
-    return (_part(wanted, ID_BYTES),)
+    return (_part(wanted, ID_BYTES),) if wanted else ()
 
 
 def push_parts(table: Table, pushed: int, wanted: int) -> Parts:
-    """Return the parts of a push: ids of ``pushed`` rows, ids of ``wanted`` rows, gradients."""
-    asked = (_part(wanted, ID_BYTES),) if wanted else ()
+    """Return the parts of a push: ids of ``pushed`` rows, ids of ``wanted`` rows, gradients.
+
+    Of a push whose rows lie on other shards, only the second is there, if rows are wanted.
+    """
+    asked = fetch_parts(table, wanted)
+    if not pushed:
+        return asked
     return (_part(pushed, ID_BYTES), *asked, _part(pushed, table.row_bytes))
 
 
@@ -325,28 +374,23 @@ def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
         When the parts are not what `fetch_parts` or `push_parts` would be.
     """
     table, number = named.table, len(parts)
-    if not (2 <= number <= 3 if push else number == 1):
+    if number > 3 or (number > 1 and not push):
         raise BadPush(
             f"table {named.name!r}: {len(parts)} payloads came, but a push of rows has 2 or 3 (ids,"
             " ids to send back if any, gradients) and a fetch has 1 (ids)"
         )
-    pushed = parts[0].stop if push else 0
-    wanted = parts[number == 3].stop if number != 2 else 0
+    pushed = parts[0].stop if number > 1 else 0
+    wanted = parts[number // 2].stop if number in (1, 3) else 0
     if max(pushed, wanted) > table.most:
         raise BadPush(
             f"table {named.name!r}: {max(pushed, wanted):,} rows in one message; at most"
             f" {table.most:,} of this width are allowed"
         )
-    meant = [(0, pushed, "raw", pushed * table.row_bytes)] if push else []
-    if wanted:
-        meant.insert(0, (0, wanted, "raw", wanted * ID_BYTES))
-    if push:
-        meant.insert(0, (0, pushed, "raw", pushed * ID_BYTES))
-    for part, right in zip(parts, meant, strict=True):
-        if part[:4] != right:
+    for part, right in zip(parts, push_parts(table, pushed, wanted), strict=True):
+        if part[:4] != right[:4]:
             raise BadPush(
                 f"table {named.name!r}: a payload is announced as {list(part[:4])}, which should be"
-                f" {list(right)} (first row, rows, codec, bytes)"
+                f" {list(right[:4])} (first row, rows, codec, bytes)"
             )
     return pushed, wanted
 

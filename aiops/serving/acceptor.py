@@ -182,7 +182,8 @@ class Acceptor:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
-        crowded = [pool.waiting > 0 for pool in self._coordinator.pools]
+        pools = self._coordinator.pools  # of pushes and of rows; a follower has two of each
+        crowded = [any(pool.waiting > 0 for pool in pools[kind::2]) for kind in (0, 1)]
         for peer in list(self.peers.values()):
             error = peer.fault(config, now, *crowded)
             if error is not None:

@@ -6,8 +6,8 @@ Theory of operation
 **Placement.** `aiops.model.placement` cuts the arena's bytes into one run per shard. Shard 0 is the
 lead's. A tensor that is cut has a piece on each side. A small model is given to fewer shards, or to
 the lead alone; then pushes and fetches go straight to its engine. Embedding tables stay on the
-lead, or their rows are spread by a hash (`aiops.model.row_shards`); then a message about rows is
-gathered and ordered as a push is, and `SendRows` has followers answer.
+lead, or their rows are spread by a hash (`aiops.model.row_shards`). Then clients send each server
+its own rows, and a follower serves them without the lead (`aiops.shards.follower_rows`).
 
 **Lead.** `Lead` wraps an ordinary `aiops.engine.engine.Engine`, whose store knows the layout of the
 whole model but holds only the first part of its bytes. The engine decides as if there were no

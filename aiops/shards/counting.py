@@ -26,6 +26,8 @@ class TrafficCount:
         The traffic counted, by client.
     states
         By shard, what its follower last told of the state that it keeps.
+    tables
+        By shard, the counts of the rows of tables that lie there, by the table's name.
     """
 
     def __init__(self, followers: int) -> None:
@@ -36,6 +38,7 @@ class TrafficCount:
         self._asked: list[Received] = []
         self.clients: dict[str, Traffic] = {}
         self.states: dict[int, Mapping[str, Any]] = {}
+        self.tables: dict[int, Mapping[str, Any]] = {}
 
     def ask(self, event: Received) -> list[Order]:
         """Have a request wait for the count under way, or else begin one."""
@@ -59,6 +62,7 @@ class TrafficCount:
             return False
         self._missing.discard(shard)
         self.states[shard] = message.state
+        self.tables[shard] = _checked(message.tables)
         for client, counts in message.clients.items():
             traffic = Traffic.from_counts(counts)
             self._volume += traffic.volume
@@ -72,6 +76,37 @@ class TrafficCount:
         asked, self._asked = self._asked, []
         self._missing.clear()
         return asked
+
+
+COUNTS = ("made", "evicted", "bytes", "rows_pushed")
+"""The statistics of a table that are sums over the shards that its rows lie on."""
+
+
+def _checked(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a follower's counts of rows.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When one is missing, or is none.
+    """
+    for counts in tables.values():
+        numbers = [counts.get(name) for name in COUNTS] if isinstance(counts, Mapping) else [None]
+        if not all(type(each) is int and 0 <= each <= LONGEST for each in numbers):
+            raise RemoteProtocolError("traffic_counted.tables: they are no counts of rows")
+    return tables
+
+
+def tables_of_all(
+    lead: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the statistics of tables: the lead's, with the counts of the rows on all shards."""
+    found = []
+    for line in lead:
+        others = [each[line["name"]] for each in shards if line["name"] in each]
+        sums = {name: line[name] + sum(each[name] for each in others) for name in COUNTS}
+        found.append({**line, **sums})
+    return found
 
 
 _PROMISES = ("applied", "written", "durable", "replicated")

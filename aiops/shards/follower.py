@@ -35,11 +35,13 @@ from aiops.engine.events import (
 )
 from aiops.engine.receive import CopiedIncoming
 from aiops.engine.steady import Steady
-from aiops.errors import RemoteProtocolError, Unavailable
+from aiops.errors import Refused, RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
+from aiops.model.row_shards import SPREAD_TABLES
 from aiops.shards.common_moment import History
+from aiops.shards.follower_rows import FollowerRows
 from aiops.shards.orders import LOST, write_fault
 from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
@@ -48,7 +50,17 @@ from aiops.store.resources import Resources
 from aiops.store.warmup import Warmup
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import proves_generation
-from aiops.wire.messages import PROTOCOL, Error, Leave, Message, Ping, Pong, Push
+from aiops.wire.messages import (
+    PROTOCOL,
+    Error,
+    FetchRows,
+    Leave,
+    Message,
+    Ping,
+    Pong,
+    Push,
+    PushRows,
+)
 from aiops.wire.server_messages import (
     BudgetUsed,
     CountTraffic,
@@ -64,7 +76,6 @@ from aiops.wire.server_messages import (
     RunUpdate,
     SendIncrements,
     SendParams,
-    SendRows,
     ShardHello,
     ShardParts,
     ShardState,
@@ -102,6 +113,8 @@ class Follower:
         As given.
     shard
         Everything that needs a model; None until the lead sends it.
+    rows
+        The rows of tables that lie here; None unless the lead spreads them.
     lead
         The connection of its lead; None: it has none.
     run
@@ -137,9 +150,13 @@ class Follower:
             options.max_model, options.backend, parallel_map=parallel_map, make=make
         )
         self.admission.incoming = CopiedIncoming  # a portion stays until the lead lets it go
+        self._rows_admission = Admission(options.max_model, options.backend)
         self._buffers = ShardBuffers(self.admission)
         self._clients = ShardClients()
         self.shard: Shard | None = None
+        self.rows: FollowerRows | None = None
+        self._rows_full = False  # the message that has no room now is one about rows
+        self._before_model: list[Callable[[], bool]] = []  # connections that wait for the model
         self.lead: int | None = None
         self.run = ""
         self.state_report: Callable[[], dict[str, Any]] = dict
@@ -156,6 +173,8 @@ class Follower:
         match event:
             case Received():
                 return self._on_received(event)
+            case Applied() if event.ticket < 0 and self.rows is not None:
+                return self.rows.applied(event)
             case Applied() if self.shard is not None:
                 report = self.shard.applied(event)
                 return [] if report is None else self._report(report)
@@ -172,7 +191,8 @@ class Follower:
     @property
     def idle(self) -> bool:
         """True if no update is outstanding."""
-        return self.shard is None or self.shard.idle
+        rows_idle = self.rows is None or self.rows.engine.idle
+        return rows_idle and (self.shard is None or self.shard.idle)
 
     @property
     def led(self) -> bool:
@@ -198,7 +218,7 @@ class Follower:
     @property
     def pools(self) -> Sequence[BufferPool]:
         """The pools that portions get their buffers from."""
-        return self.admission.pools
+        return (*self.admission.pools, *self._rows_admission.pools)
 
     def sinks_of(self, peer: int) -> SinkFor:
         """Return the function that gives a connection's messages sinks: `sink_for`."""
@@ -215,13 +235,26 @@ class Follower:
                 )
             return LoadSink(lengths)
         key = self._clients.key(peer)
+        self._rows_full = isinstance(message, FetchRows | PushRows)
+        if key is not None and isinstance(message, FetchRows | PushRows):
+            return self._rows_sink(message)
         if key is None or not isinstance(message, ShardParts):
             return Discard()
         return self._buffers.sink_for(*key, message)
 
+    def _rows_sink(self, message: FetchRows | PushRows) -> Sink | None:
+        if self.shard is None:  # the lead has announced the model already, and it is on its way
+            return None
+        return Discard() if self.rows is None else self.rows.sink_for(message)
+
     def wait(self, again: Callable[[], bool]) -> None:
         """Have ``again`` called when there may be room; it returns whether there was."""
-        self._buffers.wait(again)
+        if not self._rows_full:
+            self._buffers.wait(again)
+        elif self.rows is None:
+            self._before_model.append(again)
+        else:
+            self.rows.engine.wait(again)
 
     # ------------------------------------------------------------ its journal
 
@@ -254,8 +287,12 @@ class Follower:
     def load(self, order: LoadShard, data: Bytes) -> Shard:
         """Make the shard that an order describes, of these bytes; ValueError if it cannot be."""
         given = self.algorithm, self.options, self.machine, self._buffers
-        self.shard = Shard(order, data, *given)
-        return self.shard
+        self.shard = shard = Shard(order, data, *given)
+        described = order.plan.get(SPREAD_TABLES, ())
+        if described:
+            names = [row[0] for row in order.model]
+            self.rows = FollowerRows(described, names, *given[:3], self._rows_admission)
+        return shard
 
     @property
     def portions(self) -> list[ExpectedPortion]:
@@ -380,6 +417,8 @@ class Follower:
             return [Note("its lead is gone: it waits for it"), *self._lose_lead()]
         if event.peer == self.lead:
             return [End("its lead is gone")]
+        if self.rows is not None:
+            self.rows.left(event.time, event.peer)
         key = self._clients.leave(event.peer)
         return [] if key is None else self._lose_portions(*key)
 
@@ -388,6 +427,8 @@ class Follower:
         self.lead, effects = None, list[Effect]()
         for peer in self._clients.present:
             self._clients.leave(peer)
+            if self.rows is not None:
+                self.rows.left(self.rows.engine.now, peer)
             effects.append(Drop(peer, "its lead is gone"))
         self._buffers.forget_incomplete()
         if self.shard is not None:
@@ -413,6 +454,8 @@ class Follower:
                 return []
             case ShardParts():
                 return self._on_parts(peer, message)
+            case FetchRows() | PushRows():
+                return self._on_rows(event, message)
         if peer == self.lead:
             try:
                 return self._carry_out(event)
@@ -427,6 +470,17 @@ class Follower:
         if came is None:
             return []
         return self._report(PushArrived(came.number, write_fault(came.fault)))
+
+    def _on_rows(self, event: Received, message: FetchRows | PushRows) -> list[Effect]:
+        hello = self._clients.hellos.get(event.peer)
+        if hello is not None and self.rows is not None:
+            return self.rows.received(event, hello)
+        if event.sink is not None:
+            event.sink.abandoned()
+        if hello is None:
+            return [_not_for_followers(event)]
+        text = "no rows of tables lie on this server: ask its lead"
+        return [Reply(event.peer, Error(message.id, Refused.code, text, {}, False))]
 
     def _report(self, message: Message) -> list[Effect]:
         """Send a message to the lead, if there is one."""
@@ -458,9 +512,6 @@ class Follower:
             case SendIncrements():
                 peer = self._clients.peer(order.client, order.epoch)
                 return self._loaded.send_increments(order, peer)
-            case SendRows():
-                peer = self._clients.peer(order.client, order.epoch)
-                return self._loaded.send_rows(order, peer)
             case HoldVersion():
                 self._loaded.hold(order)
                 return []
@@ -470,9 +521,9 @@ class Follower:
             case KeepSets():
                 return []
             case CountTraffic():
-                return self._report(
-                    TrafficCounted(order.id, self._clients.counted(), self.state_report())
-                )
+                rows = {} if self.rows is None else self.rows.counts()
+                counted = self._clients.counted(), self.state_report(), rows
+                return self._report(TrafficCounted(order.id, *counted))
             case PaceClients():
                 return self._pace(order)
             case Leave():
@@ -514,11 +565,15 @@ class Follower:
         if self.shard is not None:
             raise ValueError("it has begun already")
         data = sink.data if isinstance(sink, LoadSink) else aligned(0)
-        return [Warm(self.load(order, data).store.warming())]
+        warm = Warm(self.load(order, data).store.warming())
+        waiting, self._before_model = self._before_model, []
+        for again in waiting:
+            again()
+        return [warm, *(() if self.rows is None else self.rows.begun)]
 
     def _expect(self, order: ExpectPush) -> list[Effect]:
         self._buffers.expect(order)
-        if (order.ranges or order.rows) and self._clients.peer(order.client, order.epoch) is None:
+        if order.ranges and self._clients.peer(order.client, order.epoch) is None:
             # A client attaches to all shards before it pushes. This one is not attached, so its
             # connection was lost, and the portion with it.
             return self._lose_portions(order.client, order.epoch)

@@ -22,10 +22,8 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Cover
 from aiops.model.parts import Part
 from aiops.model.placement import Placement, empty_cover, ranges_of
-from aiops.model.row_shards import spread_rows
-from aiops.shards.spread_rows import SpreadRows
 from aiops.store.gradient import Gradient
-from aiops.wire.messages import FetchRows, Push, PushRows
+from aiops.wire.messages import Push
 from aiops.wire.server_messages import ExpectPush, FinishPush
 from aiops.wire.sinks import Discard, Sink
 
@@ -144,8 +142,6 @@ class Gathering:
     known
         The numbers of the pushes whose portions followers are to have; True: only their gradients
         are kept, and their room is free.
-    of_rows
-        By the number of a message about rows, the followers that have some of them.
     """
 
     def __init__(self, placement: Placement, admission: Admission) -> None:
@@ -153,10 +149,9 @@ class Gathering:
         self._numbers = count(1)
         self.known: dict[int, bool] = {}
         self._spread_to: dict[int, frozenset[int]] = {}  # the followers with portions of those
-        self._pushes: dict[int, SpreadPush | SpreadRows] = {}  # by number, until they are passed on
+        self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
         self._queues: dict[int, deque[Received]] = {}  # by connection
         self.finished: list[FinishPush] = []
-        self.of_rows: dict[int, frozenset[int]] = {}
 
     # ------------------------------------------------------------ headers
 
@@ -180,38 +175,6 @@ class Gathering:
         return push, [
             Order(shard, ExpectPush(push.number, *client, message.id, ranges_of(pieces[shard])))
             for shard in push.missing
-        ]
-
-    def rows_sink_for(
-        self, peer: int, client: tuple[str, int], message: FetchRows | PushRows, now: float
-    ) -> tuple[Sink | None, list[Order]]:
-        """Return the sink of a message about rows, and the orders that announce it."""
-        tables, shards = self._admission.tables, len(self._placement)
-        try:
-            named = tables.named(message.table)
-            rows = spread_rows(named, message.parts, shards, push=isinstance(message, PushRows))
-        except Refused as fault:
-            return self.refuse(client, message, fault)
-        version = message.version if isinstance(message, PushRows) else 0
-        room, whole = tables.room_for(message.table, *rows[0], version), None
-        self._admission.full_pool = room.pool
-        if any(rows[0]):
-            whole = room.pool.take(room.buffer_bytes)
-            if whole is None:
-                return None, []
-        number = next(self._numbers)
-        facts = tables.facts(room)
-        finish = self._note_finished
-        sink = SpreadRows(whole, facts, number, peer, message, rows, now, finish)
-        self.known[number] = False
-        self.of_rows[number] = self._spread_to[number] = frozenset(sink.missing)
-        self._pushes[number] = sink
-        return sink, [
-            Order(
-                shard,
-                ExpectPush(number, *client, message.id, (), (message.table, *rows[shard])),
-            )
-            for shard in sorted(sink.missing)
         ]
 
     def again(self, number: int, peer: int, message: Push, now: float) -> SpreadPush:
@@ -292,23 +255,19 @@ class Gathering:
         self._numbers = count((ordinal(generation) % _GENERATIONS << 32) + 1)
 
     def refuse(
-        self, client: tuple[str, int], message: Push | FetchRows | PushRows, fault: Exception | None
+        self, client: tuple[str, int], message: Push, fault: Exception | None
     ) -> tuple[Discard, list[Order]]:
         """Return the sink and the orders that discard a push on all shards."""
         if all(part.nbytes for part in message.parts):  # all of it comes here
             return Discard(fault), []
         expected = ExpectPush(next(self._numbers), *client, message.id, ())
-        if not isinstance(message, Push):
-            return Discard(fault), [
-                Order(shard, expected) for shard in range(1, len(self._placement))
-            ]
         return Discard(fault), [Order(shard, expected) for shard in self._placement.used[1:]]
 
     # ------------------------------------------------------------ messages that may be handled now
 
     def received(self, event: Received) -> list[Received]:
         """Take a message of which all bytes for the lead have come; return those to handle now."""
-        if isinstance(event.sink, SpreadPush | SpreadRows):
+        if isinstance(event.sink, SpreadPush):
             event.sink.has_arrived()
             event = replace(event, message=event.sink.message)
         self._queues.setdefault(event.peer, deque()).append(event)
@@ -334,7 +293,7 @@ class Gathering:
         passed, queue = list[Received](), self._queues.get(peer, deque())
         while queue:
             sink = queue[0].sink
-            if isinstance(sink, SpreadPush | SpreadRows):
+            if isinstance(sink, SpreadPush):
                 if sink.missing:
                     return passed
                 del self._pushes[sink.number]
@@ -358,9 +317,7 @@ class Gathering:
         push = self._pushes.get(number)
         return None if push is None else push.peer
 
-    def overdue(
-        self, now: float, patience: Callable[[int], float]
-    ) -> list[SpreadPush | SpreadRows]:
+    def overdue(self, now: float, patience: Callable[[int], float]) -> list[SpreadPush]:
         """Return pushes whose portions have been missing for longer than ``patience(nbytes)``."""
         return [
             push

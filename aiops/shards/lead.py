@@ -55,16 +55,14 @@ from aiops.model.row_shards import SPREAD_TABLES
 from aiops.shards.budget_shares import BudgetShares
 from aiops.shards.collecting import Collecting
 from aiops.shards.common_moment import CommonMoment, History
-from aiops.shards.counting import TrafficCount, state_of_all
+from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
-from aiops.shards.spread_rows import SpreadRows
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
-from aiops.store.sparse_table import TableJob
 from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     Error,
@@ -188,14 +186,10 @@ class Lead:
         model, client = self._model, self._clients.get(peer)
         if model is None or client is None:
             return self.engine.admission.sink_for(message), []
-        rows = model.spread and isinstance(message, FetchRows | PushRows)
-        if self._followers.lost and (rows or isinstance(message, Push)):
-            assert isinstance(message, Push | FetchRows | PushRows), "these have portions"
+        if self._followers.lost and isinstance(message, Push):
             return model.gathering.refuse(client, message, Unavailable(self._followers.why))
         if isinstance(message, Push) and not model.alone:
             return model.gathering.sink_for(peer, client, message, self._now)
-        if model.spread and isinstance(message, FetchRows | PushRows):
-            return model.gathering.rows_sink_for(peer, client, message, self._now)
         return self.engine.admission.sink_for(message), []
 
     def steady(
@@ -493,13 +487,13 @@ class Lead:
     def updated(self) -> None:
         """Note that all shards have done an update, and so keep what they were given before."""
         if self._model is not None and self._model.loads:
-            used, loads = self._model.placement.used, self._model.loads
+            used, loads = self._model.holders, self._model.loads
             self._model.loads = {shard: loads[shard] for shard in loads if shard not in used}
 
     @property
     def holding(self) -> Sequence[int]:
         """The followers that hold a part of the model."""
-        return () if self._model is None else self._model.placement.used[1:]
+        return () if self._model is None else self._model.holders[1:]
 
     def holders(self, owners: Mapping[str, Any]) -> Sequence[int]:
         """Return the followers that hold a part of the model of a capture."""
@@ -508,6 +502,8 @@ class Lead:
         rows, described = owners["model"]
         options = self.engine.options
         layout = Layout(rows, empty=bool(described))
+        if options.spread_tables and described:
+            return range(1, options.shards)
         return Placement.even(layout, options.shards, options.shard_bytes).used[1:]
 
     def spread_to(self, message: Message) -> Sequence[int]:
@@ -558,10 +554,7 @@ class Lead:
             match effect:
                 case DistributeModel() if training is not None:
                     found += self._with_history(self._distribute(effect, training))
-                case Apply(job=TableJob() as job) if self._model is not None:
-                    shards = self._model.rows_on(job.number)
-                    found += self._model.updating.begin(effect, self.engine.version, shards)
-                case Apply() if self._model is not None and not self._model.alone:
+                case Apply() if self._model is not None and len(self._model.holders) > 1:
                     if isinstance(effect.job, CaptureJob) and effect.job.row:
                         self.sets.begin(effect.job.row)
                     found += self._model.updating.begin(effect, self.engine.version)
@@ -594,7 +587,7 @@ class Lead:
             "fetch_codec": fetched.announced if fetched else (),
         }
         model.updating.on_measured = self._on_measured
-        self.sets.servers = model.placement.used
+        self.sets.servers = model.holders
         orders = model.load(effect, self._followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}
@@ -611,12 +604,11 @@ class Lead:
             return [replace(effect, message=message)]
         if isinstance(message, Report):
             report = {**message.report, "shards": self.report()}
+            report["tables"] = tables_of_all(report["tables"], [*self._count.tables.values()])
             if self.kept:
                 states = [self._count.states.get(shard, {}) for shard in self._followers.all]
                 report["state"] = state_of_all(report.get("state") or {}, states)
             return [replace(effect, message=replace(message, report=report))]
-        if isinstance(effect.rows, SpreadRows) and model is not None:
-            return model.send_rows(effect, effect.rows, self._clients.get(effect.peer))
         if lease is None or model is None or model.alone:
             return [effect]
         return model.send(effect, lease, self._clients.get(effect.peer))

@@ -21,9 +21,6 @@ from aiops.wire.server_messages import SendIncrements, SendParams
 REPLICA = "replica"
 """The key of work on the delta replica: the number of the oldest increment to keep."""
 
-ROWS = "rows"
-"""The key of work on rows: the number of their table."""
-
 CAPTURE = "capture"
 """The key of a capture in the place of an update: the row of the lead's journal that it is of, and
 0 if there is nothing to capture."""

@@ -10,19 +10,15 @@ connections is another portion, with room of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiops.engine.admission import Admission
-from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.receive import PushSink
-from aiops.engine.table_receive import RowsRoom, RowsSink
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Layout
 from aiops.model.parts import Parts, Ranges
 from aiops.model.placement import moved, ranges_of
-from aiops.model.row_shards import ShardRows, own_parts
-from aiops.model.tables import Tables
 from aiops.store.gradient import Gradient
 from aiops.wire.messages import Push
 from aiops.wire.server_messages import ExpectPush, ShardParts
@@ -39,22 +35,14 @@ class ExpectedPortion:
     number: int
     key: tuple[str, int, int]  # client, epoch, id of its request
     ranges: Ranges
-    rows: RowsRoom | None = None  # of a table, which come in its place
-    pool: BufferPool | None = None  # the one that room is reserved in
     reserved: int = 0  # bytes counted for it, until its header comes
     granted: bool = False
     sink: Sink | None = None
     gradient: Gradient | None = None  # once all of it is there
-    came: bool = False  # rows: all of them are there
     fault: Refused | None = None
     parts: Parts = ()  # its own, once they are known
     row: int = 0  # of the journal, if that has it
     kept: bool = False  # its gradient alone, whose room is free
-
-    @property
-    def waited(self) -> bool:
-        """True if it is waited for: else what comes is discarded."""
-        return bool(self.ranges) or self.rows is not None
 
 
 class ShardBuffers:
@@ -68,7 +56,7 @@ class ShardBuffers:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        admission.pool.given = admission.row_pool.given = self._grant
+        admission.pool.given = self._grant
         self._begin = 0  # the first byte of the arena that is held here
         self._by_number: dict[int, ExpectedPortion] = {}
         self._by_key: dict[tuple[str, int, int], ExpectedPortion] = {}
@@ -76,9 +64,9 @@ class ShardBuffers:
         self._waiting: list[Callable[[], bool]] = []  # connections whose next portion has no room
         self._discards: dict[tuple[str, int], int] = {}  # by connection: portions to be discarded
 
-    def begin(self, layout: Layout, tables: Tables) -> None:
+    def begin(self, layout: Layout) -> None:
         """Begin to grant room: the model has come, and this is the part that is held here."""
-        self._admission.defined(layout, tables)
+        self._admission.defined(layout)
         self._begin = layout.begin
         self._grant()
 
@@ -96,9 +84,7 @@ class ShardBuffers:
         if order.id in self._by_number or key in self._by_key:
             raise ValueError(f"push {order.id} is expected twice")
         room = ExpectedPortion(order.id, key, order.ranges)
-        if order.rows:
-            room.rows = self._room_for(order.rows)
-        if not room.waited:
+        if not room.ranges:
             count = self._discards[key[:2]] = self._discards.get(key[:2], 0) + 1
             if count > _MOST:
                 raise ValueError(f"{count} portions of one client are to be thrown away")
@@ -125,10 +111,8 @@ class ShardBuffers:
         if room in self._line:
             self._line.remove(room)
         self._release(room)
-        if isinstance(sink, RowsSink) and room.came:
-            sink.free()
-        elif room.gradient is None:
-            room.ranges, room.rows = (), None  # `sink_for` discards the rest of it
+        if room.gradient is None:
+            room.ranges = ()  # `sink_for` discards the rest of it
         elif isinstance(sink, PushSink):
             sink.free()
         self._grant()
@@ -145,27 +129,6 @@ class ShardBuffers:
         if room is None or room.gradient is None:
             raise ValueError(f"push {number} is to be used, but has not arrived")
         return room.gradient
-
-    def rows(self, number: int) -> RowsSink:
-        """Return the rows of a message that has come; ValueError if it has not."""
-        room = self._by_number.get(number)
-        if room is None or not room.came or not isinstance(room.sink, RowsSink):
-            raise ValueError(f"rows {number} are to be used, but have not arrived")
-        return room.sink
-
-    def take_rows(self, number: int) -> RowsSink:
-        """Return the same; the caller frees it from here on."""
-        sink = self.rows(number)
-        del self._by_number[number]
-        return sink
-
-    def _room_for(self, rows: Sequence[int]) -> RowsRoom:
-        tables = self._admission.tables
-        if len(rows) != 3 or rows[0] >= len(tables.each) or not rows[1] + rows[2]:
-            raise ValueError(f"{rows} are no rows of a table")
-        if max(rows[1:]) > tables.each[rows[0]].table.most:
-            raise ValueError(f"{max(rows[1:])} rows come at once")
-        return tables.room_for(*rows)
 
     # ------------------------------------------------------------ a lead that comes back
 
@@ -220,15 +183,11 @@ class ShardBuffers:
     def sink_for(self, client: str, epoch: int, message: ShardParts) -> Sink | None:
         """Return the sink of a portion; None: it is not expected yet, or has no room yet."""
         room = self._by_key.get((client, epoch, message.id))
-        if room is None or not (room.granted or not room.waited):
+        if room is None or not (room.granted or not room.ranges):
             return None
-        if not room.waited:  # refused, or freed meanwhile
+        if not room.ranges:  # refused, or freed meanwhile
             return Discard()
         self._release(room)
-        if room.rows is not None:
-            room.sink = self._rows_sink(room.rows, message)
-            self._grant()
-            return room.sink
         if ranges_of(message.parts) != room.ranges:
             sink: Sink | None = Discard(
                 BadPush("a portion of the push has other parts than its header said")
@@ -247,10 +206,6 @@ class ShardBuffers:
             return None
         self._forget_discards(client, epoch, message.id)
         sink = room.sink
-        if isinstance(sink, RowsSink) and room.number in self._by_number:
-            sink.check_sums()
-            room.fault, room.came = sink.fault, True
-            return room
         if room.number not in self._by_number:  # freed while it came
             if isinstance(sink, PushSink):
                 sink.free()
@@ -291,10 +246,7 @@ class ShardBuffers:
         while self._line and self._admission.layout is not None:
             room = self._line[0]
             size = sum(stop - start for start, stop, _version in room.ranges)
-            room.pool = pool
-            if room.rows is not None:
-                size, room.pool = room.rows.buffer_bytes, room.rows.pool
-            if not room.pool.reserve(size):
+            if not pool.reserve(size):
                 break
             room.reserved, room.granted, given = size, True, True
             self._line.popleft()
@@ -303,17 +255,10 @@ class ShardBuffers:
             waiting, self._waiting = self._waiting, []
             self._waiting = [again for again in waiting if not again()] + self._waiting
 
-    def _rows_sink(self, room: RowsRoom, message: ShardParts) -> Sink | None:
-        tables = self._admission.tables
-        meant = own_parts(tables.each[room.number], ShardRows(room.pushed, room.wanted))
-        if message.parts != meant:
-            return Discard(BadPush("rows on a shard have other parts than the header said"))
-        return tables.sink_for(room)
-
     def _release(self, room: ExpectedPortion) -> None:
         """Undo the reservation of a portion."""
-        if room.reserved and room.pool is not None:
-            room.pool.unreserve(room.reserved)
+        if room.reserved:
+            self._admission.pool.unreserve(room.reserved)
             room.reserved = 0
 
     def _forget_discards(self, client: str, epoch: int, upto: int) -> None:

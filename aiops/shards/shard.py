@@ -16,29 +16,23 @@ import numpy as np
 from aiops.algorithms.base import Algorithm
 from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Applied, Apply, Effect, Options, Reply
-from aiops.engine.registration import table_stores
-from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints, Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.placement import RAW, Placement
-from aiops.model.row_shards import SPREAD_TABLES
-from aiops.model.tables import Tables, rows_parts
-from aiops.shards.orders import CAPTURE, REPLICA, ROWS, ShardWork
+from aiops.shards.orders import CAPTURE, REPLICA, ShardWork
 from aiops.shards.receive import ShardBuffers
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store, UpdateJob
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
-from aiops.store.sparse_table import TableJob
 from aiops.wire.server_messages import (
     HoldVersion,
     LoadShard,
     RunUpdate,
     SendIncrements,
     SendParams,
-    SendRows,
     ShardParts,
     UpdateDone,
 )
@@ -87,8 +81,6 @@ class Shard:
     ----------
     store
         Parameters, versions, leases, optimiser state.
-    tables
-        The rows of tables that lie here; none unless the lead spreads them.
     replica
         Answers coded fetches; None: they are not enabled.
     order
@@ -119,11 +111,6 @@ class Shard:
         layout = placement.layouts[order.shard]
         if len(data) != layout.nbytes:
             raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
-        try:
-            described = order.plan.get(SPREAD_TABLES, ())
-            tables = Tables.from_description(described, placement.layout.index)
-        except (TypeError, UsageError) as error:
-            raise ValueError(f"its tables make no sense: {error}") from None
         choice = CodecChoice.from_announced(order.plan.get("fetch_codec", ()))
         if choice is None:
             raise ValueError("parameters are to be sent in a codec that is not known here")
@@ -148,16 +135,15 @@ class Shard:
                 shard=order.shard,
                 parallel_map=machine.parallel_map,
             )
-        self.tables = table_stores(tables, algorithm.rule(), options.backend, machine)
         self._buffers, self.order = buffers, replace(order, parts=())
         self.shard, self.shards = order.shard, len(placement)
         self.done: tuple[UpdateDone, bool] | None = None
         self._awaited = True  # the outstanding update is: it was ordered by the present lead
         # One or none, by its ticket:
-        self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob | TableJob] = {}
+        self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob] = {}
         self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
         self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
-        buffers.begin(layout, tables)
+        buffers.begin(layout)
 
     @staticmethod
     def nbytes_of(order: LoadShard) -> int:
@@ -212,14 +198,11 @@ class Shard:
         if order.id in self._outstanding:
             self._awaited = True
             return None
-        if ROWS not in order.work:  # those are of no version of the parameters
-            self._reach(order.version)
+        self._reach(order.version)
         if self._outstanding:
             raise ValueError("one update at a time")
-        job: UpdateJob | ReplicaJob | CaptureJob | TableJob
-        if ROWS in order.work:
-            job = self._rows(order)
-        elif CAPTURE in order.work:
+        job: UpdateJob | ReplicaJob | CaptureJob
+        if CAPTURE in order.work:
             job = self._capture(order)
         else:
             job = self._follow(order) if REPLICA in order.work else self._update(order)
@@ -232,40 +215,6 @@ class Shard:
         if type(row) is not int or not 0 <= row <= LARGEST:
             raise ValueError(f"run_update.work.capture: {row!r} is no row")
         return CaptureJob(row, row)
-
-    def _rows(self, order: RunUpdate) -> TableJob:
-        """Return the job that updates rows that have come, and gathers those that were asked for.
-
-        No order about rows names a version: they are carried out in the order in which they come.
-        """
-        sink, work = self._buffers.rows(order.push), order.work
-        number, step, scalars = work[ROWS], work.get("step"), work.get("scalars")
-        if type(number) is not int or not 0 <= number < len(self.tables):
-            raise ValueError(f"run_update.work.rows: {number!r} is no table")
-        if type(step) is not float or type(scalars) is not tuple:
-            raise ValueError("run_update.work: it has no step, or no scalars")
-        if not all(type(each) is float for each in scalars):
-            raise ValueError("run_update.work.scalars: they are numbers")
-        store = self.tables[number]
-        if sink.fault is not None or sink.table is not store.named.table:
-            raise ValueError("the rows that have come are of another table, or cannot be used")
-        if work.get("push") and len(scalars) != len(self.store.rule.scalars):
-            raise ValueError(f"run_update.work.scalars: {len(scalars)} came")
-        job = TableJob(store, number=order.push, table=number)
-        if work.get("push") and len(sink.pushed):
-            job.pushed, job.step, job.scalars = (sink.pushed, sink.grads), step, scalars
-        if len(sink.wanted):
-            job.wanted = sink.wanted, sink.out
-        return job
-
-    def send_rows(self, order: SendRows, peer: int | None) -> list[Effect]:
-        """Send rows that were gathered, on a connection; None: it was lost meanwhile."""
-        sink = self._buffers.take_rows(order.push)
-        if peer is None:
-            sink.free()
-            return []
-        parts = rows_parts(sink.table, len(sink.wanted), order.version)
-        return [Reply(peer, ShardParts(order.id, order.version, parts), rows=sink)]
 
     def _update(self, order: RunUpdate) -> UpdateJob:
         store = self.store
@@ -301,9 +250,6 @@ class Shard:
         job = self._outstanding.pop(event.ticket)
         if isinstance(job, ReplicaJob):
             job.replica.followed(job, event.sums)
-        elif isinstance(job, TableJob) and job.pushed is not None:
-            job.store.version += 1
-            job.store.made += int(event.sums[2])
         elif isinstance(job, UpdateJob) and job.target is not None:
             self._computed = job.target, job.touched
         report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes())

@@ -12,10 +12,17 @@ _DEPARTED = 4096  # clients whose traffic is remembered after they left
 
 
 class ShardClients:
-    """The clients of one follower. A client's connections follow each other in rising epochs."""
+    """The clients of one follower. A client's connections follow each other in rising epochs.
+
+    Attributes
+    ----------
+    hellos
+        By connection, the message that its client introduced itself with.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[int, tuple[str, int]] = {}  # client and epoch, by connection
+        self.hellos: dict[int, ShardHello] = {}  # by connection
         self._peers: dict[tuple[str, int], int] = {}
         self._traffic: dict[int, Traffic] = {}  # by connection
         self._past: OrderedDict[str, Traffic] = OrderedDict()  # of past connections, by client
@@ -37,6 +44,7 @@ class ShardClients:
             if client == hello.client and epoch < hello.epoch
         ]
         self._keys[peer], self._peers[key], self._traffic[peer] = key, peer, traffic
+        self.hellos[peer] = hello
         return earlier
 
     def leave(self, peer: int) -> tuple[str, int] | None:
@@ -44,7 +52,7 @@ class ShardClients:
         key = self._keys.pop(peer, None)
         if key is None:
             return None
-        del self._peers[key]
+        del self._peers[key], self.hellos[peer]
         client = key[0]
         self._past.setdefault(client, Traffic()).add(self._traffic.pop(peer))
         self._past.move_to_end(client)

@@ -16,21 +16,19 @@ from aiops.engine.membership import Membership
 from aiops.engine.training import Training
 from aiops.model.layout import split
 from aiops.model.placement import RAW
-from aiops.model.row_shards import SPREAD_TABLES, answer_parts
+from aiops.model.row_shards import SPREAD_TABLES
 from aiops.shards.collecting import Collecting
 from aiops.shards.gathering import Gathering
 from aiops.shards.orders import send_increments, send_params
-from aiops.shards.spread_rows import SpreadRows
 from aiops.shards.updating import Updating
 from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease
 from aiops.wire.fields import ShardTable
-from aiops.wire.messages import Message, TableRows
+from aiops.wire.messages import Message
 from aiops.wire.server_messages import (
     FinishPush,
     HoldVersion,
     LoadShard,
-    SendRows,
     ShardParts,
     ShardState,
 )
@@ -57,6 +55,8 @@ class ShardedModel:
         True if the lead holds all of them: then pushes and fetches are its engine's alone.
     spread
         True if rows of tables lie on all shards.
+    holders
+        The shards that hold some of the model, the lead first: parameters, or rows of tables.
     gathering
         The pushes whose portions are arriving.
     updating
@@ -80,7 +80,8 @@ class ShardedModel:
         self.placement = placement = effect.placement
         self.alone = placement.used == [0]
         self.gathering = Gathering(placement, admission)
-        self.updating = Updating(placement, training.of_replica)
+        self.holders: Sequence[int] = range(len(placement)) if self.spread else placement.used
+        self.updating = Updating(placement, training.of_replica, self.holders)
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
         self.loads: dict[int, Order] = {}
@@ -119,7 +120,7 @@ class ShardedModel:
             return None
         if not state.run:
             effects.append(self.loads[shard])
-        if shard not in self.placement.used:
+        if shard not in self.holders:
             return effects
         again = self.updating.resume(shard, state, self._training.store.version)
         if again is None:
@@ -149,7 +150,7 @@ class ShardedModel:
 
     def restored(self, loads: Sequence[Order]) -> None:
         """Continue from a snapshot: all followers with a part of the model have it."""
-        self.loads = {each.shard: each for each in loads if each.shard not in self.placement.used}
+        self.loads = {each.shard: each for each in loads if each.shard not in self.holders}
 
     def keep_gradient(self, gradient: Gradient) -> None:
         """Have the portions of a gradient of a snapshot, which may be applied again."""
@@ -161,11 +162,7 @@ class ShardedModel:
         gathering, training, orders = self.gathering, self._training, list[Effect]()
         finished, gathering.finished[:] = list(gathering.finished), []
         for message in finished:
-            shards = gathering.of_rows.pop(message.id, None)
-            if shards is None:
-                orders += self._all(message)
-            else:
-                orders += [Order(shard, message) for shard in sorted(shards)]
+            orders += self._all(message)
         if training.store.rule.reads:
             held = self._wanted()
             for version, replica in sorted(held - self._held):
@@ -186,24 +183,6 @@ class ShardedModel:
                 effects.append(Order(shard, order(message.id, *client, version.number, theirs)))
         parts = self.placement.announced(pieces, increments=replica)
         return [*effects, replace(effect, message=replace(message, parts=parts))]  # type: ignore[call-arg]
-
-    def rows_on(self, number: int) -> frozenset[int]:
-        """Return the followers that have rows of a message, by its number."""
-        return self.gathering.of_rows.get(number, frozenset())
-
-    def send_rows(
-        self, effect: Reply, rows: SpreadRows, client: tuple[str, int] | None
-    ) -> list[Effect]:
-        """Return an answer with the lead's rows, and the orders to send the others."""
-        answer, effects = effect.message, list[Effect]()
-        assert isinstance(answer, TableRows)
-        wanted = [each.wanted for each in rows.rows]
-        for shard, count in enumerate(wanted):
-            if shard and count and client is not None:
-                order = SendRows(answer.id, *client, rows.number, answer.version)
-                effects.append(Order(shard, order))
-        parts = answer_parts(rows.named, wanted, answer.version)
-        return [*effects, replace(effect, message=replace(answer, parts=parts))]
 
     # ------------------------------------------------------------ the whole model
 

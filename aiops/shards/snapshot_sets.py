@@ -7,7 +7,7 @@ an earlier set needs: so whatever is lost, there is one moment that all of them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 KEPT = 2
 """Sets that stay: if a snapshot of the newest is damaged, the one before it is as good."""
@@ -25,7 +25,7 @@ class SnapshotSets:
     """
 
     def __init__(self) -> None:
-        self.servers: list[int] = []
+        self.servers: Sequence[int] = []
         self._cuts: dict[int, set[int]] = {}  # by shard
         self._missing: set[int] = set()  # shards that are writing their snapshots of the last cut
         self.cut = 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from aiops.engine.events import Applied, Apply, Effect, Order, Reported
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
-from aiops.shards.orders import CAPTURE, REPLICA, ROWS, work_of
+from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
@@ -21,16 +20,13 @@ from aiops.store.sparse_table import TableJob
 from aiops.store.updater import NONE, clipping
 from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
 
-_TABLE_SUMS = 3
-"""The numbers that work on rows comes to (`aiops.store.sparse_table.TableJob.run`)."""
-
 
 @dataclass(slots=True)
 class _Update:
     """The update that is outstanding."""
 
     ticket: int
-    job: UpdateJob | ReplicaJob | CaptureJob | TableJob
+    job: UpdateJob | ReplicaJob | CaptureJob
     missing: set[int] = field(default_factory=set)  # shards that have not reported their part
     sums: list[Ints] = field(default_factory=list)  # by shard
     orders: dict[int, Order] = field(default_factory=dict)  # by shard, of the present round
@@ -49,6 +45,8 @@ class Updating:
         The model's.
     of_replica
         Returns whether a version is one of the delta replica.
+    holders
+        The shards that hold some of the model, the lead first: rows of tables, or parameters.
 
     Attributes
     ----------
@@ -59,28 +57,31 @@ class Updating:
         ordered; returns effects that come first.
     """
 
-    def __init__(self, placement: Placement, of_replica: Callable[[Version], bool]) -> None:
-        self._placement, self._of_replica = placement, of_replica
+    def __init__(
+        self,
+        placement: Placement,
+        of_replica: Callable[[Version], bool],
+        holders: Sequence[int],
+    ) -> None:
+        self._placement, self._of_replica, self._holders = placement, of_replica, holders
         self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
         self._done = 0  # the last that all shards have done
         self.versions = [0] * (len(placement) - 1)
         self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
-    def begin(self, effect: Apply, version: int, shards: Collection[int] = ()) -> list[Effect]:
+    def begin(self, effect: Apply, version: int) -> list[Effect]:
         """Begin an update; return the orders to the followers, and the lead's own part.
 
-        ``version``: the model's. ``shards``: of work on rows, the followers that have some of them.
+        ``version``: the model's.
         """
         job = effect.job
-        if isinstance(job, TableJob) and not shards:  # it is the lead's alone
+        if isinstance(job, TableJob):  # it is the lead's alone
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
-        if isinstance(job, TableJob):
-            return [*self._order_rows(update, job, version, shards), effect]
         if isinstance(job, CaptureJob):
             update.sums = [NONE] * len(self._placement)
-            return [*self._order(update, version, {CAPTURE: job.row}), effect]
+            return [*self._order(update, version, {CAPTURE: job.row}, self._holders), effect]
         if isinstance(job, ReplicaJob):
             return [*self._have_followed(update, job), effect]
         job.measure = bool(job.clip) and job.target is not None
@@ -110,6 +111,8 @@ class Updating:
                 expected.add(self._computing)
             elif isinstance(update.job, UpdateJob) and not update.job.measure:
                 expected = {self._computing}
+        if shard not in self._placement.used:  # it has rows of tables alone
+            expected = {0}
         if state.version not in expected or state.update < self._done:
             return None
         self.versions[shard - 1] = state.version
@@ -139,8 +142,6 @@ class Updating:
             expected = [len(placement.layouts[event.shard].tensors)]
         elif isinstance(job, CaptureJob):
             expected = [0]
-        elif isinstance(job, TableJob):
-            expected = [_TABLE_SUMS]
         else:
             rows = placement.rows(event.shard, job.touched)
             expected = [0, 1 if job.measure else rows.stop - rows.start]
@@ -165,10 +166,6 @@ class Updating:
             return Applied(time, update.ticket, np.concatenate(update.sums))
         if isinstance(job, CaptureJob):
             return Applied(time, update.ticket, NONE)
-        if isinstance(job, TableJob):
-            place, *_counts = update.sums[0].tolist()  # a follower has looked when they came
-            counts = np.sum([each[1:] for each in update.sums], axis=0)
-            return Applied(time, update.ticket, np.array([place, *counts]))
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
     def _step(self, update: _Update, job: UpdateJob) -> list[Effect]:
@@ -182,25 +179,18 @@ class Updating:
         """Order the followers to bring their parts of the delta replica up to the model."""
         layouts = self._placement.layouts
         update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in layouts]
-        return self._order(update, job.model.number, {REPLICA: job.replica.oldest})
+        return self._order(
+            update, job.model.number, {REPLICA: job.replica.oldest}, self._placement.used
+        )
 
-    def _order_rows(
-        self, update: _Update, job: TableJob, version: int, shards: Collection[int]
-    ) -> list[Order]:
-        """Order work on rows of the followers that have some of them."""
-        work: dict[str, Any] = {ROWS: job.table, "push": job.push, "step": float(job.step)}
-        work["scalars"] = tuple(float(each) for each in job.scalars)
-        message = RunUpdate(update.ticket, job.number, version, work)
-        update.sums = [np.zeros(_TABLE_SUMS, np.int64) for _ in self._placement.layouts]
-        update.missing = {0, *shards}
-        update.orders = {shard: Order(shard, message) for shard in sorted(shards)}
-        return [*update.orders.values()]
-
-    def _order(self, update: _Update, version: int, work: dict[str, int]) -> list[Effect]:
-        """Order the same work of all followers, which leaves the model at this version."""
-        message, used = RunUpdate(update.ticket, 0, version, work), self._placement.used
-        update.missing, self._computing = set(used), version
-        update.orders = {shard: Order(shard, message) for shard in used[1:]}
+    def _order(
+        self, update: _Update, version: int, work: dict[str, int], shards: Sequence[int]
+    ) -> list[Effect]:
+        """Order the same work of shards, which leaves the model at this version."""
+        update.missing, self._computing = set(shards), version
+        for shard in shards[1:]:
+            at = version if shard in self._placement.used else 0  # it has rows of tables alone
+            update.orders[shard] = Order(shard, RunUpdate(update.ticket, 0, at, work))
         return [*update.orders.values()]
 
     def _issue(self, update: _Update, job: UpdateJob) -> list[Effect]:

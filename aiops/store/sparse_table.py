@@ -43,8 +43,8 @@ class TableJob:
 
     ``pushed``: the rows pushed, and their gradients. ``step``: learning rate times modulation.
     ``scalars``: the rule's, for this update of the table. ``wanted``: the rows to gather, and the
-    buffer for them. Of rows on several shards, ``number`` is that of the push by the count of their
-    lead, ``table`` that of the table, and ``push`` whether rows of any shard are pushed.
+    buffer for them. ``push``: it is a push, though of no rows: those that it has lie on other
+    shards.
     """
 
     store: SparseTable
@@ -52,8 +52,6 @@ class TableJob:
     step: float = 0.0
     scalars: tuple[float, ...] = ()
     wanted: tuple[Ints, Array] | None = None
-    number: int = 0
-    table: int = 0
     push: bool = False
 
     @property
@@ -73,6 +71,8 @@ class TableJob:
         done = np.array([-1, 0, 0])
         if self.pushed is not None:
             done = self.store.update(*self.pushed, self.step, self.scalars)
+        elif self.push:
+            done = self.store.pass_push()
         if self.wanted is not None and done[0] < 0:
             self.store.gather(*self.wanted)
         return done
@@ -186,6 +186,12 @@ class SparseTable:
             return np.array([-1, count, fresh])
         self._eviction.stamp(unique[:count], self.version + 1)
         return np.array([-1, count, fresh, self._evict(self.version + 1, self.made + fresh)])
+
+    def pass_push(self) -> Ints:
+        """Take note of a push that has no rows here; return as `TableJob.run` does."""
+        if self._eviction is None:
+            return np.array([-1, 0, 0])
+        return np.array([-1, 0, 0, self._evict(self.version + 1, self.made)])
 
     def _evict(self, push: int, stored: int) -> int:
         """Evict the rows that are due after a push, of those stored; return their number."""

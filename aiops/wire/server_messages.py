@@ -14,7 +14,6 @@ from aiops.wire.fields import (
     Blob,
     Bytes32,
     Nonce,
-    Numbers,
     Plain,
     Rows,
     ShardTable,
@@ -43,6 +42,7 @@ class ShardHello(Message):
     nonce: Nonce
     agent: Text
     generation: UInt = 0  # of the run, as the lead's welcome had it
+    worker: bool = True  # else an observer
 
 
 @value
@@ -119,8 +119,7 @@ class LoadShard(Message):
 class ExpectPush(Message):
     """A client's request will bring `shard_parts`, which are push ``id`` by the lead's count.
 
-    Buffers are given in the order of these. Without ``ranges`` and ``rows`` what arrives is
-    discarded.
+    Buffers are given in the order of these. Without ``ranges`` what arrives is discarded.
     """
 
     kind = "expect_push"
@@ -128,7 +127,6 @@ class ExpectPush(Message):
     epoch: UInt
     request: UInt
     ranges: Ranges
-    rows: Numbers = ()
 
 
 @value
@@ -144,20 +142,6 @@ class RunUpdate(Message):
     version: UInt
     work: Plain
     row: UInt = 0
-
-
-@value
-class SendRows(Message):
-    """Send a client the rows that push ``push`` (by the lead's count) has asked for.
-
-    They are the answer to its request ``id``, at this version of the table. The push ends with it.
-    """
-
-    kind = "send_rows"
-    client: Text
-    epoch: UInt
-    push: UInt
-    version: UInt
 
 
 @value
@@ -329,11 +313,13 @@ class TrafficCounted(Message):
     """The traffic by client: its bytes in and out, messages in and out, and these by kind.
 
     ``state``: of the statistics, what concerns the state that this follower keeps; else empty.
+    ``tables``: by name, the counts of the rows that lie here: made, evicted, bytes, rows_pushed.
     """
 
     kind = "traffic_counted"
     clients: Plain
     state: Plain
+    tables: Plain
 
 
 @value

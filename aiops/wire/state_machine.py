@@ -23,7 +23,6 @@ _ORDERS = {
         "run_update",
         "send_params",
         "send_increments",
-        "send_rows",
     ),
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back", "count_traffic"),
     *("pace_clients", "promote", "ping", "pong"),
@@ -71,8 +70,14 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "shard challenged": {"client": {"prove": "shard proved"}, "server": {"error": "closed"}},
     "shard proved": {"client": {}, "server": {"shard_welcome": "shard open", "error": "closed"}},
     "shard open": {
-        "client": dict.fromkeys(("shard_parts", "ping", "pong", "share", "release"), "shard open"),
-        "server": dict.fromkeys(("shard_parts", "ping", "pong", "share", "error"), "shard open"),
+        "client": dict.fromkeys(
+            ("shard_parts", "fetch_rows", "push_rows", "ping", "pong", "share", "release"),
+            "shard open",
+        ),
+        "server": {
+            **dict.fromkeys(("shard_parts", "rows", "ping", "pong", "share"), "shard open"),
+            "error": "shard open",
+        },
     },
     # at a follower: its lead
     "lead greeted": {

@@ -168,7 +168,6 @@ class TestUpToDate:
             "roll_back",
         }  # of shards with a state
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget
-        unsent.add("send_rows")  # of shards that spread tables
         unsent.add("send_increments")  # tensors as small as those here do not travel coded
         assert sent == set(KINDS) - unsent
 

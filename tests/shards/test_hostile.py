@@ -101,17 +101,17 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
 def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> None:
     actor, params = joined(world, "worker")
     [branch] = actor.session.shards.channels
-    say = branch.push
+    say = branch.ask
 
     def lie(portion: ShardParts, payloads: Any, outbox: Any) -> None:
         parts = change(portion.parts)
         views = [[memoryview(bytes(part.nbytes))] for part in parts]
         say(replace(portion, parts=parts), views, outbox)
 
-    branch.push = lie  # type: ignore[method-assign]
+    branch.ask = lie  # type: ignore[method-assign]
     with pytest.raises(BadPush):
         done(world, actor, actor.requests.push(ones(params), params, params))
-    branch.push = say  # type: ignore[method-assign]
+    branch.ask = say  # type: ignore[method-assign]
     done(world, actor, actor.requests.push(ones(params), params, params))
     unharmed(world, 1)
 
@@ -143,7 +143,7 @@ def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
     assert actor.session.info.placement.edges == [0, 128, 256]
     request = said(actor, Push(1000, 1, False, -1, parts))
     portion = ShardParts(1000, 0, (Part(128, 256, "raw", 128, 0),))
-    actor.session.shards.channels[0].push(portion, [[memoryview(bytes(128))]], Outbox())
+    actor.session.shards.channels[0].ask(portion, [[memoryview(bytes(128))]], Outbox())
     actor.flush()
     world.settle()
     with pytest.raises(BadPush):
@@ -167,7 +167,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
     [branch] = actor.session.shards.channels
     for id in (77, 78, 79):
         portion = ShardParts(id, 0, (Part(128, 256, "raw", 128, 0),))
-        branch.push(portion, [[memoryview(bytes(128))]], Outbox())
+        branch.ask(portion, [[memoryview(bytes(128))]], Outbox())
     actor.flush()
     world.settle()
     actor.hang_up()
@@ -177,7 +177,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
 
 def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor, params = joined(world, "worker")
-    actor.session.shards.channels[0].push = lambda *portion: None  # type: ignore[method-assign]
+    actor.session.shards.channels[0].ask = lambda *portion: None  # type: ignore[method-assign]
     actor.requests.push(ones(params), params, params)
     actor.flush()
     world.settle()
@@ -201,7 +201,7 @@ def test_messages_behind_an_unfinished_push_are_freed_with_their_connection() ->
     done(world, actor, actor.requests.define(MODEL, {"words": Table(10, 2)}))
     params = Params(actor.session.info.layout)  # type: ignore[arg-type]
     done(world, actor, actor.requests.fetch(params))
-    actor.session.shards.channels[0].push = lambda *portion: None  # type: ignore[method-assign]
+    actor.session.shards.channels[0].ask = lambda *portion: None  # type: ignore[method-assign]
     actor.requests.push(ones(params), params, params)
     actor.requests.push_rows("words", [1, 2], np.ones((2, 2), np.float32))
     actor.flush()

@@ -11,17 +11,11 @@ import aiops
 from aiops import testing
 from aiops.client import AsyncClient
 from aiops.errors import BadPush, ConflictError, UsageError
-from aiops.model.parts import Part
 from aiops.model.row_shards import (
-    ShardRows,
-    announced_rows,
-    answer_parts,
     cut_rows,
-    own_parts,
     shards_of,
-    spread_rows,
 )
-from aiops.model.tables import Table, Tables
+from aiops.model.tables import Table
 from aiops.serving.config import Config
 from aiops.shards.follower import Follower
 from tests.shards.world import Actor, World
@@ -81,43 +75,71 @@ def test_the_bits_are_those_of_one_server_though_connections_are_cut(
     world.cuts = 0.02 if seed else 0.0
     assert [plain(each) for each in answers(world, seed)] == meant
     followers = [host.coordinator for host in world.followers]
-    stores = [world.engine.training.table_requests.stores, *(f.shard.tables for f in followers)]  # type: ignore[union-attr]
+    stores = [world.engine.tables, *(f.rows.engine.tables for f in followers)]  # type: ignore[union-attr]
     for number in range(2):
         stored = [store[number].stored_ids().tolist() for store in stores]
         for shard, ids in enumerate(stored):
             assert ids, "each shard has some"
             assert (shards_of(np.array(ids), 3) == shard).all()
-        assert stores[0][number].made == sum(map(len, stored))
+            assert stores[shard][number].made == len(ids)
     for follower in followers:
         assert isinstance(follower, Follower)
-        assert not follower._buffers._by_number, "the rows' buffers are free again"
+        assert not any(pool.out for pool in follower.pools), "the rows' buffers are free again"
 
 
-def test_a_sum_that_is_too_large_on_one_shard_refuses_the_push_on_all() -> None:
+@pytest.mark.parametrize("bad", [9e17, np.nan, 1e18])
+def test_a_bad_value_of_one_shard_is_refused_before_any_is_sent(bad: float) -> None:
     world, found = World(1, 3, spread_tables=True), list[Any]()
     many = np.r_[np.arange(ROWS), 7, 7]
     grads = np.ones((len(many), 3), np.float32)
-    grads[many == 7] = 9e17
+    grads[many == 7] = bad
 
     def script(actor: Actor) -> Any:
-        requests, step = actor.requests, len(found)
+        requests = actor.requests
         if actor.request is None:
             return actor.ask(requests.define({}, TABLES))
         found.append(actor.request)
-        if step == 0:
-            return actor.ask(requests.push_rows("a", many, grads, version=0))
-        return None if step > 1 else actor.ask(requests.fetch_rows("a", np.arange(ROWS)))
+        if len(found) > 1:
+            return None
+        with pytest.raises(BadPush, match=r"row 7 .*1e18.*nothing of this push was applied"):
+            requests.push_rows("a", many, grads, version=0)
+        return actor.ask(requests.fetch_rows("a", np.arange(ROWS)))
 
     world.actors.append(Actor(world, "a", script))
     world.run()
-    with pytest.raises(BadPush, match=r"gradients of row 7 .* 1e18"):
-        found[1].value()
-    table = world.engine.training.table_requests.stores[0]  # type: ignore[union-attr]
+    table = world.engine.tables[0]
     fresh = np.empty((ROWS, 3), np.float32)
     table.gather(np.arange(ROWS), fresh)
-    stores = [table, *(host.coordinator.shard.tables[0] for host in world.followers)]
-    assert [store.made for store in stores] == [0, 0, 0]
-    assert np.array_equal(found[2].value(), fresh)
+    stores = [table, *(host.coordinator.rows.engine.tables[0] for host in world.followers)]
+    assert [(store.made, store.version) for store in stores] == [(0, 0)] * 3
+    assert np.array_equal(found[1].value(), fresh)
+
+
+def test_pushes_that_race_are_applied_once_each_on_every_shard() -> None:
+    world, done = World(3, 3, settings={"lr": 1}, spread_tables=True), list[Any]()
+    world.cuts = 0.02
+
+    def script(actor: Actor) -> Any:
+        if actor.request is None:
+            return actor.ask(actor.requests.define({}, {"z": Table(ROWS, 1, init="zeros")}))
+        if actor.state.setdefault("pushes", 0) == 8:
+            done.append(actor.request.value())
+            return None
+        actor.state["pushes"] += 1
+        ids = np.arange(ROWS)
+        return actor.ask(actor.requests.push_rows("z", ids, np.ones((ROWS, 1), np.float32)))
+
+    world.actors += [Actor(world, name, script) for name in "abcd"]
+    world.run()
+    stores = [world.engine.tables[0]]
+    stores += [host.coordinator.rows.engine.tables[0] for host in world.followers]
+    assert len(done) == 4
+    for shard, store in enumerate(stores):
+        ids, rows = store.stored()
+        assert (shards_of(ids, 3) == shard).all()
+        assert (rows == -32).all()
+        assert store.version == 32
+    assert sum(store.made for store in stores) == ROWS
 
 
 @testing.virtual()
@@ -167,40 +189,6 @@ def test_rows_are_cut_in_their_order() -> None:
     for shard in range(3):
         mine = cut.order[cut.edges[shard] : cut.edges[shard + 1]]
         assert mine.tolist() == np.flatnonzero(shards_of(ids, 3) == shard).tolist()
-
-
-NAMED = Tables(TABLES).named("a")
-SPREAD = [ShardRows(2, 1), ShardRows(0, 0), ShardRows(3, 0), ShardRows(0, 4)]
-
-
-def header() -> tuple[Part, ...]:
-    return (*own_parts(NAMED, SPREAD[0]), *announced_rows(SPREAD))
-
-
-def test_a_header_says_what_each_shard_is_sent() -> None:
-    assert spread_rows(NAMED, header(), 4, push=True) == SPREAD
-    assert sum(part.nbytes > 0 for part in answer_parts(NAMED, [1, 0, 0, 4], 7)) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda parts: parts[::-1],
-        lambda parts: parts[:2],
-        lambda parts: (*parts[:3], parts[3]._replace(version=4)),
-        lambda parts: (*parts[:3], parts[3]._replace(version=0)),
-        lambda parts: (*parts, parts[3]),
-        lambda parts: (*parts[:3], parts[3]._replace(stop=1 << 50)),
-        lambda parts: (*parts[:3], parts[3]._replace(start=1)),
-        lambda parts: (*parts[:3], parts[3]._replace(nbytes=1)),
-        lambda parts: (*parts[:3], parts[3]._replace(codec="raw")),
-        lambda parts: parts[1:2],
-        lambda parts: (),
-    ],
-)
-def test_a_header_that_makes_no_sense_is_refused(change: Any) -> None:
-    with pytest.raises(BadPush, match="table 'a'"):
-        spread_rows(NAMED, change(header()), 4, push=True)
 
 
 # ---------------------------------------------------------------- what is not there yet

@@ -445,7 +445,7 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
     for message in (
         server_messages.PushArrived(1, {}),
         server_messages.UpdateDone(1, bytes(8)),
-        server_messages.TrafficCounted(1, counted, {}),
+        server_messages.TrafficCounted(1, counted, {}, {}),
         server_messages.BudgetUsed(1, 1, 1, 1, 1, True),
         messages.Error(1, "protocol", "no", {"n": 1}, True, 1),
         messages.Pong(1),

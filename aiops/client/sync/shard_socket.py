@@ -76,8 +76,10 @@ class ShardSocket:
 
     @property
     def events(self) -> int:
-        """The events to wait for, as `select.poll` names them."""
+        """The events to wait for, as `select.poll` names them; what can be sent at once is sent."""
         self.queue(self.receiver.outgoing())
+        if self._out:
+            self.send()
         reading = 0 if self.receiver.waiting else select.POLLIN
         return reading | (select.POLLOUT if self._out else 0)
 

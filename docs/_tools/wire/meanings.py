@@ -203,15 +203,13 @@ MEANINGS: Mapping[str, str] = {
     # between servers
     "shard": "Which of the `shards` it is, from 1.",
     "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use.",
+    "worker": "Whether the client's role at the lead is `worker`.",
     "standby": "Whether it is the standby of a lead, and asks that of a follower.",
     "lead_proof": "A proof that it is the lead of this generation of the run ([below](#the-lead));"
     " empty if the lead keeps no state, and at its first start.",
     "share_secret.secret": "As in the file [`generation`](state.md).",
     "request": "The id of the client's request; its `shard_parts` have the same.",
     "ranges": "Bytes of the arena, and the version of their tensors.",
-    "rows": "Empty, or of a message about rows: the number of the table, the rows pushed, the rows"
-    " that are asked for.",
-    "send_rows.version": "The table's.",
     "push": "A push by the lead's count; 0 for none.",
     "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
     " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"

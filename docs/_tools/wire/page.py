@@ -40,7 +40,7 @@ ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
 RELAY_KINDS = ("relay_hello", "relay_ready")
 SERVER_KINDS = (
     *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
-    *("send_increments", "send_rows"),
+    "send_increments",
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back"),
     *("count_traffic", "pace_clients", "shard_state", "push_arrived", "update_done"),
     *("snapshot_saved", "traffic_counted", "budget_used"),
