@@ -3,8 +3,10 @@
     python -m benchmarks.tables [--rows 10000000] [--width 16] [--batch 512] [--workers 4]
                                 [--policy asgd] [--ways exchange,separate] [--rounds 5]
                                 [--seconds 2] [--json out.json] [--plot out.png]
+                                [--shards 1,2,4]
 
-One server, ``--workers`` worker processes. A cycle fetches a batch of rows with uniformly random
+``--shards`` servers that the table is spread over (several numbers: each in turn, round by round),
+``--workers`` worker processes. A cycle fetches a batch of rows with uniformly random
 ids and pushes a gradient for each: as two round trips (``separate``), or as one in which the push
 brings the rows of the next batch (``exchange``). Ids are drawn before the clock starts, over the
 whole table, so nearly every row is a place in memory that is in no cache. Every row pushed is
@@ -59,6 +61,7 @@ class Options:
     rounds: int = 5
     seconds: Annotated[float, "per round"] = 2.0
     fill: Annotated[bool, "push to every row before"] = True
+    shards: Annotated[tuple[int, ...], "servers"] = (1,)
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -74,32 +77,57 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     unknown = set(options.ways) - set(WAYS)
     if unknown or not options.ways or min(options.batch, options.workers, options.rounds) < 1:
         raise UsageError(f"the ways to measure are {', '.join(WAYS)}, and numbers are positive")
+    if not options.shards or min(options.shards) < 1:
+        raise UsageError("--shards: give numbers of servers, such as 1,2,4")
     about = machine()
-    with serving(options.policy) as (url, server), _workers(url, options) as pipes:
-        if options.fill:
-            log("pushing to every row once")
-            _fill(url, options)
-        ways: dict[str, Any] = {}
+    with ExitStack() as stack:
+        kinds = [
+            (shards, stack.enter_context(_served(shards, options, log)))
+            for shards in options.shards
+        ]
+        found = dict[str, list[dict[str, float]]]()
         for way in options.ways:
-            rounds = []
             for number in range(options.rounds):
-                rounds.append(_round(pipes, server, way, options.seconds, options.batch))
-                log(f"{way} {number + 1}: {rounds[-1]['rows_per_second']:,.0f} rows/s each way")
-            ways[way] = {
-                "rounds": rounds,
-                **{key: report.spread([round_[key] for round_ in rounds]) for key in _FIGURES},
-            }
-        line = _check(url, pipes, options)
-    return record(
-        "benchmark",
-        "tables",
-        options,
-        {
-            "ways": ways,
-            "table": line,
-        },
-        about,
-    )
+                for shards, (_url, pids, pipes) in kinds:
+                    name = _name(way, shards, options)
+                    figures = _round(pipes, pids, way, options.seconds, options.batch)
+                    found.setdefault(name, []).append(figures)
+                    log(f"{name} {number + 1}: {figures['rows_per_second']:,.0f} rows/s each way")
+        lines = {shards: _check(url, pipes, options) for shards, (url, _pids, pipes) in kinds}
+    ways = {
+        name: {
+            "rounds": rounds,
+            **{key: report.spread([round_[key] for round_ in rounds]) for key in _FIGURES},
+        }
+        for name, rounds in found.items()
+    }
+    line = lines[options.shards[0]]
+    return record("benchmark", "tables", options, {"ways": ways, "table": line}, about)
+
+
+def _name(way: str, shards: int, options: Options) -> str:
+    return way if options.shards == (1,) else f"{way}, {shards} server{'s' * (shards > 1)}"
+
+
+@contextmanager
+def _served(
+    shards: int, options: Options, log: Callable[[str], None]
+) -> Iterator[tuple[str, list[int], list[Connection]]]:
+    """Yield the URL of a model on several servers, their processes, and workers that are ready."""
+    flags = () if shards == 1 else (f"--shards={shards}", "--spread-tables")
+    with serving(options.policy, *flags) as (url, server), _workers(url, options) as pipes:
+        if options.fill:
+            log(f"pushing to every row once, on {shards} server{'s' * (shards > 1)}")
+            _fill(url, options)
+        yield url, [server, *_children(server)], pipes
+
+
+def _children(pid: int) -> list[int]:
+    """Return the child processes of a process: the followers of a lead."""
+    try:
+        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _table(options: Options) -> aiops.Table:
@@ -117,14 +145,14 @@ def _fill(url: str, options: Options) -> None:
 
 
 def _round(
-    pipes: Sequence[Connection], server: int, way: str, seconds: float, batch: int
+    pipes: Sequence[Connection], servers: Sequence[int], way: str, seconds: float, batch: int
 ) -> dict[str, float]:
     """Let all workers go at once for so long; return what they did together."""
-    spent = _cpu_seconds(server)
+    spent = sum(map(_cpu_seconds, servers))
     for pipe in pipes:
         pipe.send((way, seconds))
     answers = [pipe.recv() for pipe in pipes]
-    spent = _cpu_seconds(server) - spent
+    spent = sum(map(_cpu_seconds, servers)) - spent
     elapsed = max(answer[2] for answer in answers) - min(answer[1] for answer in answers)
     cycles = sum(count for count, *_rest in answers)
     times = np.concatenate([np.asarray(answer[3]) for answer in answers]) * 1e6
