@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aiops.cli.state_folder import StateFolder, check_folders, shard_folders
 from aiops.cli.state_replay import (
     all_rows,
@@ -19,9 +21,12 @@ from aiops.common.frozen import value
 from aiops.durable.run_record import Replayed
 from aiops.durable.shards_replay import PartReplay
 from aiops.engine.engine import Engine
+from aiops.engine.restore import stored_tables
 from aiops.errors import DamagedState, UsageError
 from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints
 from aiops.model.placement import Placement
+from aiops.model.tables import NamedTable
 from aiops.state.directory import StateIdentity, foreign
 
 
@@ -59,6 +64,12 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
     engine = replayed_to(StateFolder(shard_folders(path)[0]), row, kernels)
     if engine.store is None:
         raise UsageError(f"no model was defined at row {row:,}")
+    if engine.options.spread_tables and engine.tables:
+        raise UsageError(
+            f"the rows of tables lie on all servers of {path}, each with a clock of its own, so"
+            f" there is no row {row:,} of all: leave --at out, and the newest snapshot that all"
+            " have is exported"
+        )
     arena = _arena_of(path, engine, row, _replayed)
     return ModelAt(arena.views, engine.version, engine.saved_tables())
 
@@ -131,11 +142,25 @@ class ReplayedModel:
 
 
 def tables_at(path: Path, row: int) -> list[Any]:
-    """Return the tables of the snapshots of a row, which the lead alone has."""
-    lead = StateFolder(shard_folders(path)[0])
+    """Return the tables of the snapshots of a row: of the lead, or of all shards."""
+    lead, *followers = map(StateFolder, shard_folders(path))
     with lead.snapshot(row) as file:
-        _tensors, described = file.header.owners["model"]
-    return replayed_to(lead, row).saved_tables() if described else []
+        model, options = file.header.owners["model"], file.header.settings["options"]
+    if not model[1]:
+        return []
+    shares = [replayed_to(lead, row).saved_tables()]
+    for folder in followers if options.get("spread_tables") else ():
+        with folder.snapshot(folder.cuts()[row]) as file:
+            shares.append(stored_tables({"model": model}, file.array))
+    return [_merged(tables) for tables in zip(*shares, strict=True)]
+
+
+def _merged(shares: Sequence[Any]) -> tuple[NamedTable, Ints, Array]:
+    """Return one table, of the rows of each shard."""
+    ids = np.concatenate([ids for _named, ids, _rows in shares])
+    order = np.argsort(ids, kind="stable")
+    rows = np.concatenate([rows for _named, _ids, rows in shares])
+    return shares[0][0], ids[order], rows[order]
 
 
 def _check_place(folder: StateFolder, lead: StateIdentity, shard: int, row: int) -> None:

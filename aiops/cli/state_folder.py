@@ -142,7 +142,10 @@ def _model_at(
     options = Options(**header.settings["options"])
     placement, arena = Placement.even(layout, options.shards, options.shard_bytes), Arena(layout)
     check_folders(lead.path.parent, followers, placement)
-    if any(rows[shard - 1] is None for shard in placement.used[1:]):
+    spread = options.spread_tables and bool(header.owners["model"][1])
+    if any(
+        rows[n - 1] is None for n in (range(1, len(placement)) if spread else placement.used[1:])
+    ):
         return None
     for shard in placement.used:
         folder, row = (followers[shard - 1], rows[shard - 1]) if shard else (lead, cut)

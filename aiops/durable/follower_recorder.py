@@ -16,7 +16,7 @@ from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
 from aiops.durable.recorder import WAITS, AppendRow, BeginJournal, KeepSnapshots, WriteSnapshot
 from aiops.durable.recovery import SMALL, Recovered, differs, unexpected
-from aiops.durable.rows import JournalRow, check_of
+from aiops.durable.rows import AppliedMark, JournalRow, check_of, events_of, row_of
 from aiops.durable.shard_rows import (
     KEPT_ORDERS,
     done_row,
@@ -34,6 +34,7 @@ from aiops.engine.events import (
     Effect,
     Event,
     JournalEnded,
+    Left,
     Note,
     Received,
     Reply,
@@ -46,6 +47,7 @@ from aiops.errors import DamagedState, UsageError
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST
 from aiops.shards.follower import Follower
+from aiops.shards.follower_rows import joined
 from aiops.shards.shard_capture import capture_shard, restore_shard
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
@@ -53,6 +55,7 @@ from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.capture_job import CaptureJob
 from aiops.store.updater import NONE
 from aiops.wire.decoding import decode
+from aiops.wire.messages import Error, TableRows
 from aiops.wire.server_messages import KeepSets, LoadShard, RollBack, ShardParts, SnapshotSaved
 
 
@@ -145,6 +148,7 @@ class FollowerRecorder:
         self._due: WriteSnapshot | None = None  # until the journal has all of its rows
         self._committed = first - 1
         self.room: dict[str, Array] = {}
+        self._known: set[int] = set()  # connections whose clients the journal knows of
         self._led_by = follower.led_by  # as it is kept
         self._later = gate.wanted >= Acks.DURABLE  # a thread writes rows, and syncs them
 
@@ -173,9 +177,10 @@ class FollowerRecorder:
             return [*self._written(event)]
         if isinstance(event, Received) and isinstance(event.message, RollBack):
             return [GoBack(event.message.row)] if event.peer == self.follower.lead else []
-        begin, row = self._begin(event), self._row(event) if self.recording else None
+        begin = [*self._begin(event), *self._introduced(event)]
+        row = self._row(event) if self.recording else None
         if row is None:
-            found = self._captured(event, self.follower.handle(event))
+            found = self._captured(event, self._answered(self.follower.handle(event)))
             return [*begin, *self._led(), *self._kept(event), *found]
         number, self.next = self.next, self.next + 1
         if self._later and row.payload is not None:  # it may be changed before it is written
@@ -183,10 +188,37 @@ class FollowerRecorder:
         portion = self.follower.portion_of(event) if isinstance(event, Received) else None
         if portion is not None:
             portion.row = number
+        elif isinstance(event, Received):
+            event = replace(event, row=number)
         effects = self._captured(event, self.follower.handle(event))
         if self._later or self.holds:
             effects = self._gate.hold(effects, number)  # type: ignore[arg-type,assignment]
         return [*begin, AppendRow(number, row, self._later), *effects]
+
+    def _answered(self, effects: list[Effect]) -> list[Effect]:
+        """Return the effects of an event without a row that are to be carried out now.
+
+        Answers about rows of tables wait for the rows of the journal before them.
+        """
+        behind = self.recording and self._committed < self.next - 1
+        if not behind or not (self._later or self.holds):
+            return effects
+        rows = any(type(e) is Reply and isinstance(e.message, TableRows | Error) for e in effects)
+        return self._gate.hold(effects, self.next - 1) if rows else effects
+
+    def _introduced(self, event: Event) -> list[AppendRow]:
+        """Return the row of a client's joining, before its first push of rows on a connection."""
+        if isinstance(event, Left):
+            self._known.discard(event.peer)
+        hello = self.follower.hello_of(event)
+        if hello is None or not self.recording or not isinstance(event, Received):
+            return []
+        if event.peer in self._known:
+            return []
+        self._known.add(event.peer)
+        number, self.next = self.next, self.next + 1
+        row = row_of(joined(event.time, event.peer, hello), leased=False)
+        return [AppendRow(number, row, self._later)]
 
     def _led(self) -> list[NoteLead]:
         """Return the effect that keeps the generation of a lead, if one has just come."""
@@ -300,9 +332,11 @@ class FollowerRecorder:
     def _row(self, event: Event) -> JournalRow | None:
         """Return the row of an event; None: it changes nothing that outlives a connection."""
         if isinstance(event, Applied):
-            return done_row(event)
+            return done_row(event) if event.ticket > 0 else None  # else of rows of tables
         if not isinstance(event, Received):
             return None
+        if self.follower.hello_of(event) is not None:
+            return row_of(event, leased=False)
         message = event.message
         if event.peer == self.follower.lead and isinstance(message, KEPT_ORDERS):
             return order_row(event)
@@ -379,16 +413,36 @@ class FollowerReplayer:
         follower, owners = self._follower, found.owners
         shard = restore_shard(follower, found, read)
         self._bounds.update(unbounded(follower.pools))
-        for _kind, (portion, _number) in owners["queue"]:
+        for kind, (portion, *_more) in owners["queue"]:
+            if kind == "rows":
+                self.lost += portion not in queued
+                continue
             frame = queued.get(portion)
             if frame is not None:
                 self._restore_portion(frame, row_fields(frame.kind, frame.row, f"row {portion:,}"))
             elif portion:
                 self.lost += 1
+        effects = self._restore_rows(owners["rows"], read, queued)
         ticket: Any = owners["ticket"]
         self._checks = {ticket: check_of(ticket, NONE)}
         self._row = self._snapshot = row
-        self._note([Warm(shard.store.warming())])
+        self._note([Warm(shard.store.warming()), *effects])
+
+    def _restore_rows(
+        self, owners: Any, read: ReadArray, queued: Mapping[int, JournalFrame]
+    ) -> list[Effect]:
+        """Continue with the rows of tables that lie here, if any do."""
+        rows = self._follower.rows
+        if rows is None or owners is None:
+            return []
+
+        def event_of(row: int) -> Received | None:
+            frame = queued.get(row)
+            event = None if frame is None else events_of(rows.engine, frame)[0]
+            return event if isinstance(event, Received) else None
+
+        jobs = rows.restore(owners, read, event_of)
+        return [*rows.begun, *jobs]
 
     def _restore_portion(self, frame: JournalFrame, fields: dict[str, Any]) -> None:
         number, message = portion_of(fields)
@@ -435,10 +489,20 @@ class FollowerReplayer:
                 self._restore_portion(frame, fields)
             elif frame.kind == RowKind.APPLIED:
                 self._check(fields["ticket"], fields["check"])
+            elif frame.kind in (RowKind.JOINED, RowKind.RECEIVED):
+                self._feed_rows(frame)
         except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
             what = f"{type(error).__name__}: {error}"
             text = f"row {self._row:,} is damaged ({what:.300})"
             raise DamagedState(text, row=self._row) from error
+
+    def _feed_rows(self, frame: JournalFrame) -> None:
+        """Handle the joining of a client that pushes rows of tables, or its push."""
+        rows = self._follower.rows
+        assert rows is not None, "rows of tables lie here"
+        for event in events_of(rows.engine, frame):
+            assert not isinstance(event, AppliedMark), "it is an event of the engine"
+            self._note(rows.replay(event))
 
     def go_on(self) -> None:
         """Take further rows, after `finish`: no lead has connected."""
@@ -459,7 +523,8 @@ class FollowerReplayer:
             if isinstance(effect, Apply):
                 captured = self._capture(effect) if self.taken is not None else None
                 sums = effect.run()
-                self._checks = {effect.ticket: check_of(effect.ticket, sums)}
+                if effect.ticket > 0:
+                    self._checks = {effect.ticket: check_of(effect.ticket, sums)}
                 self._note(self._follower.handle(Applied(self._time, effect.ticket, sums)))
                 if captured is not None and self.taken is not None:
                     self.taken(captured, self._row)

@@ -194,7 +194,7 @@ class LeadReplayer(Replayer):
         if apply is None or isinstance(apply.job, TableJob):  # which is the lead's alone
             return True
         measured = frame.kind == RowKind.MEASURED
-        return moment.has_done(number, self._lead.holding, found["ticket"], measured=measured)
+        return moment.has_done(number, self._lead.updating, found["ticket"], measured=measured)
 
     def feed(self, frame: JournalFrame) -> None:
         """Handle a row's events, as `Replayer.feed`."""

@@ -340,6 +340,7 @@ OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]
 _DECIDING = (
     *("workers", "worker_deadline", "max_model", "heartbeat", "budget", "worker_budget", "gate"),
     *("recall", "push_codec", "fetch_codec", "fetch_lag", "shards", "shard_bytes"),
+    "spread_tables",
 )
 """The options that decide what the engine does. The others name the run or its relay, or decide how
 fast it is: ``live`` and ``backend``. ``relaxed`` reads are not recorded."""

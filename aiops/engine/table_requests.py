@@ -144,7 +144,7 @@ class TableRequests:
         if not isinstance(sink, RowsSink) or not (sink.pushes or self._spread is not None):
             return BadPush("it pushes no row")
         store = self.stores[message.table]
-        if sink.fault is None and sink.version > store.version:
+        if self._spread is None and sink.fault is None and sink.version > store.version:
             return BadPush(
                 f"these rows of table {store.named.name!r} were fetched at version {sink.version},"
                 f" but the server is at {store.version}: fetch them again (was it restarted?)",
@@ -232,7 +232,8 @@ class TableRequests:
         store = self.stores[work.table]
         job = TableJob(store)
         if work.member is not None:
-            work.staleness = store.version - sink.version
+            # Of several shards one may have been brought back to an earlier moment than others.
+            work.staleness = max(0, store.version - sink.version)
             job.push = True
             if len(sink.pushed):
                 job.pushed = sink.pushed, sink.grads

@@ -311,13 +311,19 @@ class Config:
     def _check_spread_tables(self) -> None:
         if not self.sharded and not self.follower:
             raise UsageError("--spread-tables needs several servers: give --shards or --followers")
-        for name in ("state", "record", "init", "save", "bandwidth-budget", "worker-budget"):
+        for name in ("record", "init", "save", "bandwidth-budget", "worker-budget"):
             if getattr(self, name.replace("-", "_")) is not None:
                 raise ConflictError(
-                    f"--spread-tables and --{name} cannot be given together yet: followers keep the"
-                    " rows of tables in memory alone, and report nothing of them. Leave one of the"
-                    " two out; without --spread-tables all rows lie on the lead"
+                    f"--spread-tables and --{name} cannot be given together yet: followers report"
+                    " nothing of the rows that lie there. Leave one of the two out (--state keeps"
+                    " the rows of all servers); without --spread-tables all rows lie on the lead"
                 )
+        if self.standby is not None:
+            raise ConflictError(
+                "--spread-tables and --standby cannot be given together yet: a standby of each"
+                " server does not make sure that a push of rows is on all of them. Leave"
+                " --spread-tables out: then all rows lie on the lead, and its standby has them"
+            )
 
     @property
     def sharded(self) -> bool:

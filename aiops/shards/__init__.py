@@ -102,6 +102,11 @@ all shards are there. If a follower is at neither of the two versions that are p
 update or a portion that it had reported, the lead begins again, at an earlier moment that both have
 (`aiops.shards.common_moment`).
 
+**Rows of tables** that lie on a follower are no matter of the lead's. The follower journals the
+pushes that clients send it, as a server alone does, and its answers wait for them. A snapshot has
+the rows as they are when the capture's turn has come among them. A push of that time may be before
+it on one server and after it on another: then it is among the rows of the journal that follow.
+
 **Snapshots.** A snapshot of the whole model is a set, one of each server, of the same cut: the row
 of the lead's journal after which they are captured. The lead's engine issues a `CaptureJob` in the
 place of an update, and `Updating` orders it of the followers as it orders an update. So every

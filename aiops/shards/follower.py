@@ -18,6 +18,7 @@ from aiops.engine.admission import Admission
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import (
     Applied,
+    Apply,
     BudgetTick,
     Drop,
     Effect,
@@ -46,6 +47,7 @@ from aiops.shards.orders import LOST, write_fault
 from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
 from aiops.shards.shard_clients import ShardClients
+from aiops.store.capture_job import CaptureJob
 from aiops.store.resources import Resources
 from aiops.store.warmup import Warmup
 from aiops.wire.connection import Connection, SinkFor
@@ -177,7 +179,8 @@ class Follower:
                 return self.rows.applied(event)
             case Applied() if self.shard is not None:
                 report = self.shard.applied(event)
-                return [] if report is None else self._report(report)
+                effects = [] if report is None else self._report(report)
+                return effects + ([] if self.rows is None else self.rows.captured(event))
             case Joined():
                 return self._on_joined(event)
             case Left():
@@ -265,6 +268,15 @@ class Follower:
     def replayed(self) -> None:
         """Wait for the lead."""
         self.lead = None
+        if self.rows is not None:
+            self.rows.end_replay()
+
+    def hello_of(self, event: Event) -> ShardHello | None:
+        """Return how the client introduced itself that pushes rows which lie here, else None."""
+        if self.rows is None or not isinstance(event, Received):
+            return None
+        pushes = isinstance(event.message, PushRows)
+        return self._clients.hellos.get(event.peer) if pushes else None
 
     def portion_of(self, event: Received) -> ExpectedPortion | None:
         """Return the portion that a message completes, if it can be used and is waited for."""
@@ -505,7 +517,7 @@ class Follower:
                 self._buffers.forget(order.id, keep=order.keep)
                 return []
             case RunUpdate():
-                return self._run_update(order)
+                return self._run_update(order, event.time)
             case SendParams():
                 peer = self._clients.peer(order.client, order.epoch) if order.client else self.lead
                 return self._loaded.send_params(order, peer)
@@ -549,8 +561,10 @@ class Follower:
             raise ValueError("this follower knows another secret of the run")
         self.secret = secret
 
-    def _run_update(self, order: RunUpdate) -> list[Effect]:
+    def _run_update(self, order: RunUpdate, time: float) -> list[Effect]:
         found = self._loaded.run_update(order)
+        if self.rows is not None and isinstance(found, Apply) and isinstance(found.job, CaptureJob):
+            return self.rows.capture(found, time)
         if isinstance(found, UpdateDone):
             return self._report(found)
         return [] if found is None else [found]

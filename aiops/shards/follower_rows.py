@@ -10,21 +10,38 @@ those of one server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from aiops.algorithms.base import Algorithm
+from aiops.common.frozen import value
 from aiops.engine.admission import Admission
+from aiops.engine.capture import settings_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import Applied, Apply, Effect, Joined, Left, Options, Received, Reply, Warm
+from aiops.engine.events import (
+    Applied,
+    Apply,
+    Effect,
+    Event,
+    Joined,
+    Left,
+    Options,
+    Received,
+    Reply,
+    SnapshotDue,
+    Warm,
+)
 from aiops.engine.registration import Definition
-from aiops.engine.table_receive import RowsSink
+from aiops.engine.restore import Queued, ReadArray, restore
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
-from aiops.model.layout import Layout
+from aiops.model.layout import Array, Layout
 from aiops.model.tables import Tables
 from aiops.shards.counting import COUNTS
+from aiops.store.capture_job import CaptureJob
 from aiops.store.resources import Resources
+from aiops.store.updater import NONE
 from aiops.wire.messages import PROTOCOL, FetchRows, Hello, PushRows, Welcome
 from aiops.wire.server_messages import ShardHello
 from aiops.wire.sinks import Sink
@@ -86,26 +103,20 @@ class FollowerRows:
         self.engine.admission = admission
         training = self.engine.begin(Definition(Layout((), empty=True), aligned(0), tables))
         self.begun = [effect for effect in training.begun if isinstance(effect, Warm)]
+        self._capture: Apply | None = None  # the follower's, until it is done
+        self._ticket = 0  # of that capture among the updates of rows
 
     # ------------------------------------------------------------ messages
 
     def sink_for(self, message: FetchRows | PushRows) -> Sink | None:
-        """Return the sink of a message's payloads; None: no room now, wait with the engine.
-
-        A version that this shard has not reached is taken for its present one: shards that were
-        brought back to an earlier moment may differ in it, and the lead has checked its own.
-        """
-        sink = self.engine.admission.sink_for(message)
-        if isinstance(sink, RowsSink):
-            sink.version = min(sink.version, self.engine.tables[message.table].version)
-        return sink
+        """Return the sink of a message's payloads; None: no room now, wait with the engine."""
+        return self.engine.admission.sink_for(message)
 
     def received(self, event: Received, hello: ShardHello) -> list[Effect]:
         """Handle a message about rows, of the client that has introduced itself like this."""
-        effects = list[Effect]()
         if self.engine.membership.at(event.peer) is None:
-            effects += self._joined(event, hello)
-        return effects + self._translated(self.engine.handle(event))
+            self.engine.handle(joined(event.time, event.peer, hello))
+        return self._translated(self.engine.handle(event))
 
     def applied(self, event: Applied) -> list[Effect]:
         """Take the result of a job."""
@@ -120,30 +131,90 @@ class FollowerRows:
         lines = [table.report() for table in self.engine.tables]
         return {line["name"]: {name: line[name] for name in COUNTS} for line in lines}
 
-    def _joined(self, event: Received, hello: ShardHello) -> list[Effect]:
-        """Have a client join that has sent its first message about rows on this connection."""
-        role = "worker" if hello.worker else "observer"
-        greeting = Hello(
-            id=0,
-            protocol=PROTOCOL,
-            client=hello.client,
-            epoch=hello.epoch,
-            name=hello.name,
-            role=role,
-            pongs=False,
-            nonce=hello.nonce,
-            agent=hello.agent,
-            run=hello.run,
-        )
-        joined = Joined(event.time, event.peer, greeting, b"", Traffic())
-        return self._translated(self.engine.handle(joined))
+    # ------------------------------------------------------------ captures and replay
+
+    def capture(self, apply: Apply, time: float) -> list[Effect]:
+        """Have a capture of the follower's state take its turn among the updates of rows."""
+        assert isinstance(apply.job, CaptureJob), "it is a capture"
+        self._capture = apply
+        return self._translated(self.engine.handle(SnapshotDue(time, apply.job.row)))
+
+    def captured(self, event: Applied) -> list[Effect]:
+        """Go on with the updates of rows, if a job that is done was that capture."""
+        if self._capture is None or event.ticket != self._capture.ticket:
+            return []
+        self._capture = None
+        return self._translated(self.engine.handle(replace(event, ticket=self._ticket)))
+
+    def replay(self, event: Event) -> list[Effect]:
+        """Handle an event of the journal's; return the jobs that follow."""
+        if isinstance(event, Joined) and self.engine.membership.at(event.peer) is not None:
+            self.engine.handle(Left(event.time, event.peer))  # of an earlier start
+        return self._translated(self.engine.handle(event))
+
+    def restore(self, owners: Mapping[str, Any], read: ReadArray, queued: Queued) -> list[Effect]:
+        """Continue from a capture, with the pushes that are queued; return the jobs that follow.
+
+        Raises
+        ------
+        UsageError, DamagedState
+            As of `aiops.engine.restore.restore`.
+        """
+
+        def rows_alone(name: str, array: Array) -> None:
+            if name.startswith("table/"):  # all else has no elements: there are no tensors
+                read(name, array)
+
+        captured = _Captured(settings_of(self.engine), owners)
+        effects = restore(self.engine, captured, rows_alone, queued)
+        self.begun = [effect for effect in effects if isinstance(effect, Warm)]
+        [ticket] = [effect.ticket for effect in effects if isinstance(effect, Apply)]
+        return self._translated(self.engine.handle(Applied(self.engine.now, ticket, NONE)))
+
+    def end_replay(self) -> None:
+        """Have every client leave: their connections are gone."""
+        if self.engine.training is not None:
+            self.engine.training.abandon()
+        for peer in self.engine.membership.peers():
+            self.engine.handle(Left(self.engine.now, peer))
+
+    # ------------------------------------------------------------ effects
 
     def _translated(self, effects: Sequence[Effect]) -> list[Effect]:
         """Return the follower's effects: answers about rows, and jobs."""
         found = list[Effect]()
         for effect in effects:
-            if isinstance(effect, Apply):
+            if isinstance(effect, Apply) and isinstance(effect.job, CaptureJob):
+                assert self._capture is not None, "it was ordered"
+                self._ticket = effect.ticket
+                found.append(self._capture)
+            elif isinstance(effect, Apply):
                 found.append(Apply(-effect.ticket, effect.job))
             elif isinstance(effect, Reply) and not isinstance(effect.message, Welcome):
                 found.append(effect)
         return found
+
+
+@value
+class _Captured:
+    """The plain values of a capture of the rows."""
+
+    settings: Mapping[str, Any]
+    owners: Mapping[str, Any]
+
+
+def joined(time: float, peer: int, hello: ShardHello) -> Joined:
+    """Return the event with which a client joins that has introduced itself like this."""
+    greeting = Hello(
+        id=0,
+        protocol=PROTOCOL,
+        client=hello.client,
+        epoch=hello.epoch,
+        name=hello.name,
+        role="worker" if hello.worker else "observer",
+        pongs=False,
+        nonce=hello.nonce,
+        agent=hello.agent,
+        run=hello.run,
+    )
+    return Joined(time, peer, greeting, b"", Traffic())

@@ -495,6 +495,11 @@ class Lead:
         """The followers that hold a part of the model."""
         return () if self._model is None else self._model.holders[1:]
 
+    @property
+    def updating(self) -> Sequence[int]:
+        """The followers that take part in updates: they hold parameters."""
+        return () if self._model is None else self._model.placement.used[1:]
+
     def holders(self, owners: Mapping[str, Any]) -> Sequence[int]:
         """Return the followers that hold a part of the model of a capture."""
         if "model" not in owners:

@@ -11,6 +11,8 @@ delta replica, and further:
 ``held``        the versions that are held: number, whether of the replica, place in ``versions``
 ``queue``       portions that are to be applied: the rows of the journal that have them
 ``kept``        portions that may be applied again: number and parts; their bytes are an array
+``rows``        the state of the engine that serves rows of tables here; None: none lie here. Its
+                queue is among ``queue``, and the rows are arrays as in a capture of an engine
 ==============  ==================================================================================
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiops.engine.capture import Capture, CapturedVersions, add_overwritten
+from aiops.engine.capture import Capture, CapturedVersions, add_overwritten, capture
 from aiops.engine.restore import (
     Captured,
     ReadArray,
@@ -62,6 +64,7 @@ def capture_shard(follower: Follower, shard: Shard, cut: int, ticket: int) -> Ca
         "ticket": ticket,
         "held": held,
         "queue": [["push", [each.row, each.number]] for each in portions if not each.kept],
+        "rows": None,
         "kept": [[each.number, [*map(tuple, each.parts)]] for each in kept],
         "filled": store.updater.filled.copy(),
         "sums": store.sums.copy(),
@@ -72,9 +75,27 @@ def capture_shard(follower: Follower, shard: Shard, cut: int, ticket: int) -> Ca
     for each in kept:
         assert each.gradient is not None, "it is complete"
         found.arrays[f"portion/{each.number}"] = each.gradient.data
+    if follower.rows is not None:
+        _add_rows(found, capture(follower.rows.engine, cut))
     on_device = follower.machine.device is not None
     add_overwritten(found, store, replica, on_device=on_device)
     return found
+
+
+def _add_rows(found: Capture, rows: Capture) -> None:
+    """Add a capture of the engine that serves rows: their model has no tensors."""
+    found.versions += rows.versions[1:]
+    found.owners["rows"] = rows.owners
+    found.owners["queue"] += [item for item in rows.owners["queue"] if item[0] == "rows"]
+    found.rows |= rows.rows
+    found.arrays |= {name: array for name, array in rows.arrays.items() if _of_tables(name)}
+    found.leases += rows.leases
+    found.images += rows.images
+    found.kept += rows.kept
+
+
+def _of_tables(name: str) -> bool:
+    return name.startswith("table/")
 
 
 def restore_shard(follower: Follower, found: Captured, read: ReadArray) -> Shard:

@@ -125,6 +125,7 @@ class KeptHost(Host):
         effect, self.captured = self.captured, None
         assert effect is not None
         found = effect.capture
+        found.read_rows()
         numbers = effect.row, self.generation, "run", found.versions
         plan = SnapshotPlan(
             SnapshotHeader(*numbers, found.settings, {}, found.owners), found.arrays
@@ -229,8 +230,10 @@ class KeptHost(Host):
         self.end_after(last)
         self.synced = last
         recovered = replayer.finish()
-        has_model = isinstance(coordinator, Lead) and coordinator.engine.training is not None
-        versions = [coordinator.engine.version] if has_model else []
+        versions = list[int]()
+        if isinstance(coordinator, Lead) and coordinator.engine.training is not None:
+            tables = [table.version for table in coordinator.engine.tables]
+            versions = [coordinator.engine.version, *tables]
         self.generations = self.generations.started(last, versions)
         self.recorder = self.recorded(self.rows + 1)
         if isinstance(coordinator, Lead):

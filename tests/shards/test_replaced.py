@@ -9,16 +9,21 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from aiops.cli.state import app
 from aiops.client import Client, Worker
+from aiops.model.tables import Table
 from tests.shards.test_kept_shards import FORKED, Log
 from tests.support import PATIENCE, Process
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--shard-bytes", "1")
 SHARDS, WORKERS, CELLS = 3, 2, 16
+TABLE = Table(WORKERS * CELLS, 1, dtype="float64", init="zeros")
 BETWEEN = 20  # pushes from one kill to the next
 
 
@@ -72,17 +77,49 @@ class Training:
             assert self._more.wait_for(reached, PATIENCE), "pushes are not acknowledged any more"
 
 
+class RowsTraining(Training):
+    """The same of the rows of a table that lie on all servers, whose parts are pushed in turn."""
+
+    def _push(self, number: int) -> None:
+        tables, ids = {"t": TABLE}, number + WORKERS * np.arange(CELLS)
+        ones = np.ones((CELLS, 1))
+        with Worker(self._url, {}, tables=tables, name=f"w{number}", timeout=PATIENCE) as worker:
+            while not self._over.is_set():
+                worker.push_rows("t", ids, ones)
+                with self._more:
+                    self.acknowledged[number] += 1
+                    self._more.notify_all()
+            self.rolled_back += worker.rolled_back
+
+
+def check_rows(client: Client, stats: Any, acknowledged: list[int]) -> None:
+    rows = client.fetch_rows("t", np.arange(WORKERS * CELLS)).reshape(CELLS, WORKERS)
+    np.testing.assert_array_equal(rows, -np.tile(np.array(acknowledged, float), (CELLS, 1)))
+    [line] = stats["tables"]
+    assert (line["made"], line["version"]) == (WORKERS * CELLS, sum(acknowledged))
+
+
+def check_params(client: Client, stats: Any, acknowledged: list[int]) -> None:
+    params = client.fetch()
+    expected = -np.repeat(np.array(acknowledged, float)[:, None], CELLS, 1)
+    np.testing.assert_array_equal(params["w"], expected)
+    assert [line["version"] for line in stats["shards"]] == [params.version] * SHARDS
+    assert params.version == sum(acknowledged)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("acks", ["written", "durable"])
-def test_each_server_in_turn(acks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_rows", [False, True], ids=["tensors", "rows"])
+def test_each_server_in_turn(acks: str, of_rows: bool, tmp_path: Path) -> None:
     """Followers are started again by their lead, and the lead, with which they end, by its user."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     flags = (*FLAGS, "--shards", str(SHARDS), "--state", str(tmp_path), "--acks", acks)
+    flags += ("--spread-tables",) if of_rows else ()
     flags += ("--snapshot-every", "0.05", "--port", port)
     lead = Process("-m", "aiops.server", *flags, env=FORKED)
     try:
-        training, log = Training(lead.line()), Log(lead)
+        training, log = (RowsTraining if of_rows else Training)(lead.line()), Log(lead)
         with training.running():
             training.go_on()
             for shard in range(1, SHARDS):
@@ -96,13 +133,18 @@ def test_each_server_in_turn(acks: str, tmp_path: Path) -> None:
             lead = Process("-m", "aiops.server", *flags, env=FORKED)
             training.go_on()
         with Client(f"aiops://127.0.0.1:{port}", timeout=PATIENCE) as client:
-            params, stats = client.fetch(), client.stats()
-        expected = -np.repeat(np.array(training.acknowledged, float)[:, None], CELLS, 1)
-        np.testing.assert_array_equal(params["w"], expected)
+            stats = client.stats()
+            (check_rows if of_rows else check_params)(client, stats, training.acknowledged)
         assert training.rolled_back == 0
-        assert [line["version"] for line in stats["shards"]] == [params.version] * SHARDS
-        assert params.version == sum(training.acknowledged)
         lead.signal(signal.SIGTERM)
         assert lead.end()[0] == 0
+        if of_rows:
+            out = tmp_path / "t.npz"
+            words = ["export", str(tmp_path), "--table", "t", "--out", str(out)]
+            CliRunner().invoke(app, words, catch_exceptions=False)
+            with np.load(out) as exported:
+                assert exported["ids"].tolist() == list(range(WORKERS * CELLS))
+                pushed = -np.tile(np.array(training.acknowledged, float), CELLS)
+                np.testing.assert_array_equal(exported["rows"][:, 0], pushed)
     finally:
         lead.kill()

@@ -10,6 +10,7 @@ import pytest
 import aiops
 from aiops import testing
 from aiops.client import AsyncClient
+from aiops.durable.commit_gate import Acks
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.model.row_shards import (
     cut_rows,
@@ -18,6 +19,7 @@ from aiops.model.row_shards import (
 from aiops.model.tables import Table
 from aiops.serving.config import Config
 from aiops.shards.follower import Follower
+from tests.shards.kept_world import KeptWorld
 from tests.shards.world import Actor, World
 
 ROWS = 60
@@ -115,9 +117,9 @@ def test_a_bad_value_of_one_shard_is_refused_before_any_is_sent(bad: float) -> N
     assert np.array_equal(found[1].value(), fresh)
 
 
-def test_pushes_that_race_are_applied_once_each_on_every_shard() -> None:
-    world, done = World(3, 3, settings={"lr": 1}, spread_tables=True), list[Any]()
-    world.cuts = 0.02
+def pushed_by_four(world: World) -> None:
+    """Have four clients push 8 times each to all rows of a table, at the same time; look at it."""
+    done = list[Any]()
 
     def script(actor: Actor) -> Any:
         if actor.request is None:
@@ -140,6 +142,22 @@ def test_pushes_that_race_are_applied_once_each_on_every_shard() -> None:
         assert (rows == -32).all()
         assert store.version == 32
     assert sum(store.made for store in stores) == ROWS
+
+
+def test_pushes_that_race_are_applied_once_each_on_every_shard() -> None:
+    world = World(3, 3, settings={"lr": 1}, spread_tables=True)
+    world.cuts = 0.02
+    pushed_by_four(world)
+
+
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_lost_or_doubled_when_servers_are_killed(acks: Acks, seed: int) -> None:
+    world = KeptWorld(seed, 3, settings={"lr": 1}, acks=acks, spread_tables=True)
+    world.cuts, world.kills, world.dues = 0.01, 0.01, 0.02
+    world.losses = 0.005 * (acks is Acks.DURABLE)
+    pushed_by_four(world)
+    assert world.killed
 
 
 @testing.virtual()
@@ -194,13 +212,19 @@ def test_rows_are_cut_in_their_order() -> None:
 # ---------------------------------------------------------------- what is not there yet
 
 
-@pytest.mark.parametrize(
-    "name", ["state", "record", "init", "save", "bandwidth_budget", "worker_budget"]
-)
+@pytest.mark.parametrize("name", ["record", "init", "save", "bandwidth_budget", "worker_budget"])
 def test_what_followers_do_not_keep_is_refused(name: str, tmp_path: Any) -> None:
     given = "1MB/s" if "budget" in name else tmp_path / "x.safetensors"
     with pytest.raises(ConflictError, match=f"--spread-tables and --{name.replace('_', '-')}"):
         Config(shards=2, spread_tables=True, **{name: given})
+    with pytest.raises(ConflictError, match="--spread-tables and --standby"):
+        Config(
+            followers=["b:1"],
+            spread_tables=True,
+            state=tmp_path,
+            standby="aiops://a:1",
+            acks="written",
+        )
     with pytest.raises(UsageError, match="needs several servers"):
         Config(spread_tables=True)
 
