@@ -38,9 +38,11 @@ ARROWS: Mapping[str, str] = {
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
-    "engine":         "errors common kernels model codecs wire state algorithms bandwidth store",
+    "engine":         "errors common kernels model codecs wire state algorithms bandwidth store"
+                      " filters",
     "durable":        "errors common kernels model wire algorithms store engine shards state",
     "shards":         "errors common model codecs wire bandwidth algorithms store engine",
+    "filters":        "errors",
     "averaging":      "errors model codecs wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
                       " averaging net",

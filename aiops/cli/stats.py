@@ -85,7 +85,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     parts = (
         *(_facts(report), *_file_errors(report), *_standbys(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
-        *(*_tables(report), *_data_sets(report), *_staleness(report)),
+        *(*_tables(report), *_data_sets(report), *_filter(report), *_staleness(report)),
         *(*ledger_tables(report["ledger"]), "", _clients(report)),
     )
     return Group(_heading(url, report), "", *parts)
@@ -271,6 +271,18 @@ def _data_sets(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         table.add_row(row["name"], *(f"{row[name]:,}" for name in numbers))
     yield ""
     yield table
+
+
+def _filter(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Return a line about the filter, if there is one."""
+    row = report.get("filter")
+    if row is None:
+        return
+    text = Text(f"filter {row['filter']}: {row['refused']:,} pushes refused")
+    if row["quarantined"]:
+        text.append(f"; quarantined: {', '.join(row['quarantined'])}", style="red")
+    yield ""
+    yield text
 
 
 def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -157,6 +157,40 @@ def data(
         raise typer.Exit(1)
 
 
+@app.command(
+    "values", help="Push NaN, infinite and huge values: refused whole, or the model stays finite."
+)
+def values(
+    count: Annotated[int, typer.Option(min=1, help="Pushes.")] = 10_000,
+    seed: Seed = 0,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Run trials of one engine each, print what they found, exit with status 1 if it was wrong."""
+    from aiops.lab.torture.bad_values import BadValues
+
+    found, errors = BadValues(seed), Console(stderr=True, highlight=False)
+    bar = progress_bar("{task.description}", errors)
+    task = bar.add_task("pushes", total=count)
+    with bar:
+        found.run(count, lambda cases: bar.update(task, completed=cases))
+    outcomes = dict(found.outcomes.most_common())
+    record = {"what": "values", "pushes": found.cases, "seed": seed, "outcomes": outcomes}
+    text = json.dumps({**record, "wrong": found.wrong}, indent=None if as_json else 2)
+    if report is not None:
+        report.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(text)
+    else:
+        cells = {name: f"{number:,}" for name, number in outcomes.items()}
+        console = tables.console()
+        console.print(tables.facts({"pushes": f"{found.cases:,}", **cells}))
+        for each in found.wrong:
+            console.print(each, soft_wrap=True, markup=False)
+    if found.wrong:
+        raise typer.Exit(1)
+
+
 def _seconds(count: int | None, seconds: float | None) -> float | None:
     return 60.0 if count is None and seconds is None else seconds
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from aiops.common.frozen import value
 from aiops.engine.table_receive import RowsSink
-from aiops.errors import UsageError
+from aiops.errors import ConflictError, UsageError
+from aiops.filters import screen
 from aiops.model.layout import Bytes, Ints
 from aiops.model.placement import Placement
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
-from aiops.store.parameters import UpdateJob
+from aiops.store.parameters import NormsJob, UpdateJob
 from aiops.store.snapshots import Lease
 from aiops.store.sparse_table import TableJob
 from aiops.wire.messages import Message
@@ -227,7 +228,7 @@ class Apply:
     """Run a kernel (`run`, on any thread), then post `Applied` with its result."""
 
     ticket: int
-    job: UpdateJob | TableJob | ReplicaJob | CaptureJob
+    job: UpdateJob | TableJob | ReplicaJob | CaptureJob | NormsJob
 
     @property
     def run(self) -> Callable[[], Ints]:
@@ -340,7 +341,7 @@ OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]
 _DECIDING = (
     *("workers", "worker_deadline", "max_model", "heartbeat", "budget", "worker_budget", "gate"),
     *("recall", "push_codec", "fetch_codec", "fetch_lag", "shards", "shard_bytes"),
-    "spread_tables",
+    *("spread_tables", "filter"),
 )
 """The options that decide what the engine does. The others name the run or its relay, or decide how
 fast it is: ``live`` and ``backend``. ``relaxed`` reads are not recorded."""
@@ -361,8 +362,9 @@ class Options:
     parameters may be behind, 0: chosen by the server. ``shards``: the number of servers that the
     model is spread over, this one included. ``shard_bytes``: the least bytes that a server holds; a
     small model is spread over fewer servers. ``spread_tables``: the rows of tables are spread over
-    them, too, by the hash of their numbers. ``relay``, ``relay_token``: the ``host:port`` of the
-    relay through which workers that average reach each other, and what it shares with this server.
+    them, too, by the hash of their numbers. ``filter``: as `aiops.filters.screen.check` takes it.
+    ``relay``, ``relay_token``: the ``host:port`` of the relay through which workers that average
+    reach each other, and what it shares with this server.
     """
 
     workers: int | None = None
@@ -383,6 +385,7 @@ class Options:
     shards: int = 1
     shard_bytes: int = 1 << 20
     spread_tables: bool = False
+    filter: str = "off"
     relay: str = ""
     relay_token: str = field(default="", repr=False)
 
@@ -398,6 +401,12 @@ class Options:
         for name in ("recall", "fetch_lag"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        screen.check(self.filter)
+        if self.filter != "off" and self.shards > 1:
+            raise ConflictError(
+                "--filter looks at whole gradients, and of a model on several servers none has one:"
+                " leave out --filter or --shards"
+            )
 
     def deciding(self) -> dict[str, Any]:
         """Return the options that a replay needs, because the engine decides by them."""

@@ -70,6 +70,7 @@ def report(
     updates = training.updates if training else None
     store = training.store if training else None
     delta_replies = training.delta_replies if training else None
+    screen = training.screen if training else None
     version, vbar = (store.version, store.vbar()) if store else (0, None)
     workers, without_line = membership.lines(now)
     used = sum(updates.staleness.values()) if updates else 0
@@ -99,6 +100,9 @@ def report(
         "rows_bytes_peak": admission.row_pool.peak,
         "waiting": len(updates.held.pushes) if updates else 0,
         "waited_for": sorted(membership.waited_for()),
+        "filter": screen.report({each.number: each.name for each in membership})
+        if screen
+        else None,
         "delta_replica": delta_replies.replica.report() if delta_replies else None,
         "averages": rendezvous.report(),
         "data_sets": training.data_sets.report() if training else [],

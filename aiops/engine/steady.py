@@ -182,7 +182,7 @@ class Shortcut:
                 return None
         staleness = level - base
         # The last condition: if it holds, the update is counted and must be carried out.
-        begun = self._updates.at_once(member.number, staleness)
+        begun = self._updates.at_once(member.number, staleness, gradient.sections)
         if begun is None:
             return None
         leased = record is not None and store.freeze()

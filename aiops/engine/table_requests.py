@@ -249,9 +249,9 @@ class TableRequests:
         self._unanswered.remove(work)
         if member is not None:
             del self._pending[member.client, work.seq]
-            bad, _count, fresh, *evicted = (int(n) for n in sums)
+            bad, count, fresh, *evicted = (int(n) for n in sums)
             if bad >= 0:
-                return self._refuse(work, member, store, bad, now)
+                return self._refuse(work, member, store, bad, now, finite=count >= 0)
             store.version += 1
             store.made += fresh - sum(evicted)
             store.evicted += sum(evicted)
@@ -267,10 +267,17 @@ class TableRequests:
         return _answer(work.peer, answer, sink if sink.wants else None)
 
     def _refuse(
-        self, work: TableWork, member: Member, store: SparseTable, place: int, now: float
+        self,
+        work: TableWork,
+        member: Member,
+        store: SparseTable,
+        place: int,
+        now: float,
+        *,
+        finite: bool,
     ) -> list[Effect]:
         row = int(work.sink.pushed[place])
-        fault = store.named.bad_sum(row, place)
+        fault = store.named.bad_sum(row, place) if finite else store.named.bad_row(row)
         error = error_of(work.id, fault)
         self._membership.count_refusal(member, fault)
         member.answered = now

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,18 +17,20 @@ import numpy as np
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
 from aiops.engine import validation
 from aiops.engine.delta_replies import DeltaReplies
-from aiops.engine.events import Applied, Apply, Effect, OnApplied, Received
+from aiops.engine.events import Applied, Apply, Effect, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
-from aiops.errors import Refused, StaleGradient
+from aiops.errors import BadPush, Refused, StaleGradient
+from aiops.filters.screen import Screen
 from aiops.model.layout import Array, Cover, Ints
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
+from aiops.store.finite_guard import LIMIT, magnitude, refused_tensor
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import Store, UpdateJob
+from aiops.store.parameters import NormsJob, Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import TableJob
 from aiops.wire.messages import Push, Reapply
@@ -96,6 +99,8 @@ class UpdateQueue:
         Its updates of the delta replica come before all that is queued; None: there is none.
     recall
         Bytes of gradients kept to be applied again.
+    screen
+        Measures pushes, and decides which are used (``--filter``); None: all are.
 
     Attributes
     ----------
@@ -123,10 +128,12 @@ class UpdateQueue:
         held: HeldPushes,
         delta_replies: DeltaReplies | None,
         recall: int,
+        screen: Screen | None = None,
     ) -> None:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
         self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
+        self._screen = screen
         self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
         self._linear = algorithm.linear
@@ -168,16 +175,21 @@ class UpdateQueue:
     def answers_at_once(self) -> bool:
         """True if algorithm and rule allow updates `at_once`."""
         clip, reads = self._algorithm.clip, self._store.rule.reads
-        return repeatable(self._policy) and not (clip or reads or self.recall.bound)
+        return repeatable(self._policy) and not (clip or reads or self.recall.bound or self._screen)
 
-    def at_once(self, worker: int, staleness: int) -> tuple[Array, Array | None] | None:
+    def at_once(
+        self, worker: int, staleness: int, gradient: Sequence[Array]
+    ) -> tuple[Array, Array | None] | None:
         """Begin an update of all tensors with one gradient, which the caller carries out at once.
+
+        ``gradient``: of each section, as one flat array.
 
         Returns
         -------
         tuple or None
             The learning rate of each tensor, and the rule's scalars. None if the gradient must wait
-            its turn, or the policy decides anything but `APPLY`; then nothing has begun.
+            its turn, the policy decides anything but `APPLY`, or the result may not be finite; then
+            nothing has begun.
         """
         held = self.held
         if self._outstanding or self._working or self._queue or held.pushes or self._collected:
@@ -189,10 +201,20 @@ class UpdateQueue:
         known = self._even.get(staleness)
         if known is None or known[1] != rate:
             known = self._even_steps(staleness, rate)
+        scalars = self._scalars(store.layout.all) if store.rule.scalars else None
+        guard = store.guard
+        largest = magnitude(gradient) if guard.narrow else LIMIT
+        if not guard.covers(known[2], scalars, largest):
+            return None  # the update is rehearsed first, or a new proof is sought
         self.tickets += 1
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
-        return known[2], self._scalars(store.layout.all) if store.rule.scalars else None
+        return known[2], scalars
+
+    def _count(self, staleness: int, count: int) -> None:
+        """Count a gradient that is used, or (-1) that is not after all."""
+        self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += count
+        self.total_staleness += count * staleness
 
     # ------------------------------------------------------------ events
 
@@ -215,10 +237,14 @@ class UpdateQueue:
             fault = validation.unready(member, stopping=self.draining)
             fault = fault or validation.beyond(self._store, message)
             gradient = self.recall.find(member.number)
+        if self._screen is not None and fault is None:
+            fault = self._screen.fault(member.number)
+            member.excused = member.excused or fault is not None
         if fault is not None:
             if isinstance(sink, PushSink):
                 sink.free()
-            return self._replies.refuse_new(event, member, fault)
+            effects = self._replies.refuse_new(event, member, fault)
+            return effects + (self.workers_changed(now) if self._screen is not None else [])
         if barred:
             if isinstance(gradient, PushSink):
                 gradient.free()
@@ -278,14 +304,17 @@ class UpdateQueue:
         assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
         self._outstanding = None
         effects: list[Effect] = []
-        published = job.target is not None
-        if job.target is not None:
+        bad = refused_tensor(event.sums)
+        published = job.target is not None and bad is None
+        if job.target is not None and bad is None:
             store.commit(job.target, job.touched, event.sums)
-        if push is not None and not decision.hold:
+        if bad is not None:
+            effects = self._refuse_step(job, push, bad, now)
+        elif push is not None and not decision.hold:
             effects = replies.acknowledge(push, now)
         elif push is not None:
             effects = held.answer_or_hold(push, published, now)
-        if published:
+        if published or bad is not None:
             if self._collected:
                 self._collected = 0
                 self._sum[:] = False
@@ -294,10 +323,10 @@ class UpdateQueue:
                 self._sent.release()
                 self._sent = None
             if held.pushes:
-                effects += held.release(now, published=True)
+                effects += held.release(now, published=published)
             if replies.readers:
                 effects += replies.answer_readers()
-        if push is not None and isinstance(push.sink, PushSink):
+        if push is not None and bad is None and isinstance(push.sink, PushSink):
             if self.recall.bound:
                 self.recall.keep(push.member.number, push.sink)
             else:
@@ -305,6 +334,26 @@ class UpdateQueue:
         # Last: the next update may be in place, and the answers above read the current version.
         if self._queue or self._delta_replies is not None:
             effects += self.advance(now)
+        return effects
+
+    def _refuse_step(
+        self, job: UpdateJob, push: PendingPush | None, bad: int, now: float
+    ) -> list[Effect]:
+        """Refuse a step whose result is not finite: its push, and all in the sum that are held."""
+        store, held = self._store, self.held
+        assert job.target is not None, "only steps are refused"
+        store.abandon(job.target)
+        fault = not_finite(store.layout.tensors[bad].name, pushes=max(self._collected, 1))
+        waiting = [each for each in held.pushes if self._collected and not each.made]
+        held.pushes = [each for each in held.pushes if each not in waiting]
+        if push is not None:
+            waiting.append(push)
+        effects: list[Effect] = []
+        for each in waiting:
+            self._count(each.staleness, -1)
+            effects += self._replies.refuse(each, fault, now)
+        if self._collected > len(waiting) or push is None:
+            effects.append(Note(str(fault)))
         return effects
 
     def _work_done(self, event: Applied, ticket: int, on_applied: OnApplied) -> list[Effect]:
@@ -327,7 +376,10 @@ class UpdateQueue:
                 break
             item = self._queue.popleft()
             if isinstance(item, PendingPush):
-                effects += self._decide(item, now)
+                if self._screen is None or isinstance(item.sink, CachedGradient):
+                    effects += self._decide(item, now)
+                else:
+                    effects.append(self._measure(self._screen, item, item.sink.take()))
             elif isinstance(item, Decision):
                 effects.append(self._issue(None, item))
             elif isinstance(item, CaptureJob):
@@ -343,6 +395,29 @@ class UpdateQueue:
         job, on_applied = work.issue()
         self._working = (self.tickets, on_applied)
         return Apply(self.tickets, job)
+
+    def _measure(self, screen: Screen, push: PendingPush, gradient: Gradient) -> Apply:
+        """Measure a gradient; the filter decides with the result, and then the policy."""
+        self.tickets += 1
+        self._working = (self.tickets, partial(self._measured, screen, push))
+        return Apply(self.tickets, NormsJob(self._store, gradient))
+
+    def _measured(self, screen: Screen, push: PendingPush, sums: Ints, now: float) -> list[Effect]:
+        """Have the policy decide about a gradient that passes the filter; ignore another."""
+        member = push.member
+        squares = sums.view(np.float64)
+        why = screen.judge(member.number, push.sink.cover.tensors, squares)
+        if why is None:
+            return self._decide(push, now)
+        self.ignored += 1
+        effects = self._replies.acknowledge(push, now, used=False)
+        push.sink.free()
+        if member.number in screen.quarantined:
+            text = f"worker {member.name!r} is quarantined: its pushes are refused from now on; of"
+            effects.append(Note(f"{text} the last one, {why}"))
+            member.excused = True
+            effects += self.workers_changed(now)
+        return effects
 
     def _decide(self, push: PendingPush, now: float) -> list[Effect]:
         """Have the policy decide about a gradient; issue its update, or answer it."""
@@ -402,8 +477,7 @@ class UpdateQueue:
         if push is not None:
             cover, staleness = push.sink.cover, push.staleness
             job.pushed = cover.tensors
-            self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
-            self.total_staleness += staleness
+            self._count(staleness, 1)
             rate, known = self._rate(store.current.number), self._even.get(staleness)
             if stale is None and cover.whole and known is not None and known[1] == rate:
                 scales, _rate, steps = known
@@ -469,6 +543,7 @@ class UpdateQueue:
             "totals": [self.total_staleness, self.ignored],
             "pace": self.pace.state(),
             "recall": self.recall.state(number),
+            "screen": None if self._screen is None else self._screen.state(),
         }
 
     def restore(
@@ -488,6 +563,8 @@ class UpdateQueue:
         self.total_staleness, self.ignored = state["totals"]
         self.pace.restore(state["pace"])
         self.recall.restore(state["recall"], gradients)
+        if self._screen is not None and state.get("screen") is not None:
+            self._screen.restore(state["screen"])
 
     # ------------------------------------------------------------ learning rates
 
@@ -537,6 +614,16 @@ class UpdateQueue:
             found = np.tile(row, (len(self._sum), 1))
             self._level_scalars = level, found
         return found if touched is store.layout.all else found[: len(touched)]
+
+
+def not_finite(tensor: str, pushes: int) -> BadPush:
+    """Return the refusal of a step that would make values of a tensor infinite, or NaN."""
+    ofs = "this push" if pushes == 1 else f"these {pushes} pushes, whose sum it was"
+    return BadPush(
+        f"the update would make {tensor!r} infinite, or not a number: nothing of {ofs} was applied;"
+        " look for a gradient that is too large, or a learning rate (--set lr=...)",
+        tensor=tensor,
+    )
 
 
 def _ignored(sums: Ints, now: float) -> list[Effect]:

@@ -44,6 +44,7 @@ from aiops.kernels.rule_parser import parse
 from aiops.kernels.scan import (
     SURVEYED,
     bounded,
+    first_infinite,
     reaches,
     sum_squares,
     survey,
@@ -67,6 +68,7 @@ __all__ = [
     "build",
     "build_later",
     "current_backend",
+    "first_infinite",
     "numba_pending",
     "reaches",
     "resolve",

@@ -23,6 +23,7 @@ __all__ = [
     "SURVEY_BLOCK",
     "Surveyor",
     "bounded",
+    "first_infinite",
     "reaches",
     "sum_squares",
     "survey",
@@ -47,13 +48,16 @@ class _FloatBits:
     unsigned: np.dtype[Any]
     magnitude: int  # the mask that leaves out the sign
     limit: int  # the first unfit magnitude: NaN and infinity lie above every number
+    infinity: int  # that of infinity
 
 
 _FORMATS = {
-    "float64": _FloatBits(np.dtype(np.uint64), 0x7FFF_FFFF_FFFF_FFFF, 0x43AB_C16D_674E_C800),
-    "float32": _FloatBits(np.dtype(np.uint32), 0x7FFF_FFFF, 0x5D5E_0B6B),
-    "bfloat16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x5D5E),
-    "float16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x7C00),  # it ends far below 1e18
+    "float64": _FloatBits(
+        np.dtype(np.uint64), 0x7FFF_FFFF_FFFF_FFFF, 0x43AB_C16D_674E_C800, 0x7FF << 52
+    ),
+    "float32": _FloatBits(np.dtype(np.uint32), 0x7FFF_FFFF, 0x5D5E_0B6B, 0x7F80_0000),
+    "bfloat16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x5D5E, 0x7F80),
+    "float16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x7C00, 0x7C00),  # it ends far below 1e18
 }
 
 SURVEYED = tuple(_FORMATS)
@@ -106,6 +110,13 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
         return scan(flat.view(unsigned), mask, bound)
 
     return survey_of
+
+
+def first_infinite(array: Array, backend: str = "auto") -> int:
+    """Return the index of the first element that is not finite, or -1; as :func:`survey`."""
+    form = _format("first_infinite", array)
+    bits = array.reshape(-1).view(form.unsigned)
+    return reaches(bits, form.magnitude, form.infinity, backend)
 
 
 def bounded(limit: int, backend: str = "auto") -> Surveyor:

@@ -256,6 +256,15 @@ class NamedTable:
             table=self.name,
         )
 
+    def bad_row(self, row: int) -> BadPush:
+        """Return the fault of an update that would make a row infinite, or not a number."""
+        return BadPush(
+            f"the update would make row {row} of table {self.name!r} infinite, or not a number:"
+            " nothing of this push was applied; look for a gradient that is too large, or a"
+            " learning rate (--set lr=...)",
+            table=self.name,
+        )
+
 
 def outside(ids: Array, rows: int) -> int:
     """Return the index of the first id that is not in [0, rows), or -1."""

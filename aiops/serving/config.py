@@ -91,6 +91,9 @@ class Config:
     push_codec: list[str] = _option([], "How gradients travel: topk:0.01, int8@fc*; repeat.")
     fetch_codec: list[str] = _option([], "How parameters travel, as increments: int8, topk:0.1.")
     fetch_lag: int = _option(0, "Versions that these may be behind; 0: as seems best.")
+    filter: str = _option(
+        "off", "Refuse gradients unlike those of other workers: norm, or norm:FACTOR; 'off'."
+    )
     init: Path | None = _option(None, "Start with the model in this .safetensors file.")
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
     save_every: float | None = _option(None, "Also write it at this interval, in seconds.")
@@ -385,6 +388,7 @@ class Config:
             shards=max(self.shards, 1 + len(self.reach())),
             shard_bytes=self.shard_bytes,
             spread_tables=self.spread_tables,
+            filter=self.filter,
             relay="" if self.relay is None else _host_and_port(self.relay),
             relay_token=self.relay_token or "",
         )

@@ -61,6 +61,12 @@ class ComputeBackend(Protocol):
     def sum_squares(self, array: Array) -> float:
         """Return the sum of squares of an array."""
 
+    def finite(self, array: Array) -> bool:
+        """Return whether all elements of an array are finite."""
+
+    def copy(self, target: Array, source: Array) -> None:
+        """Copy an array."""
+
     def narrow(self, target: Array, master: Array) -> None:
         """Round a master into the parameters."""
 
@@ -148,6 +154,14 @@ class HostBackend:
     def sum_squares(self, array: Array) -> float:
         """Return the sum of squares, by the host's kernels."""
         return kernels.sum_squares(array, self._requested)
+
+    def finite(self, array: Array) -> bool:
+        """Return whether all are finite."""
+        return kernels.first_infinite(array, self._requested) < 0
+
+    def copy(self, target: Array, source: Array) -> None:
+        """Copy an array."""
+        target[:] = source
 
     def narrow(self, target: Array, master: Array) -> None:
         """Round a master into the parameters; what is too large becomes infinity."""

@@ -11,6 +11,7 @@ its worker was sent. To keep all such versions on the device would take one mode
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -168,6 +169,15 @@ class CudaBackend:
         """Return the sum of squares, once all of a gradient is uploaded."""
         self._finish_uploads()
         return self._operations.sum_squares(array)
+
+    def finite(self, array: Any) -> bool:
+        """Return whether all are finite; a float64 beyond 1e154 passes for one that is not."""
+        return math.isfinite(self.sum_squares(array))
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Queue a copy on the device."""
+        self._finish_uploads()
+        self._stream.copy(target.view(np.uint8), source.view(np.uint8))
 
     def narrow(self, target: Any, master: Any) -> None:
         """Round a master into the parameters."""

@@ -24,11 +24,20 @@ from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
 from aiops.store.backends import ComputeBackend, HostBackend
+from aiops.store.finite_guard import LIMIT, FiniteGuard, refusal
+from aiops.store.gradient import Gradient
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, SnapshotPool, Version
 from aiops.store.updater import NONE, Update, Updater
 
 _F4 = np.dtype("<f4")
+_LARGEST = {
+    "float64": (1e300, 1e300),
+    "float32": (1e38, 1e38),
+    "bfloat16": (1e38, 1e38),
+    "float16": (65_000.0, 1e38),  # its masters and state are float32
+}
+"""By dtype, the largest magnitude of parameters and of state for which a proof is sought."""
 
 
 @dataclass(slots=True)
@@ -59,11 +68,21 @@ class UpdateJob(Update):
     measure: bool = False
 
     def run(self) -> Ints:
-        """Run the update; return the statistic's fixed-point sums of the tensors of the step."""
+        """Run the update; return the statistic's fixed-point sums of the tensors of the step.
+
+        If a result is not finite, nothing is changed but the sum in progress, which is dropped, and
+        it returns a `refusal`.
+        """
         store, gradient, target = self.store, self.gradient, self.target
         updater = store.updater
+        direct = gradient is not None and self.weights is None
+        # Of a model on several servers each has only some of the results: none can be refused.
+        finite = target is None or self.measure or store.held is not store.layout
+        if direct and not finite:
+            proven = self.sent is None and store.guard.covers(self.steps, self.scalars, LIMIT)
+            finite = proven or store.is_finite(self)
         if gradient is not None:
-            alone = self.weights is None and not self.clip
+            alone = direct and not self.clip and finite
             if (
                 (alone and gradient.cover.whole and not gradient.parts and store.whole_at_once)
                 and (target is not None and self.sent is None)
@@ -79,7 +98,27 @@ class UpdateJob(Update):
                 updater.accumulator.fold(gradient, mine)
         if self.measure:
             return np.array([store.squares(self)]).view(np.int64)
-        return NONE if target is None else store.step(self, target)
+        if target is None:
+            return NONE
+        return store.step(self, target, finite=finite or (not direct and store.is_finite(self)))
+
+
+@dataclass(slots=True)
+class NormsJob:
+    """Measure a gradient, tensor by tensor, and change nothing; `run` as for `UpdateJob`."""
+
+    store: Store
+    gradient: Gradient
+
+    @property
+    def cost(self) -> int:
+        """Bytes read."""
+        return len(self.gradient.data)
+
+    def run(self) -> Ints:
+        """Return the sum of squares of each tensor that is covered, float64 as its bits."""
+        updater = self.store.updater
+        return updater.squares_each(updater.prepared(self.gradient, alone=False)).view(np.int64)
 
 
 class Store:
@@ -112,6 +151,8 @@ class Store:
         The newest version.
     cost
         Bytes that an update reads and writes, at most.
+    guard
+        Proves that updates have finite results.
     whole_at_once
         True if an update of all tensors is one call of a kernel per section, on one thread.
     """
@@ -148,6 +189,8 @@ class Store:
         self._backend = backend
         self._read = -1  # the version that was leased last
         self._read_soon = False  # the version in the making will be read before long
+        ends = [_LARGEST[section.dtype.name] for section in held.sections]
+        self.guard = FiniteGuard(rule, ends)
         self.cost = held.nbytes * (3 + len(rule.state))
         self.whole_at_once = device is None and held is layout and held.nbytes < LARGE
         self.busy = False  # the current version is being overwritten in place
@@ -337,11 +380,49 @@ class Store:
         self.commit(target, self.layout.all, sums)
         return sums
 
-    def step(self, job: UpdateJob, target: Version) -> Ints:
-        """Run the rule for a job and write the new version (on any thread; one at a time)."""
+    def abandon(self, target: Version) -> None:
+        """Publish nothing: the update that `begin` returned this target for was refused."""
+        self.busy = self._making = False
+        self._snapshots.abandon(target)
+
+    def step(self, job: UpdateJob, target: Version, *, finite: bool) -> Ints:
+        """Run the rule for a job and write the new version (on any thread; one at a time).
+
+        ``finite``: the results are proven to be finite (`is_finite`).
+        """
         if self.held is not self.layout:
             job = self._of_held(job)
+        if not finite:
+            bad = self.updater.rehearse(job, self.current, target)
+            if bad is not None:
+                self.updater.drop_sum()
+                return refusal(bad)
         return self.updater.step(job, self.current, target, self._read_soon)
+
+    def is_finite(self, job: UpdateJob) -> bool:
+        """Return whether a job's results are proven to be finite; a new proof may be sought."""
+        guard, sent = self.guard, job.sent
+        known = sent is None or sent in self._snapshots
+        largest = self._magnitude(job, exact=guard.narrow)
+        if known and guard.covers(job.steps, job.scalars, largest):
+            return True
+        others = [] if not self.rule.reads else [*self._snapshots.versions, *filter(None, [sent])]
+        guard.renew(
+            partial(self.updater.intervals, self.current, others),
+            *(job.steps, job.scalars),
+            partial(self._magnitude, job, exact=True),
+        )
+        return guard.covers(job.steps, job.scalars, self._magnitude(job, exact=guard.narrow))
+
+    def _magnitude(self, job: UpdateJob, *, exact: bool) -> float:
+        """Return the largest magnitude of a job's gradient, or a bound of it."""
+        gradient = job.gradient if job.weights is None else None
+        if gradient is None:
+            found = self.updater.magnitude(None) if exact else self.updater.sum_bound
+        else:
+            raw = exact and not gradient.parts
+            found = self.updater.magnitude(gradient) if raw else LIMIT
+        return found * job.factor
 
     def squares(self, job: UpdateJob) -> float:
         """Return the sum of squares of a job's gradient or sum, of the tensors held here.

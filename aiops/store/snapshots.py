@@ -416,6 +416,16 @@ class SnapshotPool:
             self._alive[version] = None
             self.retire(before)
 
+    @property
+    def versions(self) -> list[Version]:
+        """The versions alive, in the order of their numbers."""
+        return [*self._alive]
+
+    def abandon(self, version: Version) -> None:
+        """Keep what `target` returned as a spare, unless it is the current version."""
+        if version is not self.current:
+            self._spare.append(version.room)
+
     def settle(self) -> None:
         """Remove the leases that have ended, and retire the versions left without any."""
         while self.returned:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -65,8 +65,9 @@ class TableJob:
 
         Returns ``[place, rows, fresh]``: the index among the pushed ids of the first row whose
         gradients have a sum that is not fit to be applied (nothing was changed then; else -1), the
-        number of different rows updated, and the number of those updated for the first time. If the
-        table evicts rows, a fourth number is that of the rows evicted after it.
+        number of different rows updated (-1 if it is the updated row that is not finite), and the
+        number of those updated for the first time. If the table evicts rows, a fourth number is
+        that of the rows evicted after it.
         """
         done = np.array([-1, 0, 0])
         if self.pushed is not None:
@@ -156,7 +157,13 @@ class SparseTable:
         """Write the parameters of these rows to ``out``, ``dtype[len(ids), width]``."""
         self._mover.gather(self._store, ids, out)
 
-    def update(self, ids: Ints, grads: Array, step: float, scalars: tuple[float, ...] = ()) -> Ints:
+    def update(
+        self,
+        ids: Ints,
+        grads: Array,
+        step: float,
+        scalars: tuple[float, ...] = (),
+    ) -> Ints:
         """Apply one push and return as `TableJob.run` does.
 
         Gradients of the same row are added up first. ``scalars``: those that the rule names.
@@ -177,6 +184,9 @@ class SparseTable:
             spans.scalars[0] = scalars
         arrays = [array[:size] for array in work]
         self._kernel(spans, 1.0, arrays[0], total[:size], arrays[0], arrays[1:])
+        bad = self._first_infinite(arrays)
+        if bad >= 0:
+            return np.array([int(np.argmax(ids == unique[bad // width])), -1, 0])
         for image in self._images:
             image.keep(unique[:count])
         fresh = self._mover.scatter(self._store, self._bits, unique[:count], work)
@@ -192,6 +202,11 @@ class SparseTable:
         if self._eviction is None:
             return np.array([-1, 0, 0])
         return np.array([-1, 0, 0, self._evict(self.version + 1, self.made)])
+
+    def _first_infinite(self, arrays: Sequence[Array]) -> int:
+        """Return the least index of an element that is not finite in one of the arrays, or -1."""
+        found = [kernels.first_infinite(array, self._backend) for array in arrays]
+        return min((index for index in found if index >= 0), default=-1)
 
     def _evict(self, push: int, stored: int) -> int:
         """Evict the rows that are due after a push, of those stored; return their number."""

@@ -7,7 +7,7 @@ differs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -16,14 +16,20 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs.raw import NAME as RAW
+from aiops.kernels.interface import Operands
+from aiops.kernels.ranges import Interval
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
 from aiops.store.backends import ComputeBackend
+from aiops.store.finite_guard import LIMIT, interval, magnitude
 from aiops.store.gradient import CodedGroup, Gradient, groups, rows_in, section_size, spans_of
 from aiops.store.snapshots import Version
 
 NONE = np.empty(0, np.int64)
+
+REHEARSED = 65_536
+"""Elements that are rehearsed at a time, in scratch buffers that stay in the cache."""
 
 SectionArrays: TypeAlias = tuple[Array, Array, list[Array]]
 """A section's parameters before an update, its target, and the versions that the rule reads."""
@@ -210,14 +216,72 @@ class Updater:
         compute, whole = self.compute, len(update.touched) == len(self.layout.tensors)
         compute.begin(base, target, whole, read_soon)
         arrays = self._arrays(base, target, update.sent)
+        gradient = update.gradient if update.weights is None else None
         if not len(update.touched):
             sums = NONE
-        elif update.gradient is not None and update.weights is None:
-            sums = self._step_from(update, update.gradient, arrays)
+        elif gradient is not None and gradient.groups is not None:
+            sums = self._step_packed(update, gradient, gradient.groups, arrays[0])
         else:
-            sums = self._step_from_sum(update, arrays)
+            factor = self._factor(update)
+            found = [call.run(compute) for call in self._calls(update, factor, arrays)]
+            sums = found[0] if len(found) == 1 else np.concatenate(found)
+            if gradient is None:
+                self.accumulator.reset()  # the next gradient starts a new sum
         compute.end(target, read_soon)
         return sums
+
+    def rehearse(self, update: Update, base: Version, target: Version) -> int | None:
+        """Compute a step in scratch buffers, and change nothing.
+
+        Parameters are those of `step`; the gradient is dense.
+
+        Returns
+        -------
+        int or None
+            The index, among the tensors held here, of the first with a result that is not finite.
+        """
+        if not len(update.touched):
+            return None
+        calls = self._calls(update, self._factor(update), self._arrays(base, target, update.sent))
+        return next((bad for call in calls if (bad := call.unfit(self.compute)) is not None), None)
+
+    def drop_sum(self) -> None:
+        """Forget the sum in progress."""
+        if self._accumulator is not None:
+            self._accumulator.reset()
+
+    @property
+    def sum_bound(self) -> float:
+        """The largest magnitude that the sum in progress can have."""
+        return 0.0 if self._accumulator is None else self._accumulator.bound
+
+    def intervals(self, base: Version, others: Sequence[Version]) -> list[dict[str, Interval]]:
+        """Return, for each section, the least and largest value of ``w`` and of each state.
+
+        ``w`` includes those of ``others``.
+        """
+        on_host, found = self.compute.on_host, []
+        for index, parameters in enumerate(self.compute.parameters(base)):
+            master = self.masters[index]
+            ends = [interval(on_host(parameters if master is None else master))]
+            ends += [interval(other.arena.sections[index]) for other in others]
+            w = min(low for low, _high in ends), max(high for _low, high in ends)
+            states = zip(self.rule.state, self.state[index], strict=True)
+            found.append({"w": w} | {name: interval(on_host(each)) for name, each in states})
+        return found
+
+    def magnitude(self, gradient: Gradient | None) -> float:
+        """Return the largest magnitude in a raw gradient; None: in the sum in progress."""
+        if gradient is None:
+            arrays = [self.compute.on_host(array) for array in self.accumulator.arrays]
+        else:
+            arrays = []
+            for index, section in enumerate(self.layout.sections):
+                rows = rows_in(gradient.cover.tensors, section)
+                if len(rows):
+                    nothing = np.zeros(len(gradient.cover.tensors))
+                    arrays.append(spans_of(self.layout, index, gradient, rows, nothing)[1])
+        return magnitude(arrays)
 
     def _arrays(self, base: Version, target: Version, sent: Version | None) -> list[SectionArrays]:
         """Return the arrays that each section's kernel reads and writes, beside gradient and state.
@@ -255,24 +319,41 @@ class Updater:
             sums.append(kernel(spans, 1.0, source, gradient[index], output, state))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
-    def _step_from(self, update: Update, gradient: Gradient, arrays: list[SectionArrays]) -> Ints:
-        if gradient.groups is not None:
-            return self._step_packed(update, gradient, gradient.groups, arrays[0])
-        sums, factor = [], self._factor(update)
+    def _calls(
+        self, update: Update, factor: float, arrays: list[SectionArrays]
+    ) -> Iterator[KernelCall]:
+        """Yield the calls of a step from a dense gradient, or from the sum in progress."""
+        gradient = update.gradient if update.weights is None else None
         for index, section in enumerate(self.layout.sections):
+            source, output, reads = arrays[index]
+            state = self.state[index]
+            if gradient is None:
+                rows = rows_in(update.touched, section)
+                if not len(rows):
+                    continue
+                tensors = update.touched[rows]
+                lo, hi = self.layout.ranges(index, tensors)
+                spans = kernels.Spans(lo, hi, lo, update.steps[rows])
+                spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
+                grad, master = self.accumulator.arrays[index], self.masters[index]
+                to = output if master is None else master
+                operands: Operands = (factor, source, grad, to, state, ())
+                rounded = None if master is None else output
+                yield KernelCall(self._wide[index], spans, operands, tensors, rounded)
+                continue
             if gradient.cover.whole:  # the usual case, and its spans are known
                 spans = self._whole_spans(index, update.steps, update.scalars)
                 grad = gradient.data[section.start : section.stop].view(section.dtype)
+                tensors = self.layout.all[section.first : section.last]
             else:
                 rows = rows_in(gradient.cover.tensors, section)
                 if not len(rows):
                     continue
+                tensors = gradient.cover.tensors[rows]
                 spans, grad = spans_of(self.layout, index, gradient, rows, update.steps)
                 spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
-            source, output, reads = arrays[index]
-            operands = factor, source, grad, output, self.state[index], reads
-            sums.append(self.compute.update(self.kernels[index], spans, operands))
-        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+            operands = factor, source, grad, output, state, reads
+            yield KernelCall(self.kernels[index], spans, operands, tensors)
 
     def _step_packed(
         self, update: Update, gradient: Gradient, found: list[CodedGroup], arrays: SectionArrays
@@ -291,25 +372,6 @@ class Updater:
             coded = group.codec in self._packed
             sums[group.rows] = self.compute.update(kernel, spans, operands, whole=coded)
         return sums
-
-    def _step_from_sum(self, update: Update, arrays: list[SectionArrays]) -> Ints:
-        sums, factor = [], self._factor(update)
-        for index, section in enumerate(self.layout.sections):
-            rows = rows_in(update.touched, section)
-            if not len(rows):
-                continue
-            lo, hi = self.layout.ranges(index, update.touched[rows])
-            spans = kernels.Spans(lo, hi, lo, update.steps[rows])
-            spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
-            grad, master = self.accumulator.arrays[index], self.masters[index]
-            source, output, _reads = arrays[index]
-            to = output if master is None else master
-            operands = factor, source, grad, to, self.state[index], ()
-            sums.append(self.compute.update(self._wide[index], spans, operands))
-            if master is not None:
-                self.compute.narrow(output, master)
-        self.accumulator.reset()  # the next gradient starts a new sum
-        return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
         """Return the spans of a whole section; the last ones again if the numbers are the same."""
@@ -350,10 +412,69 @@ class Updater:
             found += [array[low:high] for low, high in zip(lo.tolist(), hi.tolist(), strict=True)]
         return sum(self.compute.sum_squares(array) for array in found)
 
+    def squares_each(self, gradient: Gradient) -> Array:
+        """Return the sum of squares of each tensor of a dense gradient, float64[covered]."""
+        found = np.zeros(len(gradient.cover.tensors))
+        for index, section in enumerate(self.layout.sections):
+            rows = rows_in(gradient.cover.tensors, section)
+            if len(rows):
+                spans, grad = spans_of(self.layout, index, gradient, rows, found)
+                for row, (low, high, source, _step) in zip(rows, spans.rows(), strict=True):
+                    found[row] = self.compute.sum_squares(grad[source : source + high - low])
+        return found
+
 
 def _rows_of(scalars: Array | None, rows: Ints, default: Array) -> Array:
     """Return the rule's scalars of some tensors."""
     return default if scalars is None else scalars[rows]
+
+
+@dataclass(slots=True)
+class KernelCall:
+    """A call of a kernel that updates some tensors of one section.
+
+    ``tensors``: the tensor of each span. ``rounded``: where the target, which is a float32 master,
+    is rounded to.
+    """
+
+    kernel: kernels.Kernel
+    spans: kernels.Spans
+    operands: Operands
+    tensors: Ints
+    rounded: Array | None = None
+
+    def run(self, compute: ComputeBackend) -> Ints:
+        """Make the call; return its sums."""
+        sums = compute.update(self.kernel, self.spans, self.operands)
+        if self.rounded is not None:
+            compute.narrow(self.rounded, self.operands[3])
+        return sums
+
+    def unfit(self, compute: ComputeBackend) -> int | None:
+        """Return the first tensor with a result that is not finite; nothing is changed."""
+        factor, base, grad, target, state, reads = self.operands
+        spans, rounded = self.spans, self.rounded
+        size = min(REHEARSED, int((spans.hi - spans.lo).max(initial=0)))
+        scratch = [compute.array(size, array.dtype) for array in (base, *state)]
+        narrow = target if rounded is None else rounded
+        apart = compute.array(size, narrow.dtype) if narrow.dtype != base.dtype else None
+        for row, (low, high, source, step) in enumerate(spans.rows()):
+            for start in range(low, high, REHEARSED):
+                stop = min(start + REHEARSED, high)
+                one = kernels.Spans.whole(stop - start, step, spans.scalars[row].tolist())
+                w, *states = (array[: stop - start] for array in scratch)
+                for array, mine in zip((base, *state), (w, *states), strict=True):
+                    compute.copy(mine, array[start:stop])
+                out = w if apart is None else apart[: stop - start]
+                given = grad[source + start - low : source + stop - low]
+                read = [array[start:stop] for array in reads]
+                to = w if rounded is not None else out
+                self.kernel(one, factor, w, given, to, states, read)
+                if rounded is not None:
+                    compute.narrow(out, w)
+                if not all(compute.finite(array) for array in (out, w, *states)):
+                    return int(self.tensors[row])
+        return None
 
 
 class Accumulator:
@@ -376,11 +497,15 @@ class Accumulator:
             for section in layout.sections
         ]
         self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
+        self.bound = math.inf  # of the sum's magnitude; it may be one that a snapshot had
         self._firsts, self._folds = firsts, folds
 
     def fold(self, gradient: Gradient, weights: Array) -> None:
         """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
         again = self.filled[gradient.cover.tensors]
+        if not self.filled.any():
+            self.bound = 0.0
+        self.bound += LIMIT * float(np.abs(weights).max(initial=0.0))
         for rows, chosen_kernels in ((~again, self._firsts), (again, self._folds)):
             for index, section in enumerate(self.layout.sections):
                 chosen = rows_in(gradient.cover.tensors, section, rows)

@@ -91,6 +91,7 @@ class Case:
     tables: bool = False
     float32: bool = False  # all tensors are: then kernels read payloads themselves
     live: int = 8
+    filter: str = "off"
     large: bool = False  # its updates are shared among threads
 
     def engine(self, machine: Resources | None = None, backend: str = "numpy") -> Engine:
@@ -106,6 +107,7 @@ class Case:
             recall=(20_000 << 10 * self.large) if self.recall else 0,
             push_codec=() if self.push == "raw" else (self.push,),
             fetch_codec=(self.fetch,) if self.fetch else (),
+            filter=self.filter,
         )
         return Engine(find(self.policy).make(dict(self.settings)), options, machine)
 

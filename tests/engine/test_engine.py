@@ -557,3 +557,70 @@ def test_params_and_gradients_of_several_dtypes() -> None:
     params = inline.params()
     np.testing.assert_array_equal(params["a"], 0.5)
     np.testing.assert_array_equal(params["b"], 0.5)
+
+
+HALF = {"a": np.zeros(3, np.float32), "h": np.zeros(3, np.float16)}
+
+
+class TestResultsThatAreNotFinite:
+    """An update with a result that is infinite, or not a number, is refused whole."""
+
+    @pytest.mark.parametrize(("policy", "optimizer"), [("asgd", "sgd"), ("asgd", "adam")])
+    def test_a_large_rate_makes_no_model_infinite(self, policy: str, optimizer: str) -> None:
+        inline = running(policy, lr=1e30, optimizer=optimizer)
+        before = inline.params()
+        large = {"w": np.full(3, 9e17, np.float32)}
+        for _ in range(3):
+            inline.push(1, large)
+        assert all(np.isfinite(inline.params()["w"]))
+        if optimizer == "sgd":
+            refused = inline.errors(1)[-1]
+            assert refused.code == "bad-push"
+            assert refused.details["tensor"] == "w"
+            assert inline.version == 0
+            assert inline.engine.report()["gradients"] == 0
+            np.testing.assert_array_equal(inline.params()["w"], before["w"])
+            assert isinstance(inline.push(1, {"w": np.full(3, 1e-30, np.float32)}), Ack)
+
+    def test_a_half_precision_tensor_is_named(self) -> None:
+        inline = Inline("asgd", {"lr": 1.0})
+        inline.define(HALF)
+        inline.join(1)
+        fine = {"a": np.ones(3, np.float32), "h": np.full(3, 6e4, np.float16)}
+        assert isinstance(inline.push(1, fine), Ack)
+        before = inline.params()
+        refused = inline.push(1, fine)
+        assert isinstance(refused, Error)
+        assert refused.details["tensor"] == "h"
+        for name, array in inline.params().items():
+            np.testing.assert_array_equal(array, before[name])
+        assert isinstance(inline.push(1, {"a": np.ones(3, np.float32)}), Ack)
+
+    def test_those_that_wait_for_the_step_are_refused_with_it(self) -> None:
+        inline = running("hardsync", lr=1e30)
+        large = {"w": np.full(3, 9e17, np.float32)}
+        assert inline.push(1, large) is None
+        assert isinstance(inline.push(2, large), Error)
+        assert [error.details["tensor"] for error in inline.errors(1)] == ["w"]
+        assert inline.version == 0
+        small = {"w": np.full(3, 1e-30, np.float32)}
+        inline.push(1, small)
+        assert isinstance(inline.push(2, small), Ack)
+        np.testing.assert_allclose(inline.params()["w"], -1)
+
+    def test_the_log_tells_of_gradients_that_were_acknowledged_before(self) -> None:
+        inline = running("softsync", lr=1e30)
+        large = {"w": np.full(3, 9e17, np.float32)}
+        assert isinstance(inline.push(1, large), Ack)
+        assert isinstance(inline.push(2, large), Error)
+        assert "these 2 pushes" in inline.notes[-1]
+        assert inline.version == 0
+
+    def test_a_fetch_that_waited_for_a_refused_update_is_answered(self) -> None:
+        inline = running("asgd", hold=True, lr=1e30)
+        inline.push(1, {"w": np.full(3, 9e17, np.float32)})
+        assert inline.receive(2, Fetch(5, -1)) is None
+        inline.run_kernel()
+        answer = inline.said[2][-1]
+        assert isinstance(answer, FetchedParams)
+        assert answer.version == 0

@@ -60,6 +60,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "budget": {"budget": 1 << 20},
     "worker-budget": {"worker_budget": 1 << 18, "fetch_codec": ("int8",)},
     "live": {"live": 2},
+    "filter": {"filter": "norm:3"},
     "max-model": {"max_model": 4096, "heartbeat": 3.0},
 }
 

@@ -24,13 +24,13 @@ from tests.pipes import Piped
 
 pytestmark = pytest.mark.usefixtures("none_pending")
 
-GENERAL = 58
+GENERAL = 61
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 
-STEADY = 18
+STEADY = 19
 """The same by the short way (`aiops.engine.steady`)."""
 
-STEADY_JOURNALLED = 25
+STEADY_JOURNALLED = 26
 """The same with ``--state``, and the row written to the file."""
 
 SIZE = 1024  # float32

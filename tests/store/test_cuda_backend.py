@@ -414,6 +414,8 @@ class TestOverlap:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         both, events = self.both(monkeypatch, "float32")
+        both.do(both.gradient())  # for the first of many, magnitudes are read (`FiniteGuard`)
+        events.clear()
         for _ in range(3):
             both.do(both.gradient())
         assert set(events) == {"arrived"}

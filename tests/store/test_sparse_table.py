@@ -700,3 +700,18 @@ def test_a_small_table_has_no_huge_pages_to_make() -> None:
     for rows in range(6000, 6400, 16):
         store = SparseTable(NamedTable("t", 0, Table(rows, 64)), Rule(sgd), "numpy")
         store._pages.count_updates(1 << 20)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_row_that_would_be_infinite_changes_nothing(backend: str) -> None:
+    if backend == "numba":
+        pytest.importorskip("numba")
+    named = NamedTable("t", Table(10, 2, "float32", "zeros", 0.0, 0))
+    store = SparseTable(named, Rule(sgd), backend)
+    ids = np.array([3, 5, 3])
+    before = store.digest()
+    grads = np.ones((3, 2), np.float32)
+    grads[1, 1] = 9e17
+    assert store.update(ids, grads.reshape(-1), 1e25).tolist() == [1, -1, 0]
+    assert store.digest() == before
+    assert store.update(ids, grads.reshape(-1), 1.0).tolist() == [-1, 2, 2]

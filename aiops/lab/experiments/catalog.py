@@ -19,6 +19,7 @@ from aiops.lab.experiments.papers import (
     model_average_straggler,
     no_delay_discrepancy,
     no_delay_scaling,
+    poisoned_workers,
     softsync_cifar10,
     softsync_speedup,
     softsync_staleness,
@@ -44,6 +45,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         no_delay_discrepancy.EXPERIMENT,
         model_average_straggler.EXPERIMENT,
         all_policies.EXPERIMENT,
+        poisoned_workers.EXPERIMENT,
     )
 }
 """All that there are, in the order in which one would read them."""

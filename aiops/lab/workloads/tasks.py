@@ -122,9 +122,22 @@ class PerceptronTask:
         """Return the initial parameters, float32 by name."""
         return self.model.init(seed)
 
-    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
-        """Write the gradient of the mean cost of these examples into ``out``."""
-        self.model.gradient(params, self._x[rows], self._y[rows], out)
+    @property
+    def labels(self) -> Ints:
+        """The classes of the examples, int64."""
+        return np.asarray(self._y, np.int64)
+
+    def gradient(
+        self, params: Mapping[str, Array], rows: Ints, out: Params, *, flipped: bool = False
+    ) -> None:
+        """Write the gradient of the mean cost of these examples into ``out``.
+
+        ``flipped``: of wrong classes, the last for the first and so on.
+        """
+        classes = self._y[rows]
+        if flipped:
+            classes = self._y.max() - classes
+        self.model.gradient(params, self._x[rows], classes, out)
 
     def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
         """Return the mean negative log-likelihood (nats), and the share of wrong classes."""

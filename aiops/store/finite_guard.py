@@ -1,0 +1,173 @@
+"""Prove that updates cannot overflow, for many updates at a time, and say when that is not proven.
+
+An update in place overwrites what it was made of, so one whose result is not finite has to be found
+before it is made. `FiniteGuard` reads the magnitudes of parameters and state once, and has
+`aiops.kernels.ranges` prove that none of the next (say, 65,536) updates can overflow, as long as
+gradients, learning rates and scalars stay within limits. Those updates cost a comparison. One that
+is not covered leads to a new proof, and if there is none, to a rehearsal: the update is computed
+block by block into a scratch buffer, and made only if all of that is finite
+(`aiops.store.updater.Updater.rehearse`).
+
+So whether an update is refused depends on its result alone, and not on the proofs: a server that
+was restarted, a standby and a replay refuse the same updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from aiops.kernels.ranges import Interval, bounded_for
+from aiops.kernels.rule import Rule
+from aiops.model.layout import Array, Ints
+
+LIMIT = 1e18
+"""Gradients are below this in magnitude (`aiops.kernels.scan.survey`)."""
+
+_UPDATES = (65_536, 4_096, 256, 16)
+_SPARE = (1024.0, 4.0, 1.0)
+"""A proof holds for learning rates and scalars this many times as large as those now, if it can."""
+
+_LARGER = 4.0
+"""And for gradients this many times as large, if it does not hold for all."""
+
+_REST = 256
+
+_REFUSED = np.iinfo(np.int64).min
+
+
+def refusal(tensor: int) -> Ints:
+    """Return the result of an update that was refused, for its values of this tensor.
+
+    It stands for the sums of a statistic, and none of those is as small.
+    """
+    return np.array([_REFUSED, tensor], np.int64)
+
+
+def refused_tensor(sums: Ints) -> int | None:
+    """Return the tensor for which an update was refused, or None if it was made."""
+    return int(sums[1]) if len(sums) == 2 and sums[0] == _REFUSED else None
+
+
+class FiniteGuard:
+    """The proof for the updates of one store.
+
+    Parameters
+    ----------
+    rule
+        The mathematics of an update.
+    largest
+        Of each section, the largest magnitude of its parameters and of its state.
+
+    Attributes
+    ----------
+    magnitude
+        The largest magnitude of gradients that the proof is for.
+    narrow
+        True if larger ones may be received.
+    """
+
+    def __init__(self, rule: Rule, largest: Sequence[tuple[float, float]]) -> None:
+        self._rule, self._largest = rule, largest
+        self._left = 0  # updates that the proof is for
+        self._resting = 0  # updates for which none is sought
+        self.magnitude, self.narrow = LIMIT, False
+        self._step = 0.0  # the largest learning rate of the proof
+        self._scalars: list[Interval] = []
+        self._seen: tuple[Array | None, Array | None] = (None, None)  # within both
+
+    def covers(self, steps: Array, scalars: Array | None, magnitude: float) -> bool:
+        """Return whether an update is proven to be finite, and count it.
+
+        ``magnitude``: the largest of its gradient, times its factor. ``steps`` and ``scalars`` are
+        as of `aiops.store.updater.Update`, and are not written to afterwards.
+        """
+        if not self._left or magnitude > self.magnitude:
+            return False
+        if steps is not self._seen[0] or scalars is not self._seen[1]:
+            if not self._within(steps, scalars):
+                return False
+            self._seen = steps, scalars
+        self._left -= 1
+        return True
+
+    def _within(self, steps: Array, scalars: Array | None) -> bool:
+        if steps.max(initial=0.0) > self._step or steps.min(initial=0.0) < 0:
+            return False
+        if scalars is None or not scalars.size:
+            return True
+        return all(
+            low <= column.min() and column.max() <= high
+            for column, (low, high) in zip(scalars.T, self._scalars, strict=True)
+        )
+
+    def renew(
+        self,
+        measured: Callable[[], Sequence[Mapping[str, Interval]]],
+        steps: Array,
+        scalars: Array | None,
+        magnitude: Callable[[], float],
+    ) -> None:
+        """Find a proof for updates like this one; without one none is covered.
+
+        If none is found, none is sought for the next 256 updates: all are rehearsed.
+
+        Parameters
+        ----------
+        measured
+            Returns, for each section, the intervals of ``w`` and each state.
+        steps, scalars
+            As of `covers`.
+        magnitude
+            Returns the largest of this update's gradient, times its factor.
+        """
+        self._left, self._seen = 0, (None, None)
+        if self._resting:
+            self._resting -= 1
+            return
+        self._resting = _REST
+        if steps.min(initial=0.0) < 0:
+            return
+        step = float(steps.max(initial=0.0))
+        columns = () if scalars is None else scalars.T
+        ends = [(float(each.min()), float(each.max())) for each in columns if each.size]
+        boxes = measured()
+        for self.narrow in (False, True):
+            self.magnitude = min(_LARGER * magnitude(), LIMIT) if self.narrow else LIMIT
+            for updates, spare in product(_UPDATES, _SPARE):
+                self._step = spare * step
+                self._scalars = [(_below(low, spare), -_below(-high, spare)) for low, high in ends]
+                if all(self._proven(index, box, updates) for index, box in enumerate(boxes)):
+                    self._left, self._resting = updates, 0
+                    return
+
+    def _proven(self, index: int, box: Mapping[str, Interval], updates: int) -> bool:
+        if not np.isfinite(list(box.values())).all():
+            return False
+        rule, (largest, largest_state) = self._rule, self._largest[index]
+        limits = dict.fromkeys(rule.state, largest_state) | {"w": largest}
+        numbers = {"g": (-self.magnitude, self.magnitude), "step": (0.0, self._step)}
+        numbers |= dict(zip(rule.scalars, self._scalars, strict=True))
+        return bounded_for(rule, box, numbers, limits, largest_state, updates=updates)
+
+
+def magnitude(arrays: Iterable[Array]) -> float:
+    """Return the largest magnitude in some arrays."""
+    ends = [interval(array) for array in arrays]
+    return max((max(-low, high) for low, high in ends), default=0.0)
+
+
+def interval(array: Array) -> Interval:
+    """Return the least and the largest value of an array; NaN if any is."""
+    if not array.size:
+        return 0.0, 0.0
+    if array.dtype.itemsize < 4:
+        array = array.astype(np.float32)
+    return float(array.min()), float(array.max())
+
+
+def _below(low: float, spare: float) -> float:
+    """Return a bound below a scalar for the updates to come."""
+    return low / spare if low > 0 else low * spare

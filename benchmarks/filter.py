@@ -1,0 +1,170 @@
+"""The filter benchmark: exchanges with ``--filter norm`` beside exchanges without.
+
+    python -m benchmarks.filter [--sizes 4KiB,1MiB,16MiB] [--policies asgd,fasgd] [--rounds 5]
+                                [--seconds 1] [--json out.json] [--plot out.png]
+
+Two servers run at the same time, one with the filter, and one worker exchanges with them in turns,
+over TCP: a push of the whole gradient, answered with the parameters. The figure is the time of an
+exchange with the filter over that without, in the same round; and the share of its measurement in
+an update, both on one thread, without a server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Annotated, Any
+
+import numpy as np
+from rich.table import Table
+
+from aiops.algorithms import find
+from aiops.client import Client
+from aiops.errors import UsageError
+from aiops.kernels import Spans, build, sum_squares
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
+from benchmarks import plots, report
+from benchmarks.serving import serving
+from benchmarks.sizes import KIB, MIB, format_size, parse_size
+
+_TENSORS = 4
+_GRADIENT = 1e-6
+_WARM = 12  # exchanges first: the filter learns with 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the benchmark; sizes are bytes per model."""
+
+    sizes: Annotated[tuple[int, ...], "of the model", parse_size] = (4 * KIB, MIB, 16 * MIB)
+    policies: Annotated[tuple[str, ...], "policies"] = ("asgd", "fasgd")
+    filter: str = "norm"
+    rounds: int = 5
+    seconds: Annotated[float, "per round and server"] = 1.0
+
+    def check(self) -> None:
+        """Raise UsageError when an option makes no sense."""
+        if min(self.rounds, self.seconds) <= 0:
+            raise UsageError("rounds and seconds are positive")
+
+
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report: a cell for every size and policy.
+
+    Raises
+    ------
+    UsageError
+        When an option makes no sense.
+    """
+    options.check()
+    about, cells = machine(), []
+    for size, policy in product(options.sizes, options.policies):
+        log(f"{format_size(size)}, {policy}")
+        off, on = _exchanges(options, size, policy)
+        ratios = [mine / other for mine, other in zip(on, off, strict=True)]
+        cells.append(
+            {
+                "cell": f"{format_size(size)}, {policy}",
+                "size": size,
+                "policy": policy,
+                "off": report.spread(off),
+                "on": report.spread(on),
+                "ratio": report.spread(ratios),
+                "of_update": report.spread(_of_update(options, size, policy)),
+            }
+        )
+    return record("benchmark", "filter", options, {"cells": cells}, about)
+
+
+def _exchanges(options: Options, size: int, policy: str) -> tuple[list[float], list[float]]:
+    """Return the seconds of an exchange in each round, without the filter and with it."""
+    each = max(size // 4 // _TENSORS, 1)
+    draw = np.random.default_rng(1)
+    model = {f"w{k}": np.zeros(each, np.float32) for k in range(_TENSORS)}
+    gradient = {name: (_GRADIENT * draw.standard_normal(each)).astype(np.float32) for name in model}
+    found: tuple[list[float], list[float]] = ([], [])
+    with ExitStack() as stack:
+        clients = []
+        for flags in ((), ("--filter", options.filter)):
+            url, _process = stack.enter_context(serving(policy, *flags))
+            client = stack.enter_context(Client(url, role="worker", name="filter"))
+            client.define(model)
+            params = client.fetch()
+            for _ in range(_WARM):
+                client.exchange(params, gradient)
+            clients.append((client, params))
+        for _ in range(options.rounds):
+            for seconds, (client, params) in zip(found, clients, strict=True):
+                exchange = partial(client.exchange, params, gradient)
+                seconds.append(_timed(options.seconds, exchange))
+    return found
+
+
+def _of_update(options: Options, size: int, policy: str) -> list[float]:
+    """Return the time of the filter's measurement over that of an update, of each round."""
+    count = size // 4
+    rule = find(policy).make({}).rule()
+    kernel = build(rule, np.float32).warm()
+    w, g = np.zeros(count, np.float32), np.full(count, _GRADIENT, np.float32)
+    state = [np.full(count, value, np.float32) for value in rule.state.values()]
+    spans = Spans.whole(count, 1e-6)
+    sum_squares(g)
+    ratios = []
+    for _ in range(options.rounds):
+        update = _timed(options.seconds / 8, lambda: kernel(spans, 1.0, w, g, w, state))
+        ratios.append(_timed(options.seconds / 8, lambda: sum_squares(g)) / update)
+    return ratios
+
+
+def _timed(seconds: float, do: Callable[[], object]) -> float:
+    """Return the mean seconds of a call."""
+    begin, count = time.perf_counter(), 0
+    while True:
+        do()
+        count += 1
+        gone = time.perf_counter() - begin
+        if gone >= seconds:
+            return gone / count
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return the report as a table."""
+    rows = [
+        [
+            *(format_size(cell["size"]), cell["policy"]),
+            *(f"{1e3 * cell[name]['median']:.3f}" for name in ("off", "on")),
+            *(f"{cell['ratio'][name]:.3f}" for name in ("median", "min", "max")),
+            f"{cell['of_update']['median']:.2f}",
+        ]
+        for cell in result["cells"]
+    ]
+    title = "An exchange with the filter and without, ms over TCP, and its measurement / an update"
+    columns = ("model", "policy", "off", "on", "ratio", "least", "most", "of the update")
+    return report.table(title, columns, rows, text_columns=2)
+
+
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw the ratios."""
+    cells = result["cells"]
+    spreads = {number: cell["ratio"] for number, cell in enumerate(cells)}
+    panel = Panel(
+        *("an exchange with the filter", "times one without", ""),
+        [plots.rows("ratio", spreads)],
+        bottom=0,
+        ticks=[cell["cell"] for cell in cells],
+    )
+    return Figure("The cost of --filter", [panel], 1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 2 when an option is wrong."""
+    report.command(Options(), run, table, argv, drawn=figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Filters: which gradients are used, and which workers are quarantined."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiops.errors import ConflictError, UsageError
+from aiops.filters.norm import LEARNT, NormFilter
+from aiops.filters.screen import QUARANTINE
+from aiops.model.layout import Array
+from aiops.wire.messages import Ack, Error
+from tests.inline import Inline
+
+WORKERS = 6
+ONE = np.array([0])
+
+
+def gradient(size: float, draw: np.random.Generator | None = None) -> dict[str, Array]:
+    draw = draw or np.random.default_rng(1)
+    return {
+        "w": (draw.standard_normal(50) * size).astype(np.float32),
+        "h": (draw.standard_normal(20) * min(size, 1e3)).astype(np.float16),
+    }
+
+
+def running(policy: str = "asgd", **options: object) -> Inline:
+    inline = Inline(policy, {"lr": 0.01}, filter="norm", **options)
+    inline.define({name: np.zeros_like(array) for name, array in gradient(1).items()})
+    for peer in range(1, WORKERS + 1):
+        inline.join(peer)
+    return inline
+
+
+def learnt(policy: str = "asgd", **options: object) -> Inline:
+    inline = running(policy, **options)
+    draw = np.random.default_rng(2)
+    for number in range(LEARNT):
+        answer = inline.push(1 + number % WORKERS, gradient(1, draw))
+        assert isinstance(answer, Ack)
+        assert not answer.used
+    assert inline.version == 0
+    return inline
+
+
+class TestNorms:
+    @pytest.mark.parametrize("size", [100.0, 1e6, 2e17])
+    def test_a_gradient_that_is_far_too_large_is_not_used(self, size: float) -> None:
+        inline = learnt()
+        before = inline.params()
+        answer = inline.push(3, gradient(size))
+        assert isinstance(answer, Ack)
+        assert not answer.used
+        for name, array in inline.params().items():
+            np.testing.assert_array_equal(array, before[name])
+        fine = inline.push(3, gradient(2.0))
+        assert isinstance(fine, Ack)
+        assert fine.used
+        report = inline.engine.report()["filter"]
+        assert (report["refused"], report["quarantined"]) == (1, [])
+
+    def test_one_tensor_is_enough(self) -> None:
+        inline = learnt()
+        bad = gradient(1) | {"h": gradient(1e3)["h"]}
+        answer = inline.push(1, bad)
+        assert isinstance(answer, Ack)
+        assert not answer.used
+
+    def test_a_part_of_the_model_is_compared_with_its_own_tensors(self) -> None:
+        inline = learnt()
+        for size, used in ((1.0, True), (50.0, False)):
+            answer = inline.push(1, {"w": gradient(size)["w"]})
+            assert isinstance(answer, Ack)
+            assert answer.used is used
+
+    def test_who_pushes_often_does_not_move_the_median(self) -> None:
+        norms = NormFilter(1, 5.0)
+        for _ in range(30):
+            for worker in (1, 2, 3):
+                assert norms.judge(worker, ONE, np.array([1.0])) is None
+        for _ in range(500):
+            assert norms.judge(4, ONE, np.array([100.0])) == (0, 100.0)
+        assert norms.judge(1, ONE, np.array([2.0])) is None
+
+    def test_gradients_that_grow_are_followed(self) -> None:
+        norms = NormFilter(1, 5.0)
+        for step in range(400):
+            assert norms.judge(step % 4, ONE, np.array([1.02**step])) is None
+
+    def test_what_is_kept_decides_the_same(self) -> None:
+        draw, one, other = np.random.default_rng(4), NormFilter(2, 3.0), NormFilter(2, 3.0)
+        pushes = [(int(draw.integers(5)), draw.lognormal(0, 1, 2)) for _ in range(200)]
+        both = np.array([0, 1])
+        for worker, norm in pushes[:100]:
+            one.judge(worker, both, norm)
+        other.restore(one.state())
+        assert [one.judge(*p[:1], both, p[1]) for p in pushes[100:]] == [
+            other.judge(*p[:1], both, p[1]) for p in pushes[100:]
+        ]
+
+
+class TestQuarantine:
+    def test_a_worker_that_is_refused_again_and_again_is_named(self) -> None:
+        inline = learnt()
+        for _ in range(QUARANTINE):
+            assert isinstance(inline.push(2, gradient(2e17)), Ack)
+        assert "worker 'w2' is quarantined" in inline.notes[-1]
+        refused = inline.push(2, gradient(1))
+        assert isinstance(refused, Error)
+        assert "quarantined" in refused.text
+        assert inline.engine.report()["filter"]["quarantined"] == ["w2"]
+        fine = inline.push(1, gradient(1))
+        assert isinstance(fine, Ack)
+        assert fine.used
+
+    def test_a_barrier_goes_on_without_it(self) -> None:
+        inline = learnt("hardsync", workers=WORKERS)
+        for peer in range(1, WORKERS):
+            assert inline.push(peer, gradient(1)) is None
+        for _ in range(QUARANTINE):
+            assert inline.version == 0
+            inline.push(WORKERS, gradient(2e17))
+        assert inline.version == 1
+        assert len(inline.acks(1)) > 1
+
+    def test_a_worker_with_a_bad_batch_now_and_then_stays(self) -> None:
+        inline = learnt()
+        for step in range(150):
+            inline.push(2, gradient(1e4 if step % 4 == 0 else 1.0))
+        assert inline.engine.report()["filter"]["quarantined"] == []
+
+
+def test_what_cannot_be_is_refused_with_a_sentence() -> None:
+    with pytest.raises(UsageError, match="must be off, norm or norm:FACTOR"):
+        Inline("asgd", filter="nrom")
+    with pytest.raises(UsageError, match="more than 1"):
+        Inline("asgd", filter="norm:0.5")
+    with pytest.raises(ConflictError, match="leave out --filter or --shards"):
+        Inline("asgd", filter="norm", shards=2)
