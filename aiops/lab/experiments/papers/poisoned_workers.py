@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -119,7 +120,14 @@ class _Poisoned:
             if turn in marks:
                 found.append(self._sample(turn))
             on_progress(turn)
-        return {"diverged": None, "curve": found, "filtered": self._report()}
+        model = self._engine.defined_store.current.arena.data.data
+        digest = hashlib.sha256(model).hexdigest()
+        return {
+            "digest": digest,
+            "diverged": None,
+            "curve": found,
+            "filtered": self._engine.report()["filter"],
+        }
 
     def _turn(self, place: int) -> None:
         try:
@@ -159,10 +167,6 @@ class _Poisoned:
             cost, error = self._task.validate(store.current.arena.shown)
         cost = float(cost) if np.isfinite(cost) else 1e9
         return {"iteration": turn, "error": error, "cost": cost, "version": store.version}
-
-    def _report(self) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self._engine.report()["filter"]
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
