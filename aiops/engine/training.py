@@ -23,7 +23,7 @@ from aiops.engine.steady import Shortcut, shortcut
 from aiops.engine.table_requests import TableRequests, TableWork
 from aiops.engine.update_queue import UpdateQueue
 from aiops.errors import BadPush, Refused
-from aiops.filters.screen import Screen
+from aiops.filters.screen import PushScreen
 from aiops.model.arena import aligned
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import DeltaReplica
@@ -125,9 +125,9 @@ class Training:
             )
             self.delta_replies = DeltaReplies(store, replica)
         self.replies = Replies(store, self.tables.described, membership, budget, self.delta_replies)
-        self.screen: Screen | None = None
+        self.screen: PushScreen | None = None
         if options.filter != "off":
-            self.screen = Screen(options.filter, [tensor.name for tensor in layout.tensors])
+            self.screen = PushScreen(options.filter, [tensor.name for tensor in layout.tensors])
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),

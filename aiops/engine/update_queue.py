@@ -24,7 +24,7 @@ from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import BadPush, Refused, StaleGradient
-from aiops.filters.screen import Screen
+from aiops.filters.screen import PushScreen
 from aiops.model.layout import Array, Cover, Ints
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
@@ -128,7 +128,7 @@ class UpdateQueue:
         held: HeldPushes,
         delta_replies: DeltaReplies | None,
         recall: int,
-        screen: Screen | None = None,
+        screen: PushScreen | None = None,
     ) -> None:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
@@ -396,13 +396,15 @@ class UpdateQueue:
         self._working = (self.tickets, on_applied)
         return Apply(self.tickets, job)
 
-    def _measure(self, screen: Screen, push: PendingPush, gradient: Gradient) -> Apply:
+    def _measure(self, screen: PushScreen, push: PendingPush, gradient: Gradient) -> Apply:
         """Measure a gradient; the filter decides with the result, and then the policy."""
         self.tickets += 1
         self._working = (self.tickets, partial(self._measured, screen, push))
         return Apply(self.tickets, NormsJob(self._store, gradient))
 
-    def _measured(self, screen: Screen, push: PendingPush, sums: Ints, now: float) -> list[Effect]:
+    def _measured(
+        self, screen: PushScreen, push: PendingPush, sums: Ints, now: float
+    ) -> list[Effect]:
         """Have the policy decide about a gradient that passes the filter; ignore another."""
         member = push.member
         squares = sums.view(np.float64)

@@ -1,4 +1,4 @@
-"""Screen pushes with a filter, and quarantine workers that are refused too often."""
+"""PushScreen pushes with a filter, and quarantine workers that are refused too often."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(text: str) -> None:
         )
 
 
-class Screen:
+class PushScreen:
     """The filter of one run, and its account of each worker.
 
     Parameters

@@ -2,7 +2,7 @@
 
 An update must not make a parameter, or the optimiser's state, infinite. To look at every result
 costs a pass over the memory. Instead `bounded_for` proves, from the largest magnitudes now, that no
-result of the next so many updates can be too large, whatever their gradients are (below a limit).
+result of a number of next updates can be too large, whatever their gradients are (below a limit).
 
 Each value of the program is an interval ``a·x + c``: x is the array whose growth is bounded, and a
 and c are intervals (Moore 1966, with one symbol of affine arithmetic). So ``w − step·m`` is known
@@ -120,7 +120,7 @@ def _result(
 
 
 def _after(first: Interval, value: _Value, updates: int) -> Interval:
-    """Return the interval of x during so many updates ``x ← a·x + c``, which begin at ``first``."""
+    """Return the interval of x during a number of updates ``x ← a·x + c``, which begin at ``first``."""
     (a_low, a_high), (low, high) = value
     most, step = max(-a_low, a_high), max(-low, high)
     begun = max(-first[0], first[1])

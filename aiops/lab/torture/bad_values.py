@@ -38,7 +38,7 @@ _PUSHES = 20
 
 @dataclass(slots=True)
 class BadValues:
-    """What was tried, and what was wrong.
+    """The pushes tried so far, and each that was not handled as it must be.
 
     Attributes
     ----------
