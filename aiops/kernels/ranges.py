@@ -120,7 +120,7 @@ def _result(
 
 
 def _after(first: Interval, value: _Value, updates: int) -> Interval:
-    """Return the interval of x during a number of updates ``x ← a·x + c``, which begin at ``first``."""
+    """Return the interval of x during updates ``x ← a·x + c``, which begin at ``first``."""
     (a_low, a_high), (low, high) = value
     most, step = max(-a_low, a_high), max(-low, high)
     begun = max(-first[0], first[1])
