@@ -706,7 +706,7 @@ def test_a_small_table_has_no_huge_pages_to_make() -> None:
 def test_a_row_that_would_be_infinite_changes_nothing(backend: str) -> None:
     if backend == "numba":
         pytest.importorskip("numba")
-    named = NamedTable("t", Table(10, 2, "float32", "zeros", 0.0, 0))
+    named = NamedTable("t", 0, Table(10, 2))
     store = SparseTable(named, Rule(sgd), backend)
     ids = np.array([3, 5, 3])
     before = store.digest()
