@@ -669,8 +669,7 @@ class Engine:
             if training is not None:
                 compare(training.store.layout, training.tables, message)
             else:
-                most, spread = self.options.max_model, self.options.spread_tables
-                model = offered(message, offer, self.algorithm, most, spread=spread)
+                model = offered(message, offer, self.algorithm, self.options.max_model)
                 training = self.begin(model)
                 effects = training.begun + training.updates.workers_changed(event.time)
             effects.append(training.replies.describe(event.peer, message.id, created))

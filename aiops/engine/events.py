@@ -408,6 +408,11 @@ class Options:
                 " leave out --filter or --shards"
             )
 
+    @property
+    def table_shards(self) -> int:
+        """The number of servers that the rows of a table lie on."""
+        return self.shards if self.spread_tables else 1
+
     def deciding(self) -> dict[str, Any]:
         """Return the options that a replay needs, because the engine decides by them."""
         return {name: getattr(self, name) for name in _DECIDING}

@@ -45,8 +45,6 @@ def offered(
     offer: OfferSink | None,
     algorithm: Algorithm,
     max_model: int,
-    *,
-    spread: bool = False,
 ) -> Definition:
     """Return the model that a worker offers to a server that has none.
 
@@ -54,21 +52,13 @@ def offered(
     ------
     BadPush
         When it has no values, more parameters than the algorithm can train, or tables that are too
-        large (``max_model`` bytes) or that the algorithm cannot have; or that evict rows, and are
-        to be ``spread`` over several servers.
+        large (``max_model`` bytes) or that the algorithm cannot have.
     """
     tables = _tables_of(message)
     if tables:
         why = tables_obstacle(algorithm, alone=not message.tensors)
         if why is not None:
             raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
-        evicting = [name for name, named in tables.items() if named.table.evicts]
-        if spread and evicting:
-            raise BadPush(
-                f"table {evicting[0]!r} has max_rows or max_age, and this server spreads tables"
-                " over several servers, which do not evict rows yet: leave the bounds out, or start"
-                " the server without --spread-tables"
-            )
         nbytes = sum(named.table.nbytes for named in tables.values())
         if nbytes > max_model:
             raise BadPush(
@@ -138,9 +128,11 @@ def compare(layout: Layout, tables: Tables, message: Define) -> None:
 
 
 def table_stores(
-    tables: Tables, rule: Rule, backend: str, machine: Resources
+    tables: Tables, rule: Rule, backend: str, machine: Resources, shards: int = 1
 ) -> tuple[SparseTable, ...]:
     """Make room for the rows of tables, of which none takes memory yet.
+
+    ``shards``: the servers that the rows lie on, each of which stores its share of ``max_rows``.
 
     Raises
     ------
@@ -150,7 +142,8 @@ def table_stores(
     later, guard = machine.later, machine.guard
     try:
         return tuple(
-            SparseTable(named, rule, backend, later=later, guard=guard) for named in tables.each
+            SparseTable(named, rule, backend, later=later, guard=guard, shards=shards)
+            for named in tables.each
         )
     except MemoryError as error:
         nbytes = sum(named.table.nbytes for named in tables.each)

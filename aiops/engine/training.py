@@ -90,7 +90,8 @@ class Training:
     ) -> None:
         layout, workers = definition.layout, options.workers
         self.tables = definition.tables
-        stores = table_stores(self.tables, algorithm.rule(), options.backend, machine)
+        spread_over = options.table_shards
+        stores = table_stores(self.tables, algorithm.rule(), options.backend, machine, spread_over)
         # Of several shards, this one decides about the whole layout but holds its first part only.
         placement, held, data = None, layout, definition.data
         if options.shards > 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,11 @@ class Table:
         """Its values as they are sent: rows to seed, and the bounds of a table that evicts."""
         bounds = (self.max_rows, self.max_age) if self.evicts else ()
         return (self.rows, self.width, self.dtype, self.init, self.scale, self.seed, *bounds)
+
+
+def share_of(table: Table, shards: int) -> Table:
+    """Return the table as each of several servers keeps it, with its share of ``max_rows``."""
+    return replace(table, max_rows=-(-table.max_rows // shards))
 
 
 _TRAITS = ("rows", "width", "dtype", "init", "scale", "seed", "max_rows", "max_age")

@@ -303,7 +303,9 @@ class Follower:
         described = order.plan.get(SPREAD_TABLES, ())
         if described:
             names = [row[0] for row in order.model]
-            self.rows = FollowerRows(described, names, *given[:3], self._rows_admission)
+            self.rows = FollowerRows(
+                *(described, names, *given[:3], self._rows_admission, shard.shards)
+            )
         return shard
 
     @property

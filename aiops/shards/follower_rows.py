@@ -37,7 +37,7 @@ from aiops.engine.restore import Queued, ReadArray, restore
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Layout
-from aiops.model.tables import Tables
+from aiops.model.tables import Tables, share_of
 from aiops.shards.counting import COUNTS
 from aiops.store.capture_job import CaptureJob
 from aiops.store.resources import Resources
@@ -61,6 +61,8 @@ class FollowerRows:
         Those of the follower.
     admission
         Of the rows that clients send; the shell knows its pools.
+    shards
+        The number of servers that the rows lie on.
 
     Attributes
     ----------
@@ -83,9 +85,11 @@ class FollowerRows:
         options: Options,
         machine: Resources,
         admission: Admission,
+        shards: int,
     ) -> None:
         try:
-            tables = Tables.from_description(described, tensors)
+            whole = Tables.from_description(described, tensors)
+            tables = Tables({named.name: share_of(named.table, shards) for named in whole.each})
         except (TypeError, UsageError) as error:
             raise ValueError(f"its tables make no sense: {error}") from None
         alone = replace(

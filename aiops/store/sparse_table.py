@@ -28,7 +28,7 @@ from aiops.kernels.row_initialiser import RowInitialiser
 from aiops.kernels.rule import Rule
 from aiops.kernels.table_rows import mover
 from aiops.model.layout import Array, Ints
-from aiops.model.tables import NamedTable, outside
+from aiops.model.tables import NamedTable, outside, share_of
 from aiops.store.resources import Guard
 from aiops.store.row_eviction import RowEviction, stamp_columns
 from aiops.store.table_image import TableImage
@@ -94,6 +94,8 @@ class SparseTable:
         True if `warm` will be called, on any thread: until then NumPy does the work.
     guard
         Makes what keeps threads apart, if images are read on another one (`image`).
+    shards
+        The number of servers that the rows lie on: this one keeps its share of ``max_rows``.
 
     Attributes
     ----------
@@ -115,6 +117,7 @@ class SparseTable:
         *,
         later: bool = False,
         guard: Guard = nullcontext,
+        shards: int = 1,
     ) -> None:
         if rule.reads:
             raise UsageError(f"rule {rule.name!r} reads more than a row has: it takes no tables")
@@ -138,7 +141,8 @@ class SparseTable:
         self._spans = kernels.Spans.whole(0, 0.0, (0.0,) * len(rule.scalars))
         self._arrays = 1 + len(states)
         self._images: tuple[TableImage, ...] = ()
-        self._eviction = RowEviction(table, self._store) if table.evicts else None
+        share = share_of(table, shards)
+        self._eviction = RowEviction(share, self._store) if table.evicts else None
         self._guard = guard
         self._room = 0
         self._make_room(256)

@@ -229,16 +229,35 @@ def test_what_followers_do_not_keep_is_refused(name: str, tmp_path: Any) -> None
         Config(spread_tables=True)
 
 
-def test_tables_that_evict_rows_are_refused() -> None:
-    world, found = World(1, 2, spread_tables=True), list[Any]()
+@pytest.mark.parametrize(("bounds", "same"), [({"max_age": 16}, True), ({"max_rows": 30}, False)])
+def test_rows_are_evicted_on_every_server(bounds: dict[str, int], same: bool) -> None:
+    """By age as on one server, whose clock all have; each stores its share of the most rows."""
+    found, counts = [], []
+    for shards in (1, 3):
+        world = World(1, shards, settings={"lr": 1}, spread_tables=shards > 1)
+        table, draw = Table(1000, 1, init="zeros", **bounds), np.random.default_rng(0)
+        rows = list[Any]()
 
-    def script(actor: Actor) -> Any:
-        if actor.request is None:
-            return actor.ask(actor.requests.define({}, {"a": Table(9, 1, max_rows=4)}))
-        found.append(actor.request)
-        return None
+        def script(
+            actor: Actor, table: Table = table, draw: Any = draw, rows: list[Any] = rows
+        ) -> Any:
+            if actor.request is None:
+                return actor.ask(actor.requests.define({}, {"e": table}))
+            step = actor.state["step"] = actor.state.get("step", 0) + 1
+            if step <= 60:
+                ids = draw.integers(0, 1000, 4)
+                return actor.ask(actor.requests.push_rows("e", ids, np.ones((4, 1), np.float32)))
+            rows.append(actor.request.value())
+            ask = actor.requests.fetch_rows("e", np.arange(1000))
+            return None if step > 61 else actor.ask(ask)
 
-    world.actors.append(Actor(world, "a", script))
-    world.run()
-    with pytest.raises(BadPush, match="do not evict rows yet"):
-        found[0].value()
+        world.actors.append(Actor(world, "a", script))
+        world.run()
+        stores = [world.engine.tables[0]]
+        stores += [host.coordinator.rows.engine.tables[0] for host in world.followers]
+        counts.append(sum(store.made for store in stores))
+        assert sum(store.evicted for store in stores)
+        found.append(rows[-1])
+        assert all(store.made == len(store.stored_ids()) for store in stores)
+        assert not bounds.get("max_rows") or counts[-1] <= bounds["max_rows"]
+    assert np.array_equal(*found) == same
