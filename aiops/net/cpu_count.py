@@ -7,6 +7,7 @@ a Kubernetes limit), which `os.cpu_count` does not see.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -53,11 +54,14 @@ def run_as_batch() -> None:
     A server that answers many workers wakes each of them. Where they outnumber the processors, a
     worker that it has just woken takes its processor in one of five exchanges, while the others
     wait for their answers. As batch processes (sched(7)) they do not: 32 workers on two processors
-    then make 1.2 times as many exchanges of 4 KiB. Processors are shared as before. Threads and
-    processes that this one starts are batch, too. Other systems than Linux have no such class.
+    then make 1.2 times as many exchanges of 4 KiB. Processors are shared as before. All threads of
+    this process are batch, and those and the processes that it starts later. Other systems than
+    Linux have no such class.
     """
     if hasattr(os, "SCHED_BATCH"):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def quota(me: Path = Path("/proc/self")) -> float:
