@@ -3,39 +3,30 @@
 ``python -m tests.ray.autoscaling_scenario``; a minute, so it is not one of the tests. Nodes of one
 processor are processes of this machine (Ray's fake provider): a job of 1 to 3 workers begins where
 there is room for its server only. Its requests have the autoscaler add a node for each worker; when
-it has ended, the idle nodes are removed.
+it has ended, the idle nodes are removed. (`ray.cluster_utils.AutoscalingCluster` would end every
+Ray process of the machine first, and lacks a file in Ray's package.)
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-os.environ["RAY_AUTH_MODE"] = "disabled"  # read by the import: this cluster is of a minute
+from tests.ray.ray_head import STORE, free_port, ray_head  # isort: split
 
 import ray
 import ray.train
 
 import aiops.ray
-from aiops.net.process_tree import kill_session
 from benchmarks.ray_loops import acknowledged, count_steps
-from benchmarks.ray_nodes import QUIET
 
 WORKERS = 3
 PATIENCE = 120.0
-STORE = 78 << 20  # bytes of each node's object store: the least that Ray allows
 
 
 def configuration(address: str) -> dict[str, Any]:
@@ -74,52 +65,6 @@ def configuration(address: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def autoscaled(folder: Path) -> Iterator[None]:
-    """Run a head with one processor and an autoscaler, and connect to it.
-
-    `ray.cluster_utils.AutoscalingCluster` would end every Ray process of the machine first.
-    """
-    config = folder / "config.json"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = f"127.0.0.1:{port}"
-    config.write_text(json.dumps(configuration(address)))
-    os.environ.update(QUIET)
-    head = subprocess.Popen(
-        [
-            *("ray", "start", "--head", "--block", "--num-cpus=1", f"--port={port}"),
-            *("--node-ip-address=127.0.0.1", f"--autoscaling-config={config}"),
-            *(f"--object-store-memory={STORE}", "--include-dashboard=false"),
-            f"--temp-dir={folder / 'ray'}",
-        ],
-        env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _connect(address)
-        yield
-    finally:
-        ray.shutdown()
-        head.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            head.wait(10.0)
-        kill_session(head.pid)
-
-
-def _connect(address: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            ray.init(address=address, log_to_driver=False)
-            return
-        except ConnectionError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
-
-
 def nodes() -> int:
     """Return the number of nodes beside the head."""
     return sum(bool(node["Alive"]) for node in ray.nodes()) - 1
@@ -134,7 +79,12 @@ def main() -> None:
     """Run the scenario; print what happens when."""
     with tempfile.TemporaryDirectory(prefix="as", dir="/tmp") as name, ThreadPoolExecutor() as pool:
         folder, begin = Path(name), time.monotonic()
-        with autoscaled(folder):
+        port = free_port()
+        address, config = f"127.0.0.1:{port}", folder / "config.json"
+        config.write_text(json.dumps(configuration(address)))
+        flags = "--num-cpus=1", f"--autoscaling-config={config}"
+        env = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
+        with ray_head(folder, port, address, *flags, env=env):
             assert nodes() == 0
             training = pool.submit(
                 lambda: aiops.ray.train(
