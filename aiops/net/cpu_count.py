@@ -59,7 +59,11 @@ def run_as_batch() -> None:
     Linux have no such class.
     """
     if hasattr(os, "SCHED_BATCH"):
-        for thread in os.listdir("/proc/self/task"):
+        try:
+            threads = os.listdir("/proc/self/task")
+        except OSError:  # no /proc here
+            threads = ["0"]  # this one
+        for thread in threads:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 

@@ -14,6 +14,23 @@ from aiops.net.cpu_count import BLAS, quota, share, usable
 from tests.support import PATIENCE
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has batch processes")
+def test_all_threads_of_a_batch_process_are_batch() -> None:
+    program = """
+import os, threading
+from aiops.net.cpu_count import run_as_batch
+ended = threading.Event()
+threading.Thread(target=ended.wait).start()
+run_as_batch()
+threading.Thread(target=ended.wait).start()
+print([os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")])
+ended.set()
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.strip() == str([os.SCHED_BATCH] * 3)
+
+
 def machine(
     folder: Path,
     groups: str,
