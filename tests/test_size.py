@@ -17,7 +17,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 1847),
     "cli": (33, 5517),
-    "client": (62, 13043),
+    "client": (62, 13367),
     "codecs": (11, 2236),
     "common": (12, 956),
     "durable": (15, 3615),
