@@ -14,7 +14,7 @@ from typing import Any, overload
 from aiops.errors import UsageError, nearest
 from aiops.serving import rollback
 from aiops.serving.config import Config, shard_folder
-from aiops.serving.new_files import with_record
+from aiops.serving.new_files import discard_unbegun, with_record
 from aiops.serving.server import Server
 from aiops.serving.shard_count import with_shards
 from aiops.serving.standby.server import StandbyServer
@@ -134,7 +134,10 @@ async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> C
     """Run the followers of ``shards`` inside this event loop too, and name them in the config."""
     if config.shards == 1 or config.followers:
         return config
-    config, ports = with_record(config), []
+    recorded, ports = config.record is not None, list[str]()
+    config = with_record(config)
+    if recorded and config.state is not None:
+        stack.callback(discard_unbegun, config.state)
     for shard in range(1, config.shards):
         follower = await stack.enter_async_context(_running(following(config, shard)))
         ports.append(f":{follower.port}")

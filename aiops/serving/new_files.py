@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
 from aiops.errors import UsageError
-from aiops.serving.config import Config
+from aiops.serving.config import Config, shard_folder
 
 _log = logging.getLogger("aiops.server")
 
@@ -86,6 +87,12 @@ def with_record(config: Config) -> Config:
     folder = begin_folder("record", config.record)
     _log.info("recording this run in %s, by the journals of all shards", folder)
     return dataclasses.replace(config, record=None, state=folder, keep_journal=True)
+
+
+def discard_unbegun(folder: Path) -> None:
+    """Remove the folder of `with_record` if its lead has begun no journal: the start has failed."""
+    if not any((folder / shard_folder(0)).glob("journal-*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def discard(file: BinaryIO) -> None:

@@ -23,7 +23,7 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import share
 from aiops.net.thread_pool import MOST
 from aiops.serving.config import Config, shard_folder
-from aiops.serving.new_files import with_record
+from aiops.serving.new_files import discard_unbegun, with_record
 from aiops.serving.shard_count import held_shards
 from aiops.state.directory import IDENTITY_FILE
 
@@ -88,6 +88,7 @@ class ShardProcesses(AsyncClosing):
         self.config = config
         self._processes: list[asyncio.subprocess.Process] = []
         self._watchers: list[asyncio.Task[None]] = []
+        self._record: Path | None = None  # the folder of this start, with `--record`
         self._ending, self.standbys = False, config.standby is not None
         self.on_start: Callable[[int, int], None] = lambda shard, port: None
 
@@ -95,7 +96,10 @@ class ShardProcesses(AsyncClosing):
         """Start all of them at the same time."""
         if self.config.shards == 1 or self.config.followers:
             return self
+        recorded = self.config.record is not None
         config = self.config = with_record(self.config)
+        if recorded:
+            self._record = config.state
         if config.state is not None:
             _check_place(config.state, config.shards)
         shards = range(1, config.shards)
@@ -111,6 +115,8 @@ class ShardProcesses(AsyncClosing):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
         await self.close()
+        if self._record is not None:
+            discard_unbegun(self._record)
 
     async def close(self) -> None:
         """End those that have not ended with their lead."""

@@ -22,7 +22,7 @@ from aiops.net.disk import SystemDisk
 from aiops.serving.config import Config
 from aiops.state.directory import StateListing, journal_name
 from tests.shards.test_kept_shards import FORKED, Log
-from tests.support import PATIENCE, ServerThread, assert_same, server_process
+from tests.support import PATIENCE, Process, ServerThread, assert_same, server_process
 
 MODEL = {
     "w": np.linspace(-1, 1, 60).astype(np.float32).reshape(20, 3),
@@ -185,6 +185,25 @@ def test_a_record_is_a_state_of_its_own(tmp_path: Path) -> None:
         found = replayed(folder)
         assert (found["version"], found["complete"]) == (4, True)
         assert_same(found["model"], params)
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    """Within a program, and as processes: the model that it is to begin with is not there."""
+    record, init = tmp_path / "run", tmp_path / "none.safetensors"
+    settings = {**PLAIN, "shards": 2, "record": record, "init": init}
+    with pytest.raises(UsageError, match=r"none\.safetensors"), ServerThread(**settings):
+        pass
+    assert not record.exists()
+    flags = ("--policy", "asgd", "--kernels", "numpy", "--shards", "2", "--port", "0")
+    given = *flags, "--record", str(record), "--init", str(init)
+    process = Process("-m", "aiops.server", *given, env=FORKED)
+    try:
+        status, out, log = process.end()
+        assert (status, out) == (2, "")
+        assert "none.safetensors" in log
+    finally:
+        process.kill()
+    assert not record.exists()
 
 
 def test_damage_of_the_lead_ends_the_replay_and_of_a_follower_refuses_it(
