@@ -10,6 +10,7 @@ from aiops.client.backoff import check_timeout
 from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Arrays, Replica
 from aiops.client.rounds import Averages
+from aiops.client.server_info import ServerInfo
 from aiops.client.variables import server_url
 from aiops.common import forks, urls
 from aiops.errors import DeadlineExceeded, UsageError
@@ -78,6 +79,21 @@ class AveragerFacade:
     def traffic(self) -> tuple[int, int]:
         """Bytes received from, and sent to, the server and the other workers so far."""
         return self._core.traffic
+
+    @property
+    def info(self) -> ServerInfo:
+        """The knowledge of the server, and of the examples in hand."""
+        return self._core.info
+
+    @property
+    def token(self) -> str | None:
+        """The token that it has for the server."""
+        return self._core.token
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed, has failed, or in a fork."""
+        return self._closed or self._core.error is not None
 
     def __repr__(self) -> str:
         stats = self.stats

@@ -16,7 +16,9 @@ from typing import Any
 from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Replica
 from aiops.client.rounds import Averages, Rounds, RoundsClient
-from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
+from aiops.client.server_info import ServerInfo
+from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, NotReady
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 _WITHDRAWAL = 2.0  # seconds that the withdrawal at the server may take
 _AGAIN = 0.05  # seconds before a first average is tried again
@@ -133,6 +135,26 @@ class Averaging:
         """Bytes received from, and sent to, the server and the other workers."""
         others, (received, sent) = self.stats.traffic, self._client.traffic
         return received + others.bytes_in, sent + others.bytes_out
+
+    # ------------------------------------------------------------ data sets
+
+    @property
+    def info(self) -> ServerInfo:
+        """The knowledge of the server, and of the examples in hand."""
+        return self._client.info
+
+    @property
+    def token(self) -> str | None:
+        """The token for the server."""
+        return self._client.token
+
+    async def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set; a server that has come back is offered the model again."""
+        try:
+            return await self._client.take_task(asked)
+        except NotReady:
+            await self._client.define_again(self._replica.arrays())
+            return await self._client.take_task(asked)
 
     async def end(self, patience: float) -> None:
         """Finish what is under way, if that takes at most ``patience`` seconds, and end."""

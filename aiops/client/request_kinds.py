@@ -25,7 +25,7 @@ from aiops.errors import AiopsError, Unavailable
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
 from aiops.wire import data_messages, messages, ring_messages
-from aiops.wire.fields import MAX_COUNT
+from aiops.wire.fields import MAX_COUNT, Examples
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
 
 
@@ -434,10 +434,17 @@ class JoinRoundRequest(Request):
     answer = ring_messages.Round
 
     def __init__(
-        self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes, have: bytes
+        self,
+        host: str,
+        port: int,
+        rounds: int,
+        digest: bytes,
+        nonce: bytes,
+        have: bytes,
+        settles: bool,
     ) -> None:
         super().__init__()
-        self._fields = host, port, rounds, digest, nonce, have
+        self._fields = host, port, rounds, digest, nonce, have, settles
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the request to join a round."""
@@ -445,6 +452,28 @@ class JoinRoundRequest(Request):
 
     def finish(self, message: ring_messages.Round, info: ServerInfo) -> ring_messages.Round:
         """Return the round."""
+        return message
+
+
+class SettleRoundRequest(Request):
+    """Report the end of a round; the result is a `RoundSettled`."""
+
+    __slots__ = ("_fields",)
+    what = "the others of a round to have its mean"
+    answer = ring_messages.RoundSettled
+
+    def __init__(self, number: int, whole: bool, seen: Examples) -> None:
+        super().__init__()
+        self._fields = number, whole, seen
+
+    def message(self, id: int, info: ServerInfo) -> Message:
+        """Return the report."""
+        return ring_messages.SettleRound(id, *self._fields)
+
+    def finish(
+        self, message: ring_messages.RoundSettled, info: ServerInfo
+    ) -> ring_messages.RoundSettled:
+        """Return the outcome."""
         return message
 
 

@@ -28,6 +28,7 @@ from aiops.client.request_kinds import (
     PushRowsRequest,
     ReapplyRequest,
     Request,
+    SettleRoundRequest,
     StatsRequest,
     TakeTaskRequest,
 )
@@ -36,6 +37,7 @@ from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts
 from aiops.model.tables import Table, Tables
 from aiops.wire.data_messages import TakeTask
+from aiops.wire.fields import Examples
 
 CoveredExamples: TypeAlias = tuple[tuple[int, int, int], ...]
 """Ranges of examples: task, start, stop."""
@@ -158,12 +160,16 @@ class Requests:
             request.examples = session.info.take_examples()
         return session.ask(request)
 
-    def join_round(self, host: str, port: int, rounds: int, have: bytes = b"") -> Request:
+    def join_round(self, host: str, port: int, rounds: int, have: bytes, settles: bool) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `Round`."""
         session = self._session
         digest = session.info.known_layout.digest
         nonce = session.identity.nonce()
-        return session.ask(JoinRoundRequest(host, port, rounds, digest, nonce, have))
+        return session.ask(JoinRoundRequest(host, port, rounds, digest, nonce, have, settles))
+
+    def settle_round(self, number: int, whole: bool, seen: Examples) -> Request:
+        """Report the end of a round that is to be settled; the result is a `RoundSettled`."""
+        return self._session.ask(SettleRoundRequest(number, whole, seen))
 
     def take_task(self, asked: TakeTask) -> Request:
         """Ask for a task of a data set; the result is a `GivenTask`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from aiops.model.layout import Array, Layout
 from aiops.net.dns import addresses
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.wire import ring_messages
+from aiops.wire.fields import Examples
 from aiops.wire.ring_proofs import mean_name
 from aiops.wire.traffic import Traffic
 
@@ -86,15 +88,24 @@ class RoundsClient(AsyncClient):
     """An `AsyncClient` that also joins rounds of averaging."""
 
     async def join_round(
-        self, host: str, port: int, taken: int, have: bytes = b""
+        self, host: str, port: int, taken: int, have: bytes = b"", settles: bool = False
     ) -> ring_messages.Round:
         """Wait for a round, reachable at ``host`` and ``port``; with port 0, withdraw.
 
         ``taken``: the rounds that this worker has taken part in. ``have``: the name of the mean
-        that it took over last, if it keeps that.
+        that it took over last, if it keeps that. ``settles``: the round is to be settled.
         """
         found: ring_messages.Round = await self._run(
-            partial(self._requests.join_round, host, port, taken, have)
+            partial(self._requests.join_round, host, port, taken, have, settles)
+        )
+        return found
+
+    async def settle_round(
+        self, number: int, whole: bool, seen: Examples
+    ) -> ring_messages.RoundSettled:
+        """Report that a round has ended here, and wait for the others' reports."""
+        found: ring_messages.RoundSettled = await self._run(
+            partial(self._requests.settle_round, number, whole, seen)
         )
         return found
 
@@ -178,6 +189,8 @@ class Rounds:
         self._codec = codec.make() if codec is not None and issubclass(codec, BlockCodec) else None
         self._mean = None if self._codec is None else Flat(layout)  # the last one taken over
         self._mean_name = b""  # of that
+        self._unsettled = client.info.unsettled
+        self._seen: Examples = ()  # of those: in the copy
         self.taken = 0
 
     @classmethod
@@ -256,6 +269,8 @@ class Rounds:
             if not found.members:
                 return 0
             if len(found.members) == 1:
+                if found.settles:
+                    await self._settle(found)
                 self._stats.alone += 1
                 self.taken += 1
             else:
@@ -270,11 +285,14 @@ class Rounds:
                 raise
             self._failed(error)
             return 0
+        finally:
+            self._unsettled.restore()
 
     async def _copy_out(self) -> None:
         """Copy the model, and see that it may be shared."""
         async with self._lock.awaited():
             self._replica.copy_out(self._copy)
+            self._seen = self._unsettled.copy(self._client.info.run.name)
         self._flat.load(self._copy)
         for name, values in self._flat.views:
             if not fit(values):
@@ -289,7 +307,8 @@ class Rounds:
         listener = self._listener
         try:
             where = listener.host, listener.port
-            return await self._client.join_round(*where, self.taken, self._mean_name)
+            settles = bool(self._seen)
+            return await self._client.join_round(*where, self.taken, self._mean_name, settles)
         except NotReady:  # the server was started again
             await self._client.define_again(self._copy.views)
             raise
@@ -299,32 +318,25 @@ class Rounds:
         counts = [counts for _host, _port, counts in found.members]
         if not (found.rank < len(counts) and any(counts)):
             raise RemoteProtocolError(f"{self._client.url} told of a round that cannot be")
+        if not counts[found.rank]:  # what this model was trained on is lost in that of the others
+            self._unsettled.settle()
+            self._seen = ()
         mean = self._base(found)
         if mean is not None:
             self._flat.subtract(mean)
-        loop = asyncio.get_running_loop()
         codec = None if mean is None else self._codec
         ring = Ring(found.rank, counts, self._flat, codec=codec)
-        allowed = self._timeout + self._flat.data.nbytes / _SLOWEST
-        began, traffic = loop.time(), self._stats.traffic
-        before = traffic.bytes_in + traffic.bytes_out
         try:
-            async with asyncio.timeout(allowed):
-                stall = self.plan["stall"]
-                relayed = await take_part(
-                    *(found, ring, self._listener, stall, self._stats.traffic, self._routes)
-                )
-        except TimeoutError as error:
-            if isinstance(error, DeadlineExceeded):
-                raise
-            raise DeadlineExceeded(
-                f"round {found.number} took longer than {allowed:.0f} s: a worker is too slow"
-            ) from None
-        finally:
-            self._stats.seconds += loop.time() - began
-            self.spacing.note(began, traffic.bytes_in + traffic.bytes_out - before)
+            relayed = await self._pass_on(found, ring)
+        except AiopsError:
+            if found.settles:
+                with contextlib.suppress(AiopsError):
+                    await self._client.settle_round(found.number, False, ())
+            raise
         if mean is not None:
             self._flat.add(mean)
+        if found.settles:
+            await self._settle(found)
         if self._mean is not None:
             self._mean.data[:] = self._flat.data
             self._mean_name = mean_name(found.secret, found.number)
@@ -336,6 +348,49 @@ class Rounds:
         self.taken += 1
         self._stats.rounds += 1
         self._stats.relayed += relayed > 0
+
+    async def _pass_on(self, found: ring_messages.Round, ring: Ring) -> int:
+        """Carry out the ring; return how many of its connections led through the relay."""
+        loop = asyncio.get_running_loop()
+        allowed = self._timeout + self._flat.data.nbytes / _SLOWEST
+        began, traffic = loop.time(), self._stats.traffic
+        before = traffic.bytes_in + traffic.bytes_out
+        try:
+            async with asyncio.timeout(allowed):
+                stall = self.plan["stall"]
+                return await take_part(
+                    *(found, ring, self._listener, stall, self._stats.traffic, self._routes)
+                )
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(
+                f"round {found.number} took longer than {allowed:.0f} s: a worker is too slow"
+            ) from None
+        finally:
+            self._stats.seconds += loop.time() - began
+            self.spacing.note(began, traffic.bytes_in + traffic.bytes_out - before)
+
+    async def _settle(self, found: ring_messages.Round) -> None:
+        """Wait until all members have the mean; raise if the round is not taken.
+
+        Raises
+        ------
+        ConnectionLost
+            When another member has given the round up, or an example of this one is not its own
+            any more. Then this worker's next round is that of a newcomer.
+        """
+        answer = await self._client.settle_round(found.number, True, self._seen)
+        if answer.counted or answer.reset:
+            self._unsettled.settle()
+        if answer.reset:
+            self.taken = 0
+            raise ConnectionLost(
+                "this worker was away, and others were given its examples: it begins anew, with"
+                " their model"
+            )
+        if not answer.taken:
+            raise ConnectionLost(f"another worker gave up round {found.number}")
 
     def _base(self, found: ring_messages.Round) -> Flat | None:
         """Return the mean to which chunks of a round hold differences; None: they hold values."""

@@ -14,6 +14,7 @@ from aiops.client.coding import Coding
 from aiops.client.known_run import KnownRun
 from aiops.client.params import Params
 from aiops.client.rows import Rows
+from aiops.client.unsettled import Unsettled
 from aiops.codecs.choice import CodecChoice
 from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.kernels.parallel import ParallelMap
@@ -62,6 +63,8 @@ class ServerInfo:
         Whether fetches ask for coded increments.
     examples
         The examples, (task, start, stop) each, of the gradients that no push has taken along yet.
+    unsettled
+        Those in the model of a worker that averages, and in no round yet.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ServerInfo:
         self.coding: Coding | None = None
         self.increments = False
         self.examples: list[tuple[int, int, int]] = []
+        self.unsettled = Unsettled()
 
     @property
     def known_layout(self) -> Layout:
@@ -107,6 +111,15 @@ class ServerInfo:
             epoch < self.run.last_change and self.run.lost(epoch, params.newest)
         ):
             params.version = -1
+
+    @property
+    def tasks_in_hand(self) -> set[int]:
+        """The tasks of examples that were handed out, and do not count yet."""
+        return {task for task, _start, _stop in self.examples} | self.unsettled.tasks
+
+    def stepped(self) -> None:
+        """Note that the model of a worker that averages has been trained on its examples."""
+        self.unsettled.step(self.take_examples(), self.run.name)
 
     def take_examples(self) -> tuple[tuple[int, int, int], ...]:
         """Return the examples of the gradients so far, and begin with none."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
+from aiops.client.asyncio.averager import AsyncModelAverager
 from aiops.client.asyncio.worker import AsyncWorker
-from aiops.client.averager_facade import AveragerFacade
 from aiops.client.program import drive, drive_awaiting
 from aiops.client.remote import Remote
 from aiops.client.server_info import ServerInfo
+from aiops.client.sync.averager import ModelAverager
 from aiops.client.sync.worker import Worker
 from aiops.data.feed import AskTask, DataSetPlan, Feed, Minibatch, Op
 from aiops.data.order import EpochOrder
 from aiops.data.source import Source, source_of
 from aiops.errors import AiopsError, UsageError
 from aiops.model.parts import LARGEST
+
+Blocking: TypeAlias = Worker | ModelAverager
+Awaiting: TypeAlias = AsyncWorker | AsyncModelAverager
 
 _BATCHES = 16
 """Mini-batches of a task, unless its size is given."""
@@ -35,7 +39,7 @@ class SharedBatches:
         The data set, as the server knows it, and sizes.
     """
 
-    def __init__(self, worker: Worker | AsyncWorker, source: Source, plan: DataSetPlan) -> None:
+    def __init__(self, worker: Blocking | Awaiting, source: Source, plan: DataSetPlan) -> None:
         self._worker, self._source, self._plan = worker, source, plan
         self._feed = Feed(worker.info, plan)
         self._last: Minibatch | None = None
@@ -63,8 +67,8 @@ class SharedBatches:
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Yield mini-batches until every epoch is complete."""
         worker = self._worker
-        if not isinstance(worker, AsyncWorker):
-            raise UsageError("a Worker's batches are iterated with `for`")
+        if not isinstance(worker, Awaiting):
+            raise UsageError(f"a {type(worker).__name__}'s batches are iterated with `for`")
 
         async def carry_out(order: Op) -> Any:
             if isinstance(order, AskTask):
@@ -107,8 +111,8 @@ class SharedBatches:
     def ending(self) -> Iterator[None]:
         """Give back at the end what the server has given this worker, unless all is seen."""
         worker = self._worker
-        if not isinstance(worker, Worker):
-            raise UsageError("an AsyncWorker's batches are iterated with `async for`")
+        if not isinstance(worker, Blocking):
+            raise UsageError(f"an {type(worker).__name__}'s batches are iterated with `async for`")
         try:
             yield
         finally:
@@ -129,14 +133,14 @@ class SharedBatches:
         return piece
 
     def _carry_out(self, order: Op) -> Any:
-        assert isinstance(self._worker, Worker), "`ending` has checked that"
+        assert isinstance(self._worker, Blocking), "`ending` has checked that"
         if isinstance(order, AskTask):
             return self._worker.take_task(order.message)
         return self._worker.push_rest()
 
 
 def batches(
-    worker: Worker | AsyncWorker | Remote,
+    worker: Blocking | Awaiting | Remote,
     data: Any,
     *,
     batch_size: int,
@@ -149,7 +153,8 @@ def batches(
     """Return mini-batches of a data set that the server shares out among all workers of a run.
 
     Each example is seen once an epoch by all workers together: it is part of one push that the
-    server has used, whatever workers come, die and go. All workers give the same data, ``shuffle``,
+    server has used, or, of a `ModelAverager`, its effect is part of a round of averaging, whatever
+    workers come, die and go. All workers give the same data, ``shuffle``,
     ``seed`` and ``name``. With ``--state`` the server keeps what was seen, so that a run which is
     begun again goes on where it was. Iterate with ``for``, or with ``async for`` for an
     `AsyncWorker`, and take one step for each mini-batch.
@@ -157,7 +162,7 @@ def batches(
     Parameters
     ----------
     worker
-        The worker that takes the steps, or the optimizer of a framework that has one.
+        The worker or averager that takes the steps, or the optimizer of a framework that has one.
     data
         One array, a tuple or list of arrays, or a mapping of arrays by name, all of one length: a
         batch has the same form. Or a sequence of examples: a batch is a list. Or a `Source`
@@ -183,8 +188,8 @@ def batches(
         another worker has given the data set another length, block or seed.
     """
     inner = worker.worker if isinstance(worker, Remote) else worker
-    if not isinstance(inner, Worker | AsyncWorker):
-        raise _no_worker(inner)
+    if not isinstance(inner, Blocking | Awaiting):
+        raise UsageError(f"a worker is needed that takes steps, not {type(inner).__name__}")
     source = source_of(data)
     order = EpochOrder(len(source), int(shuffle), seed)
     task_size = _BATCHES * batch_size if task_size is None else task_size
@@ -193,15 +198,3 @@ def batches(
         if not 1 <= number <= LARGEST:
             raise UsageError(f"{what} must be 1 or more, not {number}")
     return SharedBatches(inner, source, DataSetPlan(name, order, batch_size, task_size, last))
-
-
-def _no_worker(given: object) -> UsageError:
-    """Return the error of what was given as a worker, and takes no steps that are pushed."""
-    kind = type(given).__name__
-    if isinstance(given, AveragerFacade):
-        return UsageError(
-            "aiops.data counts an example as seen when a push that has its gradient is used, and a"
-            f" {kind} pushes nothing: give each worker a part of the data that is its own, such as"
-            " x[rank::world_size], or start the server with another --policy and use aiops.Worker"
-        )
-    return UsageError(f"a worker is needed that takes steps, not {kind}")

@@ -21,6 +21,11 @@ _KEPT = 2
 ones may be under way in the background."""
 
 
+_MOST_IN_HAND, _ATTEMPTS = 128, 10
+"""Tasks with examples that do not count yet, from which on a worker first pushes (or averages), and
+how often it tries. A server lets a worker have twice as many."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskTask:
     """Ask the server for a task; the result is its answer."""
@@ -30,7 +35,7 @@ class AskTask:
 
 @dataclass(frozen=True, slots=True)
 class PushRest:
-    """Push what the worker has not pushed yet."""
+    """Push what the worker has not pushed yet; of one that averages: average."""
 
 
 Op: TypeAlias = AskTask | PushRest
@@ -134,12 +139,18 @@ class Feed:
 
     def _take(self, wait: bool) -> Program[Op, GivenTask | None]:
         """Return another task; None if there is none."""
+        for _ in range(_ATTEMPTS):
+            if len(self._info.tasks_in_hand) < _MOST_IN_HAND:
+                break
+            yield PushRest()
         answer: GivenTask = yield AskTask(self._message(wait=False))
         if wait and not (answer.task or answer.over):
             # Others have the rest, or this worker's own last examples were not pushed.
             yield PushRest()
             self._kept.clear()
         while wait and not (answer.task or answer.over):
+            if self._info.unsettled:
+                yield PushRest()
             seen = tuple(self._info.examples)
             answer = yield AskTask(self._message(wait=True, seen=seen))
             self._info.examples = self._info.examples[len(seen) :]
@@ -149,7 +160,7 @@ class Feed:
     def _message(
         self, *, wait: bool, size: int | None = None, seen: tuple[tuple[int, int, int], ...] = ()
     ) -> TakeTask:
-        keeps = {*self._kept, *(task for task, _start, _stop in self._info.examples)}
+        keeps = {*self._kept, *self._info.tasks_in_hand}
         plan, order = self._plan, self._plan.order
         size = plan.task_size if size is None else size
         known = plan.name, order.examples, order.block, order.seed, self.epoch, plan.epochs

@@ -36,8 +36,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_convert, get_w
 from aiops.client.program import drive
 from aiops.client.remote import Remote
 from aiops.client.sync.client import Client
-from aiops.client.sync.worker import Worker
-from aiops.data.batches import SharedBatches, batches
+from aiops.data.batches import Blocking, SharedBatches, batches
 from aiops.data.feed import AskTask, Minibatch, Op
 from aiops.errors import UsageError
 
@@ -53,7 +52,7 @@ class ShardedDataset(IterableDataset[Any]):  # type: ignore[misc]
     Parameters
     ----------
     worker
-        The optimizer or worker of this process.
+        The optimizer, worker or averager of this process.
     data, batch_size, epochs, shuffle, seed, task_size, name
         As of `aiops.data.batches`. ``data`` may be tensors, or a data set in the map style: then a
         mini-batch is what ``collate`` makes of a list of its items.
@@ -69,7 +68,7 @@ class ShardedDataset(IterableDataset[Any]):  # type: ignore[misc]
 
     def __init__(
         self,
-        worker: Worker | Remote,
+        worker: Blocking | Remote,
         data: Any,
         *,
         batch_size: int,

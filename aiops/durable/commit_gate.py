@@ -17,7 +17,7 @@ from aiops.engine.events import Drop, Effect, Order, Reply
 from aiops.errors import UsageError
 from aiops.wire.data_messages import GivenTask
 from aiops.wire.messages import Ack, Error, Model, TableRows
-from aiops.wire.ring_messages import Round
+from aiops.wire.ring_messages import Round, RoundSettled
 from aiops.wire.server_messages import FinishPush, HoldVersion, PushArrived, RunUpdate, UpdateDone
 
 
@@ -173,7 +173,7 @@ def _acknowledged(effect: Effect) -> int | None:
     """Return the peer to which an effect acknowledges something; None if it does no such thing."""
     if isinstance(effect, Reply):
         message = effect.message
-        if isinstance(message, Ack | Round | GivenTask | PushArrived | UpdateDone):
+        if isinstance(message, Ack | Round | RoundSettled | GivenTask | PushArrived | UpdateDone):
             return effect.peer
         if isinstance(message, Model) and message.created:
             return effect.peer

@@ -24,11 +24,17 @@ def add(pieces: Pieces, start: int, stop: int) -> None:
         pieces.insert(at, [start, stop])
 
 
+def covers(pieces: Pieces, start: int, stop: int) -> bool:
+    """Return whether a range lies within one of the pieces."""
+    at = bisect_left(pieces, [start + 1]) - 1
+    return at >= 0 and pieces[at][1] >= stop
+
+
 def remove(pieces: Pieces, start: int, stop: int) -> bool:
     """Remove a range; return whether it lay within one of the pieces, else nothing is changed."""
-    at = bisect_left(pieces, [start + 1]) - 1
-    if at < 0 or pieces[at][1] < stop:
+    if not covers(pieces, start, stop):
         return False
+    at = bisect_left(pieces, [start + 1]) - 1
     first, last = pieces[at]
     pieces[at : at + 1] = [piece for piece in ([first, start], [stop, last]) if piece[0] < piece[1]]
     return True

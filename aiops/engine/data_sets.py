@@ -29,8 +29,14 @@ becomes part of the model, whatever ends workers, connections, and (as far as ``
 that acknowledged pushes survive) servers. A gradient may be *computed* more often.
 
 What a worker's strategy does not push (a gate drops a gradient) is covered by its next push, or
-counts at once when the worker asks for more (`TakeTask.seen`); so does everything under policies
-without pushes. Rows of tables that are pushed beside a step are no part of this.
+counts at once when the worker asks for more (`TakeTask.seen`). Rows of tables that are pushed
+beside a step are no part of this.
+
+**Without pushes** (``average``) an example is seen when a round of averaging that has its effect is
+taken by all its members (`aiops.engine.round_votes`). A worker reports the examples whose effect is
+in its model and in no such round. If one of them is not its own any more, its model has what
+another worker will do again: the round is not taken, and the worker begins anew with the model of
+the others (`RoundSettled.reset`).
 
 **Tasks return.** A task's rest goes to other workers when its worker leaves; when it has been
 without a connection for `GRACE` seconds; when nothing of what it holds was covered for
@@ -58,7 +64,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.engine.data_set import DataSet, DataTask, add, length, remove
+from aiops.engine.data_set import DataSet, DataTask, add, covers, length, remove
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of
@@ -66,6 +72,7 @@ from aiops.errors import BadPush, Refused, Unavailable
 from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
+from aiops.wire.fields import Examples
 
 GRACE = 5.0
 """Seconds that a worker whose connection ended has to come back before its tasks return."""
@@ -88,7 +95,7 @@ class PushCover:
 
     owner: DataSets
     ranges: list[tuple[DataTask, int, int]]
-    listed: tuple[tuple[int, int, int], ...]
+    listed: Examples
     barred: bool = False
 
     def settle(self, used: bool) -> None:
@@ -145,13 +152,7 @@ class DataSets:
         """
         holder = self._holder(message, taker)
         data = self._data_set(message)
-        for number, start, stop in message.seen:
-            task = self._tasks.get(number)
-            mine = task is not None and task.holder == holder.number and not task.closed
-            if task is not None and mine and remove(task.todo, start, stop):
-                task.since = now
-                task.data.count(task.epoch, stop - start)
-                self._done(task)
+        self.count(holder, message.seen, now)
         keeps = set(message.keeps)
         for number in sorted(self._held.get(holder.number, ())):
             task = self._tasks[number]
@@ -209,9 +210,8 @@ class DataSets:
             return False
         cover = member.covers[seq] = PushCover(self, [], message.seen)
         for number, start, stop in message.seen:
-            task = self._tasks.get(number)
-            mine = task is not None and task.holder == member.number and not task.closed
-            if task is None or not mine or not remove(task.todo, start, stop):
+            task = self._of(member, number)
+            if task is None or not remove(task.todo, start, stop):
                 self._bar(cover)
                 return True
             task.covered += stop - start
@@ -235,6 +235,22 @@ class DataSets:
                 add(task.todo, start, stop)
             self._done(task)
 
+    def owned(self, member: Member | None, seen: Examples) -> bool:
+        """Return whether all ranges are of a worker's tasks, and not covered."""
+        return not seen or all(
+            (task := self._of(member, number)) is not None and covers(task.todo, start, stop)
+            for number, start, stop in seen
+        )
+
+    def count(self, member: Member | None, seen: Examples, now: float) -> None:
+        """Count as seen, without a push, what is a worker's; pass over what is not."""
+        for number, start, stop in seen:
+            task = self._of(member, number)
+            if task is not None and remove(task.todo, start, stop):
+                task.since = now
+                task.data.count(task.epoch, stop - start)
+                self._done(task)
+
     # ------------------------------------------------------------ workers
 
     def joined(self, member: Member) -> None:
@@ -253,6 +269,13 @@ class DataSets:
         self._give_up(member.number)
 
     # ------------------------------------------------------------ inside
+
+    def _of(self, member: Member | None, number: int) -> DataTask | None:
+        """Return a task, if it is a worker's."""
+        task = self._tasks.get(number)
+        if task is None or member is None or task.holder != member.number or task.closed:
+            return None
+        return task
 
     def _holder(self, message: TakeTask, taker: Member) -> Member:
         holder = taker

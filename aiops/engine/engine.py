@@ -152,6 +152,7 @@ from aiops.store.warmup import Warmup
 from aiops.wire import messages
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.data_messages import CoverPush, TakeTask
+from aiops.wire.fields import Examples
 from aiops.wire.messages import (
     Define,
     Describe,
@@ -169,7 +170,7 @@ from aiops.wire.messages import (
     Stats,
     Welcome,
 )
-from aiops.wire.ring_messages import JoinRound
+from aiops.wire.ring_messages import JoinRound, SettleRound
 from aiops.wire.sinks import Discard
 
 _TRANSMISSIONS = (Push, Reapply, Fetch, PushRows, FetchRows)
@@ -235,7 +236,8 @@ class Engine:
             parallel_map=self.machine.parallel_map,
             make=self.machine.memory.buffer,
         )
-        self.rendezvous = Rendezvous(self.plan.get("average"), options.relay, options.relay_token)
+        relay = options.relay, options.relay_token
+        self.rendezvous = Rendezvous(self.plan.get("average"), *relay, options.worker_deadline)
         self.training: Training | None = None
         self.policy = algorithm.policy(workers)
         self._stopping: Stopping | None = None
@@ -561,6 +563,8 @@ class Engine:
                     return self._define(event, message, member)
                 case JoinRound():
                     return self._join_round(event, message, member)
+                case SettleRound():
+                    return self._settle_round(event, message)
                 case TakeTask():
                     return self._take_task(event, message, member)
                 case CoverPush():
@@ -621,6 +625,21 @@ class Engine:
             raise Refused("an observer may not average; connect with role='worker'")
         layout = self._defined("define it before the first average").store.layout
         return self.rendezvous.join(event.peer, message, layout, event.time)
+
+    def _settle_round(self, event: Received, message: SettleRound) -> list[Effect]:
+        training = self._defined("define it before the first average")
+
+        def count(seen: Mapping[int, Examples]) -> set[int]:
+            """Count the examples of all members; or of none, if some are not theirs any more."""
+            rows = [(peer, self.membership.at(peer), ranges) for peer, ranges in seen.items()]
+            owned = training.data_sets.owned
+            outdated = {peer for peer, member, ranges in rows if not owned(member, ranges)}
+            if not outdated:
+                for _peer, member, ranges in rows:
+                    training.data_sets.count(member, ranges, event.time)
+            return outdated
+
+        return self.rendezvous.settle(event.peer, message, count)
 
     # ------------------------------------------------------------ data sets
 

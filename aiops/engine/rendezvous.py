@@ -24,6 +24,10 @@ ones for which there is none are answered with an empty round too. Founders, whe
 one ring. With a group size K it has K of them: the others are answered with an empty round, and
 receive the model of the founders in the next rounds. So all begin with the same model, and no ring
 is larger than K.
+
+A round with a worker that trains on the server's data set is to be settled
+(`aiops.engine.round_votes`). The examples of a round of one count only if no other worker averages,
+or none has for ``patience`` seconds: else their effect would be lost with the one that has it.
 """
 
 from __future__ import annotations
@@ -36,13 +40,14 @@ from typing import Any
 
 from aiops.common import urls
 from aiops.engine.events import Effect, Reply, WakeAt
+from aiops.engine.round_votes import Count, RoundVotes
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.fields import Members
 from aiops.wire.messages import WIRE_NAME, Error
-from aiops.wire.ring_messages import JoinRound, Round
+from aiops.wire.ring_messages import JoinRound, Round, SettleRound
 from aiops.wire.ring_proofs import ring_name, ring_token
 
 
@@ -68,12 +73,20 @@ class Rendezvous:
         The ``host:port`` of a relay through which workers reach each other; empty: there is none.
     relay_token
         What the relay shares with this server.
+    patience
+        Seconds after which a worker that has not been ready is not counted on
+        (``--worker-deadline``).
     """
 
     def __init__(
-        self, plan: Mapping[str, Any] | None, relay: str = "", relay_token: str = ""
+        self,
+        plan: Mapping[str, Any] | None,
+        relay: str = "",
+        relay_token: str = "",
+        patience: float = 300.0,
     ) -> None:
         self._averages = plan is not None
+        self._patience, self._votes = patience, RoundVotes()
         self._relay, self._relay_token = relay, relay_token
         self._interval, self._grace = 0.0, 0.0  # seconds
         self._group, self._seed, self._codec = 0, 0, ""
@@ -109,11 +122,16 @@ class Rendezvous:
         given_up = participant.request if participant is not None else None
         self._participants[peer] = _Participant(message, message.host, now, message.rounds == 0)
         dismissed: list[Effect] = [] if given_up is None else [_dismissal(peer, given_up)]
-        return dismissed + self._form(now)
+        return dismissed + self._votes.left(peer) + self._form(now)
+
+    def settle(self, peer: int, message: SettleRound, count: Count) -> list[Effect]:
+        """Take the report of a member of a round that is to be settled."""
+        return self._votes.report(peer, message, count)
 
     def left(self, peer: int, now: float) -> list[Effect]:
         """Remove the worker of a connection that ended."""
-        return [] if self._participants.pop(peer, None) is None else self._form(now)
+        voided = self._votes.left(peer)
+        return voided if self._participants.pop(peer, None) is None else voided + self._form(now)
 
     def resumed(self) -> None:
         """Begin without workers, in a server that was started again; none of their rounds goes on.
@@ -121,6 +139,7 @@ class Rendezvous:
         All are gone at once, so that no round is formed of some when others leave.
         """
         self._participants.clear()
+        self._votes.resumed()
         self.stopping = False
 
     def tick(self, now: float) -> list[Effect]:
@@ -149,6 +168,7 @@ class Rendezvous:
         """Return the rounds so far, and who is ready, as plain values, for `restore`."""
         return {
             "rounds": self.rounds,
+            "votes": self._votes.state(),
             "participants": [
                 [peer, None if one.request is None else encode(one.request), *_numbers(one)]
                 for peer, one in self._participants.items()
@@ -158,6 +178,7 @@ class Rendezvous:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.rounds = state["rounds"]
+        self._votes.restore(state["votes"])
         self._participants.clear()
         for peer, request, *numbers in state["participants"]:
             message = None if request is None else decode(request)
@@ -214,11 +235,11 @@ class Rendezvous:
         if only_new:
             return [_dismissal(peer, request) for peer, request in ready.items()]
         if not 0 < self._group < len(ready):
-            return self._answer(ready, settled)
+            return self._answer(ready, settled, now)
         rings, left_out = self._rings(list(ready))
         found: list[Effect] = [_dismissal(peer, ready[peer]) for peer in left_out]
         for ring in rings:
-            found += self._answer({peer: ready[peer] for peer in ring}, settled)
+            found += self._answer({peer: ready[peer] for peer in ring}, settled, now)
         return found
 
     def _rings(self, ready: list[int]) -> tuple[list[list[int]], list[int]]:
@@ -253,7 +274,7 @@ class Rendezvous:
         alone = only_new or not others
         return (first + self._interval if alone else others[0]) + self._grace
 
-    def _answer(self, ready: dict[int, JoinRound], settled: bool) -> list[Effect]:
+    def _answer(self, ready: dict[int, JoinRound], settled: bool, now: float) -> list[Effect]:
         """Send each worker of the round its rank, all members, and the secret."""
         self.rounds += 1
         members = tuple(
@@ -266,14 +287,21 @@ class Rendezvous:
             token = ring_token(self._relay_token, ring_name(secret, self.rounds))
         for peer in ready:
             self._participants[peer].new = False  # its next request has rounds=0 if this one fails
-        base = self._base(ready, members)
+        known = members, secret, self._relay, token, self._base(ready, members)
+        settles = any(request.settles for request in ready.values())
+        if settles:
+            self._votes.open(self.rounds, ready, counts=self._shared(ready, now))
         return [
-            Reply(
-                peer,
-                Round(request.id, self.rounds, rank, members, secret, self._relay, token, base),
-            )
+            Reply(peer, Round(request.id, self.rounds, rank, *known, settles))
             for rank, (peer, request) in enumerate(ready.items())
         ]
+
+    def _shared(self, ready: Mapping[int, JoinRound], now: float) -> bool:
+        """Return whether no other worker averages that could lack what this round has."""
+        return len(ready) > 1 or all(
+            peer in ready or now >= participant.since + self._patience
+            for peer, participant in self._participants.items()
+        )
 
 
 def _numbers(one: _Participant) -> tuple[str, float, bool, bool]:

@@ -43,6 +43,8 @@ from aiops.wire.ring_messages import (
     RingChunk,
     RingHello,
     Round,
+    RoundSettled,
+    SettleRound,
 )
 from aiops.wire.server_messages import (
     BudgetUsed,
@@ -90,7 +92,8 @@ KINDS: Mapping[str, type[Message]] = {
         *(Stats, Report, Ping, Pong, Leave, Error),
         *(Share, Release),
         *(ShardHello, ShardWelcome, ShardParts),
-        *(JoinRound, Round, RingHello, RingChunk, RelayHello, RelayReady),
+        *(JoinRound, Round, SettleRound, RoundSettled),
+        *(RingHello, RingChunk, RelayHello, RelayReady),
         *(TakeTask, GivenTask, CoverPush),
         *(
             LeadHello,

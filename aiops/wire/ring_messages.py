@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiops.common.frozen import value
 from aiops.model.parts import Parts
-from aiops.wire.fields import Blob, Bytes32, Members, Nonce, Text, UInt
+from aiops.wire.fields import Blob, Bytes32, Examples, Members, Nonce, Text, UInt
 from aiops.wire.messages import Message
 
 # ---------------------------------------------------------------- averaging: with the server
@@ -27,6 +27,7 @@ class JoinRound(Message):
     digest: Blob
     nonce: Nonce
     have: Bytes32 = b""
+    settles: bool = False  # this worker trains on a data set: the round is to be settled
 
 
 @value
@@ -41,6 +42,30 @@ class Round(Message):
     relay: Text = ""  # host:port
     ring_token: Bytes32 = b""
     base: Bytes32 = b""
+    settles: bool = False
+
+
+@value
+class SettleRound(Message):
+    """Report the end of a round that is to be settled, and the examples in this worker's copy.
+
+    If all members report a whole mean, all take it over, and the examples count as seen.
+    """
+
+    kind = "settle_round"
+    number: UInt
+    whole: bool  # all of the mean is here; else this worker has given the round up
+    seen: Examples
+
+
+@value
+class RoundSettled(Message):
+    """The outcome of a round: its members take the mean over, or none does."""
+
+    kind = "settled"
+    taken: bool
+    counted: bool  # the examples have been seen
+    reset: bool  # an example is not this worker's any more: it begins anew, with others' model
 
 
 # ---------------------------------------------------------------- averaging: worker to worker

@@ -9,10 +9,11 @@ Side: TypeAlias = Literal["client", "server"]
 
 _REQUESTS = {
     *("define", "describe", "push", "reapply", "fetch", "fetch_rows", "push_rows", "stats"),
-    *("ping", "pong", "join_round", "take_task", "cover", "share", "release", "promote", "fence"),
+    *("ping", "pong", "join_round", "settle_round", "take_task", "cover"),
+    *("share", "release", "promote", "fence"),
 }
 _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"} | {
-    *("promoted", "task"),
+    *("promoted", "task", "settled"),
 }
 
 _ORDERS = {

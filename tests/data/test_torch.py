@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,84 +45,90 @@ def train(opt: RemoteOptimizer, model: Any, loader: Any, dataset: ShardedDataset
     return seen
 
 
+@pytest.fixture
+def model() -> Any:
+    return torch.nn.Linear(1, 1)
+
+
+@pytest.fixture
+def opt(model: Any) -> Iterator[RemoteOptimizer]:
+    """An optimizer at a server whose steps are too small to see."""
+    with (
+        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
+        RemoteOptimizer(model, server.url) as found,
+    ):
+        yield found
+
+
 ALL = Counter((epoch, x) for epoch in range(EPOCHS) for x in range(EXAMPLES))
 
 
 @pytest.mark.parametrize("form", ["arrays", "tensors", "items"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_example_once_an_epoch(form: str, workers: int) -> None:
+def test_each_example_once_an_epoch(
+    opt: RemoteOptimizer, model: Any, form: str, workers: int
+) -> None:
     x = np.arange(EXAMPLES, dtype=np.float32)
     y = (x**2).astype(np.int64)
     data = {"arrays": (x, y), "tensors": (torch.tensor(x), torch.tensor(y)), "items": Squares()}
-    model = torch.nn.Linear(1, 1)
-    with (
-        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
-        RemoteOptimizer(model, server.url) as opt,
-    ):
-        dataset = ShardedDataset(opt, data[form], batch_size=3, epochs=EPOCHS, task_size=8)
-        loader = ShardedLoader(dataset, num_workers=workers)
-        assert isinstance(loader, DataLoader)
-        assert train(opt, model, loader, dataset) == ALL
-        [row] = opt.worker.stats()["data_sets"]
+    dataset = ShardedDataset(opt, data[form], batch_size=3, epochs=EPOCHS, task_size=8)
+    loader = ShardedLoader(dataset, num_workers=workers)
+    assert isinstance(loader, DataLoader)
+    assert train(opt, model, loader, dataset) == ALL
+    [row] = opt.worker.stats()["data_sets"]
     assert (row["epoch"], row["returned"]) == (EPOCHS, 0)
 
 
-def test_a_plain_data_loader() -> None:
+def test_a_plain_data_loader(opt: RemoteOptimizer, model: Any) -> None:
     x = torch.arange(EXAMPLES)
-    model = torch.nn.Linear(1, 1)
-    with (
-        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
-        RemoteOptimizer(model, server.url) as opt,
-    ):
-        dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=EPOCHS)
-        assert train(opt, model, DataLoader(dataset, batch_size=None), dataset) == ALL
+    dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=EPOCHS)
+    assert train(opt, model, DataLoader(dataset, batch_size=None), dataset) == ALL
 
 
 @pytest.mark.parametrize("used_before", [False, True])
-def test_a_plain_data_loader_with_processes_is_refused(used_before: bool) -> None:
+def test_a_plain_data_loader_with_processes_is_refused(
+    opt: RemoteOptimizer, used_before: bool
+) -> None:
     x = torch.arange(EXAMPLES)
-    model = torch.nn.Linear(1, 1)
-    with (
-        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
-        RemoteOptimizer(model, server.url) as opt,
-    ):
-        dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=1)
-        if used_before:
-            next(iter(ShardedLoader(dataset, num_workers=1)))
-        with pytest.raises(UsageError, match=r"use\s+aiops.data.torch.ShardedLoader"):
-            next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    dataset = ShardedDataset(opt, (x, x**2), batch_size=8, epochs=1)
+    if used_before:
+        next(iter(ShardedLoader(dataset, num_workers=1)))
+    with pytest.raises(UsageError, match=r"use\s+aiops.data.torch.ShardedLoader"):
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
 
 
-def test_a_model_averager_is_refused() -> None:
-    with (
-        ServerThread(policy="average") as server,
-        ModelAverager(server.url, torch.nn.Linear(1, 1)) as averager,
-        pytest.raises(UsageError, match=r"ModelAverager pushes nothing: give each worker a part"),
-    ):
-        ShardedDataset(averager, torch.arange(3), batch_size=1)  # type: ignore[arg-type]
-
-
-def test_what_waits_in_a_loader_that_is_left_goes_back() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_model_averager(model: Any, workers: int) -> None:
     x = torch.arange(EXAMPLES)
-    model = torch.nn.Linear(1, 1)
+    seen: Counter[Any] = Counter()
     with (
-        ServerThread(policy="asgd", set={"lr": 1e-9}) as server,
-        RemoteOptimizer(model, server.url) as opt,
+        ServerThread(policy="average", set={"interval": 0.05, "grace": 0.05}) as server,
+        ModelAverager(server.url, model) as averager,
     ):
-        dataset = ShardedDataset(opt, (x, x**2), batch_size=4, epochs=1)
-        for batch, _square in ShardedLoader(dataset, num_workers=1):
-            model(batch[:, None].float()).sum().backward()
-            opt.step()
-            break
-        [row] = opt.worker.stats()["data_sets"]
-        assert (row["seen"], row["examples_under_way"]) == (4, 0)
+        dataset = ShardedDataset(averager, x, batch_size=8, epochs=EPOCHS)
+        for batch in ShardedLoader(dataset, num_workers=workers):
+            with averager.step(), torch.no_grad():
+                model.weight += 1
+            seen.update((dataset.epoch, int(value)) for value in batch)
+        [row] = server.call(lambda s: s.engine.report()["data_sets"])
+    assert seen == ALL
+    assert (row["epoch"], row["returned"]) == (EPOCHS, 0)
 
 
-def test_settings_that_are_the_data_sets() -> None:
-    model = torch.nn.Linear(1, 1)
-    with ServerThread(policy="asgd") as server, RemoteOptimizer(model, server.url) as opt:
-        dataset = ShardedDataset(opt, torch.arange(3), batch_size=4)
-        with pytest.raises(UsageError, match="batch_size is the data set's"):
-            ShardedLoader(dataset, batch_size=4)
-        with pytest.raises(UsageError, match="in_order"):
-            ShardedLoader(dataset, in_order=False)
+def test_what_waits_in_a_loader_that_is_left_goes_back(opt: RemoteOptimizer, model: Any) -> None:
+    x = torch.arange(EXAMPLES)
+    dataset = ShardedDataset(opt, (x, x**2), batch_size=4, epochs=1)
+    for batch, _square in ShardedLoader(dataset, num_workers=1):
+        model(batch[:, None].float()).sum().backward()
+        opt.step()
+        break
+    [row] = opt.worker.stats()["data_sets"]
+    assert (row["seen"], row["examples_under_way"]) == (4, 0)
+
+
+def test_settings_that_are_the_data_sets(opt: RemoteOptimizer) -> None:
+    dataset = ShardedDataset(opt, torch.arange(3), batch_size=4)
+    with pytest.raises(UsageError, match="batch_size is the data set's"):
+        ShardedLoader(dataset, batch_size=4)
+    with pytest.raises(UsageError, match="in_order"):
+        ShardedLoader(dataset, in_order=False)

@@ -39,7 +39,8 @@ def test_block_runs(
     from aiops.lab.workloads import MLP
 
     monkeypatch.chdir(tmp_path)  # some write files
-    with ServerThread(policy="fasgd") as server:
+    policy = "average" if "ModelAverager" in block else "fasgd"
+    with ServerThread(policy=policy) as server:
         monkeypatch.setenv("AIOPS_URL", server.url)  # as `aiops run` does
         if any(word in block for word in NEEDS_A_MODEL):
             with aiops.Client(server.url, role="worker") as client:

@@ -168,6 +168,7 @@ class TestUpToDate:
             "roll_back",
         }  # of shards with a state
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget
+        unsent |= {"settle_round", "settled"}  # of workers that average on a data set
         unsent.add("send_increments")  # tensors as small as those here do not travel coded
         assert sent == set(KINDS) - unsent
 

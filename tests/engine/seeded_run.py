@@ -58,7 +58,7 @@ from aiops.wire.messages import (
     PushRows,
     Reapply,
 )
-from aiops.wire.ring_messages import JoinRound
+from aiops.wire.ring_messages import JoinRound, SettleRound
 
 MODEL: Mapping[str, Array] = {
     "wide": np.linspace(-1, 1, 480).reshape(24, 20).astype(np.float32),
@@ -373,9 +373,12 @@ class Script(Driver):
             layout = self.engine.defined_store.layout
             port = rng.choice((0, 4000, 4001))
             nonce = bytes([rng.randrange(256)] * 16)
-            self._send(
-                client, JoinRound(id, "127.0.0.1", port, rng.randrange(2), layout.digest, nonce)
-            )
+            if rng.random() < 0.3:
+                number = rng.randrange(1 + self.engine.rendezvous.rounds)
+                self._send(client, SettleRound(id, number, rng.random() < 0.8, ()))
+                return
+            known = rng.randrange(2), layout.digest, nonce, b"", rng.random() < 0.5
+            self._send(client, JoinRound(id, "127.0.0.1", port, *known))
         elif luck < 0.58 and client.last is not None:  # on this connection, or a newer one
             again = copy.copy(client.last)
             again.id = id

@@ -238,6 +238,7 @@ def requests(shell: Shell) -> list[tuple[Message, list[bytes]]]:
         (Stats(2), []),
         (ring_messages.JoinRound(2, "10.0.0.1", 7171, 1, digest, nonce), []),
         (ring_messages.JoinRound(2, "10.0.0.1", 0, 1, digest, nonce), []),
+        (ring_messages.SettleRound(2, 1, True, ((1, 0, 8),)), []),
         (TakeTask(2, "d", 100, 1, 0, 0, 3, 32, True, "", (1,), ((1, 0, 8),)), []),
         (TakeTask(2, "d", 100, 1, 0, 0, 3, 0, False, "", (1,), ()), []),
         (CoverPush(2, 1, ((1, 0, 8), (1, 8, 16))), []),

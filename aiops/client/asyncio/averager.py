@@ -13,6 +13,7 @@ from aiops.client.averaging import AveragingLoop
 from aiops.common.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 __all__ = ["AsyncModelAverager"]
 
@@ -93,6 +94,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
             self._inside = asyncio.current_task()
             try:
                 yield
+                self._core.info.stepped()
             finally:
                 self._inside = None
         if averaging.stepped():
@@ -113,6 +115,20 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
     async def resume(self) -> None:
         """Average again after `abort`."""
         await self._outside("resume").resume()
+
+    async def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set (`aiops.data` does), as `ModelAverager.take_task`."""
+        self._outside("take_task")
+        return await self._core.take_task(asked)
+
+    async def push_rest(self) -> None:
+        """Average now, if this model has examples that no round had (`aiops.data` does)."""
+        self._outside("push_rest")
+        info = self._core.info
+        async with self.lock.awaited():
+            info.stepped()
+        if info.unsettled:
+            await self.average()
 
     async def close(self) -> None:
         """Leave the server, so that no other worker waits for this one; may be called twice."""

@@ -15,6 +15,7 @@ from aiops.client.rounds import Averages
 from aiops.common.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
+from aiops.wire.data_messages import GivenTask, TakeTask
 
 __all__ = ["Averages", "ModelAverager"]
 
@@ -132,6 +133,7 @@ class ModelAverager(AveragerFacade, Closing):
             raise UsageError("a step cannot begin within another step")
         with self.lock:
             yield
+            self._core.info.stepped()
         if self._core.started.result().stepped():
             self.average()
 
@@ -181,6 +183,30 @@ class ModelAverager(AveragerFacade, Closing):
         """Average again after `abort`; raises as that does."""
         self._ask("resume", AveragingLoop.resume)
 
+    # ------------------------------------------------------------ data sets
+
+    def take_task(self, asked: TakeTask) -> GivenTask:
+        """Ask for a task of a data set (`aiops.data` does).
+
+        Raises
+        ------
+        BadPush, Refused
+            When the data set is another one, or this worker may not have a task.
+        """
+        self._check()
+        work = self._core.take_task(asked)
+        found: GivenTask = self._scheduled(work).result()  # the request has a deadline
+        return found
+
+    def push_rest(self) -> None:
+        """Average now, if this model has examples that no round had (`aiops.data` does)."""
+        self._check()
+        info = self._core.info
+        with self.lock:
+            info.stepped()
+        if info.unsettled:
+            self.average()
+
     def close(self) -> None:
         """Leave the server, so that no other worker waits for this one; may be called twice."""
         if self._closed:
@@ -213,14 +239,16 @@ class ModelAverager(AveragerFacade, Closing):
     def _ask(
         self, what: str, function: Callable[[AveragingLoop], Coroutine[Any, Any, None]]
     ) -> None:
-        averaging, loop = self._outside(what)
-        work = function(averaging)
+        averaging, _loop = self._outside(what)
+        self._wait(self._scheduled(function(averaging)), "an average under way")
+
+    def _scheduled(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        """Begin some work on the averager's event loop."""
         try:
-            answer = asyncio.run_coroutine_threadsafe(work, loop)
+            return asyncio.run_coroutine_threadsafe(work, self._core.task.result().get_loop())
         except BaseException:
             work.close()
             raise
-        self._wait(answer, "an average under way")
 
     def _wait(self, answer: concurrent.futures.Future[Any], what: str) -> Any:
         try:

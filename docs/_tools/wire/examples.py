@@ -37,6 +37,8 @@ from aiops.wire.ring_messages import (
     RingChunk,
     RingHello,
     Round,
+    RoundSettled,
+    SettleRound,
 )
 from aiops.wire.ring_proofs import ChunkSeal, relay_proof, ring_name, ring_token
 from aiops.wire.ring_proofs import proof as ring_proof
@@ -183,7 +185,8 @@ def one_of_each() -> list[Example]:
         _sent("client", m.Stats(8)),
         _sent("client", m.Ping(9)),
         _sent("client", m.Leave(10)),
-        _sent("client", JoinRound(8, "10.0.0.5", 40001, 2, digest, NONCES[0])),
+        _sent("client", JoinRound(8, "10.0.0.5", 40001, 2, digest, NONCES[0], settles=True)),
+        _sent("client", SettleRound(9, 3, True, ((4, 96, 128),))),
         _sent("server", m.Challenge(0, NONCES[1])),
         _sent(
             "server",
@@ -204,7 +207,8 @@ def one_of_each() -> list[Example]:
         _sent("server", m.FetchedParams(5, 7)),
         _sent("server", m.TableRows(7, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
         _sent("server", m.Report(8, {"version": 7, "workers": ()})),
-        _sent("server", Round(8, 3, 0, ring, bytes(range(32)))),
+        _sent("server", Round(8, 3, 0, ring, bytes(range(32)), settles=True)),
+        _sent("server", RoundSettled(9, True, True, False)),
         _sent(
             "client",
             TakeTask(11, "mnist", 60_000, 1, 0, 0, 3, 512, True, "", (4,), ((4, 96, 128),)),

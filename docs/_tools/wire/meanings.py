@@ -22,6 +22,7 @@ ANSWERS: Mapping[str, str] = {
     "ping": "`pong`",
     "leave": "closing",
     "join_round": "`round`",
+    "settle_round": "`settled`",
     "take_task": "`task`",
     "shard_hello": "`challenge` or `shard_welcome`",
     "lead_hello": "`challenge` or `shard_welcome`",
@@ -168,6 +169,15 @@ MEANINGS: Mapping[str, str] = {
     " without a codec, or before the first.",
     "base": "The name of the mean to which the chunks of this round are differences; none: they are"
     " values.",
+    "settles": "Whether the copy has the effect of examples that do not count yet.",
+    "round.settles": "Whether each member reports the end of the round with `settle_round`"
+    " ([below](#settling)).",
+    "whole": "Whether all of the mean has come; else this worker has given the round up.",
+    "settle_round.seen": "The examples whose effect is in this worker's copy and in no round that"
+    " was taken; ranges as in `take_task`.",
+    "taken": "Whether the mean is to be taken over.",
+    "counted": "Whether the examples that the worker listed have been seen.",
+    "reset": "Whether one of the listed examples was not this worker's any more.",
     "relay": "Where the members meet if they cannot reach each other, as `host:port`; or empty.",
     "ring_token": "By which the relay admits the members of this round; none without a `relay`.",
     "hop": "The number of workers that the chunk will have reached with this one, from 1.",

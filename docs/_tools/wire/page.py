@@ -36,7 +36,7 @@ OTHER_KINDS = ("stats", "report", "ping", "pong", "leave", "error")
 MEMORY_KINDS = ("share", "release")
 SHARD_KINDS = ("shard_hello", "shard_welcome", "shard_parts")
 DATA_KINDS = ("take_task", "task", "cover")
-ROUND_KINDS = ("join_round", "round", "ring_hello", "ring_chunk")
+ROUND_KINDS = ("join_round", "round", "settle_round", "settled", "ring_hello", "ring_chunk")
 RELAY_KINDS = ("relay_hello", "relay_ready")
 SERVER_KINDS = (
     *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
