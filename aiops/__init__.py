@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aiops.client.asyncio.worker import AsyncWorker
     from aiops.client.sync.client import Client
     from aiops.client.sync.worker import Worker
+    from aiops.common.tls_files import Tls
     from aiops.model.tables import Table
     from aiops.server import serve
 
@@ -27,6 +28,7 @@ __all__ = [
     "AsyncWorker",
     "Client",
     "Table",
+    "Tls",
     "Worker",
     "__version__",
     "data",
@@ -40,6 +42,7 @@ _PUBLIC = {
     "AsyncWorker": "aiops.client.asyncio.worker",
     "Client": "aiops.client.sync.client",
     "Table": "aiops.model.tables",
+    "Tls": "aiops.common.tls_files",
     "Worker": "aiops.client.sync.worker",
     "serve": "aiops.server",
     "errors": "aiops.errors",

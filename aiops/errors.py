@@ -12,7 +12,8 @@
     ├── ConnectionLost              the network's: the peer or the connection went away
     │   ├── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
     │   ├── RolledBack              ... and the servers of a model go back to an earlier moment
-    │   └── Superseded              ... or a successor has taken its place
+    │   ├── Superseded              ... or a successor has taken its place
+    │   └── Untrusted               ... or TLS: a certificate that the other side does not accept
     └── Refused                     the server understood and refused; nothing was changed
         ├── BadPush                 wrong tensor, shape, dtype or value in what was sent
         ├── StaleGradient           the policy wants this gradient recomputed on newer parameters
@@ -52,6 +53,7 @@ __all__ = [
     "Superseded",
     "Unauthorised",
     "Unavailable",
+    "Untrusted",
     "UsageError",
     "nearest",
     "refusal",
@@ -114,6 +116,14 @@ class Superseded(ConnectionLost):
     """
 
     code: ClassVar[str] = "superseded"
+
+
+class Untrusted(ConnectionLost):
+    """One side of a TLS connection does not accept the other's certificate, name or protocol.
+
+    The text says which, and what to do. Before a first connection it is raised at once; later it is
+    one of the reasons for which a server cannot be reached, and is tried again until the time-out.
+    """
 
 
 class Refused(AiopsError):

@@ -103,6 +103,7 @@ EXTRAS: Mapping[str, str] = {
     "jax": "client.jax",
     "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
     " ray.workers",
+    "cryptography": "",
     "cupy": "",
     "grpc": "",
     "matplotlib": "",

@@ -83,7 +83,7 @@ async def _relay(listener: socket.socket, settings: RelaySettings) -> None:
         task.cancel()
 
     with handled(end):
-        print(urls.write(host, port).removeprefix("aiops://"), flush=True)
+        print(urls.address(host, port), flush=True)
         _log.info("relaying at port %d", port)
         await asyncio.wait({task})
     if not task.cancelled():

@@ -191,6 +191,40 @@ def values(
         raise typer.Exit(1)
 
 
+@app.command(
+    "handshakes", help="Strangers at a server of TLS and client certificates: none gets a byte."
+)
+def handshakes(
+    count: Annotated[int, typer.Option(min=1, help="Wrong handshakes.")] = 1000,
+    seed: Seed = 0,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Have strangers connect while a worker trains; exit with status 1 unless they get nothing."""
+    from aiops.lab.torture.handshakes import run
+
+    with tempfile.TemporaryDirectory(prefix="torture-handshakes-") as folder:
+        found = run(count, seed, Path(folder))
+    text = json.dumps(found.report(), indent=None if as_json else 2)
+    if report is not None:
+        report.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(text)
+    else:
+        cells = {
+            "wrong handshakes": f"{found.counts.total():,} of {len(found.counts)} kinds",
+            "decrypted bytes": f"{found.application:,}",
+            "with the model in them": f"{found.leaked:,}",
+            "longest answer": f"{found.longest:,} bytes",
+            "honest worker": f"{found.steps:,} steps, {found.slowest:.3f} s at most",
+            "faults": "; ".join(found.faults[:5]) or "none",
+            "time": formatting.seconds(found.seconds),
+        }
+        tables.console().print(tables.facts(cells))
+    if not found.right:
+        raise typer.Exit(1)
+
+
 def _seconds(count: int | None, seconds: float | None) -> float | None:
     return 60.0 if count is None and seconds is None else seconds
 

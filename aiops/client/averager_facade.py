@@ -34,6 +34,11 @@ class AveragerFacade:
         host: str | None,
     ) -> None:
         url = server_url(url)
+        if urls.is_tls(url):
+            raise UsageError(
+                f"{url}: workers that average send their models to each other, which TLS does not"
+                " cover yet: use aiops:// in a network that you trust"
+            )
         self.url = urls.write_all(urls.parse_all(url))
         check_timeout(timeout)
         self.timeout = timeout

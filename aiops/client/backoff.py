@@ -13,6 +13,7 @@ from aiops.errors import (
     DeadlineExceeded,
     Superseded,
     Unavailable,
+    Untrusted,
     UsageError,
 )
 
@@ -90,6 +91,7 @@ class Attempts:
         self._patience = [ATTEMPT] * len(servers)  # seconds to wait for each one's welcome
         self._at = 0  # the server to try
         self.said: Superseded | Unavailable | None = None
+        self._welcomed = False  # by any server, at any time
         self.restart(until)
 
     def restart(self, until: float) -> None:
@@ -123,6 +125,7 @@ class Attempts:
     def made(self, now: float, answered: int) -> None:
         """Note that the server has welcomed this client, and how many answers came before it."""
         self._made, self._useful = (now, answered), True
+        self._welcomed = True
         self._patience[self._at], self.said = ATTEMPT, None
 
     def lost(self, now: float, answered: int, until: float, error: Exception) -> None:
@@ -147,6 +150,9 @@ class Attempts:
 
         Raises
         ------
+        Untrusted
+            When TLS fails with the one server that there is, and never was any other way: a setting
+            is wrong. Of several, or once welcomed, it is tried again: a certificate may be renewed.
         Unavailable, Superseded
             When there is no time left for another, and a server has said why.
         DeadlineExceeded
@@ -156,6 +162,8 @@ class Attempts:
         """
         if isinstance(error, Superseded | Unavailable):
             self.said = error
+        if isinstance(error, Untrusted) and not (self._welcomed or self.several):
+            raise error
         pause = self._next(error)
         if now + pause >= self.until:
             final = self._final(error)
@@ -179,7 +187,7 @@ class Attempts:
             return error
         if self.said is not None:
             return unreachable_since(self.said, error)
-        if isinstance(error, DeadlineExceeded | Superseded):
+        if isinstance(error, DeadlineExceeded | Superseded | Untrusted):
             return error
         return ConnectionLost(
             f"{urls.write_all(self._servers)} cannot be reached ({reason(error)}): is the server"

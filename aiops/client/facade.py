@@ -18,9 +18,11 @@ from aiops.client.server_info import ServerInfo
 from aiops.client.session import Session
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
+from aiops.common.tls_files import Tls
 from aiops.errors import UsageError
 from aiops.model.tables import Table
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsClient
 
 
 class SessionFacade:
@@ -128,8 +130,13 @@ class Facade(SessionFacade):
         name: str | None,
         timeout: float,
         pongs: bool,
+        tls: Tls | None,
     ) -> None:
-        self._servers = urls.parse_all(variables.server_url(url))
+        url = variables.server_url(url)
+        self._servers = urls.parse_all(url)
+        if tls is not None and not urls.is_tls(url):
+            raise UsageError(f"tls is for aiops+tls:// URLs, and this is {url!r}")
+        self._tls = TlsClient(variables.tls_files(tls)) if urls.is_tls(url) else None
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = self._forked = False

@@ -160,7 +160,7 @@ class Neighbours:
         return host, port
 
     def _name(self, rank: int) -> str:
-        return urls.write(*self._member(rank)).removeprefix("aiops://")
+        return urls.address(*self._member(rank))
 
 
 def _succeeded(task: asyncio.Task[Link]) -> bool:

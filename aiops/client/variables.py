@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from aiops.common.launchers import URL, detect
+from aiops.common.tls_files import CA, CERT, KEY, Tls
 from aiops.errors import UsageError
 
 NAME, TOKEN = "AIOPS_NAME", "AIOPS_TOKEN"
@@ -44,6 +45,15 @@ def server_url(given: str | None, environment: Mapping[str, str] = os.environ) -
         text = "%s is not set: the server is taken to be %s, by %s"
         _log.log(level, text, URL, place.url, place.sources["url"])
     return place.url
+
+
+def tls_files(given: Tls | None, environment: Mapping[str, str] = os.environ) -> Tls:
+    """Return the files of TLS, those that are not given from the environment."""
+    given = given or Tls()
+    cert, key = given.cert, given.key
+    if cert is None:
+        cert, key = environment.get(CERT) or None, environment.get(KEY) or None
+    return Tls(given.ca or environment.get(CA) or None, cert, key)
 
 
 def client_name(role: str, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 from aiops.common import urls
 from aiops.common.frozen import value
+from aiops.common.tls_files import CA, CERT
 
 URL, PORT = "AIOPS_URL", "AIOPS_PORT"
 
@@ -196,6 +197,8 @@ class WorkerPlace:
         The name of the job, the same for all its processes; empty: not told.
     restarts
         How often the process has been started before.
+    tls
+        Whether the job's server speaks TLS.
     sources
         By name of an attribute: the variables that it comes from, as text.
     faults
@@ -211,6 +214,7 @@ class WorkerPlace:
     url: str | None
     job: str
     restarts: int
+    tls: bool
     sources: Mapping[str, str]
     faults: tuple[str, ...]
 
@@ -230,7 +234,7 @@ class WorkerPlace:
             return self.url
         if self.host is None:
             return None
-        return urls.write(self.host, job_port(self.job) if port is None else port)
+        return urls.write(self.host, job_port(self.job) if port is None else port, tls=self.tls)
 
 
 def worker_name(rank: int) -> str:
@@ -280,9 +284,15 @@ class _Detection:
             self._url(host),
             self._job(),
             self._number("restarts") or 0,
+            self._tls,
             self._sources,
             tuple(self._faults),
         )
+
+    @property
+    def _tls(self) -> bool:
+        """True if the job's processes are given files of TLS: its server speaks it."""
+        return bool(self._text(CA) or self._text(CERT))
 
     def _text(self, name: str) -> str:
         return self._environment.get(name, "").strip()
@@ -347,7 +357,7 @@ class _Detection:
                 " set enableServiceLinks: false in the pod, or call the service something else"
             )
         self._sources["url"] = source
-        return urls.write(host, port)
+        return urls.write(host, port, tls=self._tls)
 
     def _job(self) -> str:
         names = [

@@ -6,6 +6,7 @@
     aiops://a:7171,b:7171          alternatives: a client uses the first that welcomes it
     aiops://a:7171+f:7171+g:7171   a lead, and the followers that hold the rest of its model
     aiops://a+f,b+g                two of those
+    aiops+tls://a:7171             the same, and each server that is named speaks TLS
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ RELAY_PORT = 7172
 """The default port of a relay."""
 
 
+PLAIN, TLS = "aiops", "aiops+tls"
+"""The schemes: TCP as it is, and TLS."""
+
+
 def parse(url: str, default: int = PORT) -> tuple[str, int]:
     """Return the host and port of ``aiops://host[:port]`` (or plain ``host[:port]``).
+
+    `is_tls` tells the two schemes apart.
 
     ``default``: the port of an address without one.
 
@@ -40,9 +47,18 @@ def parse(url: str, default: int = PORT) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"{url!r} is not an address: {error}; write aiops://host:port") from None
-    if parts.scheme != "aiops" or not host or parts.path not in ("", "/") or parts.query:
-        raise UsageError(f"{url!r} is not the address of a server; write aiops://host:port")
+    scheme_known = parts.scheme in (PLAIN, TLS)
+    if not scheme_known or not host or parts.path not in ("", "/") or parts.query:
+        raise UsageError(
+            f"{url!r} is not the address of a server; write aiops://host:port, or"
+            " aiops+tls://host:port"
+        )
     return host, default if port is None else port
+
+
+def is_tls(url: str) -> bool:
+    """Return True if a URL is of servers that speak TLS."""
+    return url.startswith(f"{TLS}://")
 
 
 @value
@@ -55,16 +71,19 @@ class ServerAddress:
         Its own; of a model on several servers, the lead's.
     followers
         Host and port of each follower, if the URL names them; default: none.
+    tls
+        Whether all of them speak TLS.
     """
 
     host: str
     port: int
     followers: tuple[tuple[str, int], ...] = ()
+    tls: bool = False
 
     @property
     def url(self) -> str:
         """The URL of the server itself, without the followers."""
-        return write(self.host, self.port)
+        return write(self.host, self.port, tls=self.tls)
 
 
 def parse_all(url: str) -> tuple[ServerAddress, ...]:
@@ -79,7 +98,7 @@ def parse_all(url: str) -> tuple[ServerAddress, ...]:
     found: list[ServerAddress] = []
     for alternative in rest.split(","):
         lead, *followers = (parse(f"{scheme}{separator}{part}") for part in alternative.split("+"))
-        found.append(ServerAddress(*lead, tuple(followers)))
+        found.append(ServerAddress(*lead, tuple(followers), is_tls(url)))
         _check_distinct(url, [lead, *followers])
     _check_distinct(url, [(server.host, server.port) for server in found])
     return tuple(found)
@@ -91,17 +110,27 @@ def _check_distinct(url: str, addresses: Sequence[tuple[str, int]]) -> None:
 
 
 def write_all(servers: Iterable[ServerAddress]) -> str:
-    """Return the URL of these servers; `parse_all` is the inverse."""
+    """Return the URL of these servers, which all speak TLS or none; `parse_all` is the inverse."""
+    servers = tuple(servers)
     alternatives = (
-        "+".join([server.url, *(write(*follower) for follower in server.followers)])
+        "+".join(address(*each) for each in ((server.host, server.port), *server.followers))
         for server in servers
     )
-    return "aiops://" + ",".join(alternatives).replace("aiops://", "")
+    return _with_scheme(",".join(alternatives), any(server.tls for server in servers))
 
 
-def write(host: str, port: int) -> str:
-    """Return the URL of a host and port."""
-    return f"aiops://[{host}]:{port}" if ":" in host else f"aiops://{host}:{port}"
+def write(host: str, port: int, *, tls: bool = False) -> str:
+    """Return the URL of a host and port; ``tls``: it speaks TLS."""
+    return _with_scheme(address(host, port), tls)
+
+
+def address(host: str, port: int) -> str:
+    """Return ``host:port``; an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _with_scheme(text: str, tls: bool) -> str:
+    return f"{TLS if tls else PLAIN}://{text}"
 
 
 def is_loopback(host: str) -> bool:
@@ -122,4 +151,4 @@ def local_address(host: str) -> str:
 def local_url(url: str) -> str:
     """Return the URL by which a server's own machine reaches the address that it listens on."""
     host, port = parse(url)
-    return write(local_address(host), port)
+    return write(local_address(host), port, tls=is_tls(url))

@@ -12,12 +12,14 @@ import contextlib
 import os
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from aiops.common import urls
 from aiops.kernels.device import Device
 from aiops.net import moved_servers, unix_socket
 from aiops.net.busy_poll import Spin
@@ -25,6 +27,7 @@ from aiops.net.disk import Disk, SystemDisk
 from aiops.net.dns import Addresses, literal
 from aiops.net.socket_options import unpace
 from aiops.net.thread_pool import DEFAULT_POOL, pool_of
+from aiops.net.tls import TlsTarget, ended_early, explained
 from aiops.net.update_thread import KernelRunner, UpdateThread
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -60,22 +63,37 @@ class Dial(Protocol):
     """Connects a protocol of the running event loop to an IP address and a port."""
 
     async def __call__(
-        self, factory: Callable[[], P], host: str, port: int
+        self, factory: Callable[[], P], host: str, port: int, tls: TlsTarget | None = None
     ) -> tuple[asyncio.Transport, P]:
-        """Return the transport and the protocol; raise `OSError` if none answers."""
+        """Return the transport and the protocol; raise `OSError` if none answers.
+
+        ``tls``: the server that it must be, by TLS; None: plain TCP.
+        """
         ...
 
 
-async def _dial(factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
+async def _dial(
+    factory: Callable[[], P], host: str, port: int, tls: TlsTarget | None = None
+) -> tuple[asyncio.Transport, P]:
     loop = asyncio.get_running_loop()
     sock = _unconnected_socket(host)
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, (host, port))
-        return await loop.create_connection(factory, sock=sock)
+        if tls is None:
+            return await loop.create_connection(factory, sock=sock)
     except BaseException:
         sock.close()
         raise
+    try:
+        return await loop.create_connection(
+            factory, sock=sock, ssl=tls.context, server_hostname=tls.host
+        )
+    except (ssl.SSLError, ConnectionError) as error:
+        peer = urls.address(tls.host, port)
+        if isinstance(error, ssl.SSLEOFError | ConnectionError):
+            raise ended_early(peer) from None
+        raise explained(peer, error) from None
 
 
 def _family(host: str) -> socket.AddressFamily:

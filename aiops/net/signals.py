@@ -10,15 +10,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def handled(
-    handler: Callable[[int], None], promote: Callable[[int], None] | None = None
+    handler: Callable[[int], None],
+    promote: Callable[[int], None] | None = None,
+    reload: Callable[[int], None] | None = None,
 ) -> Iterator[None]:
     """Have SIGINT and SIGTERM call a handler, with their number, in the running event loop.
 
-    ``promote`` is called for SIGUSR1; None: that has no meaning.
+    ``promote`` is called for SIGUSR1, and ``reload`` for SIGHUP; None: that has no meaning here.
     """
     handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
     if promote is not None:
         handlers[signal.SIGUSR1] = promote
+    if reload is not None:
+        handlers[signal.SIGHUP] = reload
     with each_handled(handlers):
         yield
 

@@ -18,11 +18,12 @@ from aiops.bandwidth.units import parse_rate
 from aiops.common.urls import (
     PORT,
     RELAY_PORT,
+    address,
     is_loopback,
+    is_tls,
     local_address,
     parse,
     parse_all,
-    write,
 )
 from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Options
@@ -82,6 +83,13 @@ class Config:
     host: str = _option("127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
     port: int = _option(PORT, "Port to listen on; 0 picks a free one.")
     token: str | None = _option(None, "What clients must know; better given as AIOPS_TOKEN.")
+    tls_cert: Path | None = _option(
+        None, "Speak TLS 1.3 only, with the certificate in this PEM file: aiops+tls://."
+    )
+    tls_key: Path | None = _option(None, "Its private key, if that is in another file.")
+    tls_ca: Path | None = _option(
+        None, "Ask clients for a certificate too, issued by a CA in this PEM file."
+    )
     workers: int | None = _option(None, "How many workers take part (barriers need to know).")
     worker_deadline: float = _option(300.0, "Seconds a barrier waits for one worker's compute.")
     consistency: str = _option("leased", "'leased': reads see one version. 'relaxed': may mix.")
@@ -196,11 +204,12 @@ class Config:
                 raise UsageError(f"--{flag} must be from 0 to {most:g}, not {value}")
         if self.token == "":
             raise UsageError("the token is empty: give a real one, or none")
-        if self.token is None and not is_loopback(self.host):
+        self._check_tls()
+        if self.token is None and self.tls_ca is None and not is_loopback(self.host):
             raise UsageError(
                 f"refusing to listen on {self.host} without a token: any process there could read"
                 " and change the model. Set AIOPS_TOKEN (openssl rand -hex 16 makes a good one),"
-                " or listen on 127.0.0.1"
+                " or have clients show a certificate (--tls-cert, --tls-ca), or listen on 127.0.0.1"
             )
         if self.record is not None and self.consistency == "relaxed":
             raise ConflictError(
@@ -218,6 +227,44 @@ class Config:
         self._check_state()
         if self.save_every is not None and self.save is None:
             raise UsageError("--save-every needs --save FILE.safetensors to write to")
+
+    def _check_tls(self) -> None:
+        if self.tls_cert is None:
+            for name in ("tls_key", "tls_ca"):
+                if getattr(self, name) is not None:
+                    flag = name.replace("_", "-")
+                    raise UsageError(
+                        f"--{flag} is for a server with --tls-cert: give that, too (`aiops tls init"
+                        " DIR` makes all of them)"
+                    )
+            if is_tls(self.standby or ""):
+                raise UsageError("a standby of aiops+tls:// needs --tls-cert and --tls-ca itself")
+            return
+        if self.tls_ca is None and (self.sharded or self.follower or self.standby is not None):
+            raise UsageError(
+                "TLS between servers needs --tls-ca: leads, followers and standbys verify each"
+                " other by it"
+            )
+        if self.standby is not None and not is_tls(self.standby):
+            raise ConflictError(
+                "a standby takes its primary's place, so both speak TLS or none: write"
+                " --standby aiops+tls://..., or drop --tls-cert"
+            )
+        for name in ("bandwidth_budget", "worker_budget"):
+            if getattr(self, name) is not None:
+                raise ConflictError(
+                    f"--{name.replace('_', '-')} cannot be kept to under TLS yet: drop one of them"
+                )
+        if self.policy == "average" or self.relay is not None:
+            raise ConflictError(
+                "workers that average send their models to each other, which TLS does not cover"
+                " yet: drop --tls-cert, or take another --policy"
+            )
+
+    @property
+    def tls(self) -> bool:
+        """True if this server speaks TLS."""
+        return self.tls_cert is not None
 
     def _check_state(self) -> None:
         level = Acks.named(self.acks) if self.acks is not None else Acks.APPLIED
@@ -418,10 +465,9 @@ class Config:
         return settings_of(self.set, self.lr)
 
 
-def _host_and_port(address: str) -> str:
+def _host_and_port(relay: str) -> str:
     """Return the ``host:port`` of a relay's address; its default port is 7172."""
-    host, port = parse(address, RELAY_PORT)
-    return write(host, port).removeprefix("aiops://")
+    return address(*parse(relay, RELAY_PORT))
 
 
 def shard_folder(shard: int) -> str:

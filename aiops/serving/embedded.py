@@ -101,7 +101,10 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     for name in ("push_codec", "fetch_codec"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
-    for name in ("init", "save", "record", "state", "ledger", "profile"):
+    for name in (
+        *("init", "save", "record", "state", "ledger", "profile"),
+        *("tls_cert", "tls_key", "tls_ca"),
+    ):
         if isinstance(settings.get(name), str):
             settings[name] = Path(settings[name])
     try:

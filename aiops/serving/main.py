@@ -50,8 +50,16 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
         if standby is not None and standby.server is None:
             standby.promote()
 
-    with signals.handled(end, promote if config.standby is not None else None):
-        async with ShardProcesses(config) as children:
+    def reload(_number: int) -> None:
+        running = server if standby is None else standby
+        if running is not None:
+            running.reload_tls()
+        children.reload_tls()
+
+    asks = promote if config.standby is not None else None
+    children = ShardProcesses(config)
+    with signals.handled(end, asks, reload if config.tls else None):
+        async with children:
             if config.standby is not None:
                 standby = StandbyServer(children.config)
                 children.on_start = standby.follower_moved

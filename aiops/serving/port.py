@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from aiops.errors import UsageError
+from aiops.errors import Unauthorised, UsageError
 from aiops.net.socket_options import narrow, unpace
+from aiops.net.tls import TlsServer
+from aiops.net.tls_listener import TlsListener
+from aiops.serving.config import Config
+from aiops.wire.connection import Connection
+from aiops.wire.messages import Error
+
+_log = logging.getLogger("aiops.server")
 
 _BACKLOG = 1024
+
+Listener: TypeAlias = asyncio.Server | TlsListener
 
 
 class Port:
@@ -24,14 +34,26 @@ class Port:
         The address to bind to; port 0: a free one.
     accept
         Makes the protocol of a connection.
+    tls
+        The certificates; None: plain TCP.
+    patience
+        Seconds that a handshake of TLS may take.
     """
 
-    def __init__(self, host: str, port: int, accept: Callable[[], asyncio.BaseProtocol]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        accept: Callable[[], asyncio.BaseProtocol],
+        tls: TlsServer | None = None,
+        patience: float = 10.0,
+    ) -> None:
         self._host, self._port, self._accept = host, port, accept
+        self._tls, self._patience = tls, patience
 
     async def bind(
         self, loop: asyncio.AbstractEventLoop, bound: socket.socket | None, rate: int | None
-    ) -> asyncio.Server:
+    ) -> Listener:
         """Return what has the port, and does not listen yet: clients would wait in vain.
 
         Parameters
@@ -61,9 +83,13 @@ class Port:
             unpace(sock, sock.getsockname()[0])
             if rate is not None:  # a window is announced before a peer is accepted
                 narrow(sock, rate)
-        return listener
+        if self._tls is None:
+            return listener
+        sockets = [socket.socket(fileno=os.dup(sock.fileno())) for sock in listener.sockets]
+        listener.close()
+        return TlsListener(sockets, self._tls, self._accept, _told(), self._patience)
 
-    def claim(self, listener: asyncio.Server) -> None:
+    def claim(self, listener: Listener) -> None:
         """Take the port for good: as long as no socket listens, another process may bind to it too.
 
         The system holds connections until `listen` accepts them. So this is called when that is
@@ -77,7 +103,7 @@ class Port:
         except OSError as error:
             raise self._fault(error) from None
 
-    async def listen(self, listener: asyncio.Server) -> None:
+    async def listen(self, listener: Listener) -> None:
         """Accept connections from here on."""
         try:
             before = [sock.fileno() for sock in listener.sockets]
@@ -91,3 +117,34 @@ class Port:
     def _fault(self, error: OSError) -> UsageError:
         where = f"{self._host}:{self._port}"
         return UsageError(f"cannot listen on {where}: {error.strerror or error}")
+
+
+def _told() -> bytes:
+    """Return the message that a client of the plain wire is sent."""
+    text = "this server speaks TLS at this port: connect to aiops+tls://..."
+    return b"".join(Connection("server").send(Error(0, Unauthorised.code, text, {}, True)))
+
+
+def certificates(config: Config) -> TlsServer | None:
+    """Return the certificates of a server with these settings; None: it speaks plain TCP.
+
+    Raises
+    ------
+    UsageError
+        When a file cannot be used.
+    """
+    if config.tls_cert is None:
+        return None
+    return TlsServer(config.tls_cert, config.tls_key, config.tls_ca)
+
+
+def reload_certificates(tls: TlsServer | None) -> None:
+    """Read certificates again; log whether they are used from here on."""
+    if tls is None:
+        return
+    try:
+        tls.reload()
+    except UsageError as error:
+        _log.error("the certificates stay as they were: %s", error)
+    else:
+        _log.info("certificates read again: connections made from here on use them")

@@ -23,6 +23,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, Effect, Event
 from aiops.errors import Superseded, UsageError
 from aiops.net.environment import Environment
+from aiops.net.tls import TlsTarget
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
 from aiops.serving.standby.feeds import StandbyFeeds
@@ -265,11 +266,17 @@ class RunState:
         if self._feeds is not None:
             self._feeds.begin(loop)
 
-    def fence_predecessors(self, loop: asyncio.AbstractEventLoop, url: str, run: str) -> None:
+    def fence_predecessors(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: str,
+        run: str,
+        tls: Callable[[str], TlsTarget] | None,
+    ) -> None:
         """Have the servers end whose standby this one was; ``url``: its own."""
         if self.files is not None and self.files.generations.predecessors:
             given = self._env, self._config.token, self.files.generations.predecessors, url, run
-            self._fencing = loop.create_task(fence(*given, self.generation, self.proof))
+            self._fencing = loop.create_task(fence(*given, self.generation, self.proof, tls))
 
     def _journalled(self, event: Event) -> None:
         """Handle an event of the journal's thread."""

@@ -46,7 +46,7 @@ from aiops.serving.draining import Draining
 from aiops.serving.effects import EffectRunner
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
-from aiops.serving.port import Port
+from aiops.serving.port import Listener, Port, certificates, reload_certificates
 from aiops.serving.profiling import Profile
 from aiops.serving.run_state import RunState, open_files
 from aiops.serving.shard_links import ShardLinks
@@ -98,6 +98,7 @@ class Server:
         clock = Clock(env.now)
         self._env = env = env if config.state is None else dataclasses.replace(env, now=clock)
         self._now = env.now
+        self._tls = certificates(config)
         algorithm = find(config.policy).make(config.settings())
         options = config.options()
         pacing = Pacing.of(*first_share(options), env, self.post)
@@ -167,8 +168,9 @@ class Server:
         self._events: deque[Event] = deque()
         self._handling = False
         self.socket: socket.socket | None = None
-        self._port = Port(config.host, config.port, self.connections.accept)
-        self._listener: asyncio.Server | None = None  # once it listens
+        given = self.connections.accept, self._tls, config.hello_deadline
+        self._port = Port(config.host, config.port, *given)
+        self._listener: Listener | None = None  # once it listens
         self._draining = Draining(
             self._coordinator, self.connections, run_state, config.drain_deadline
         )
@@ -191,6 +193,7 @@ class Server:
             self._run_state.lead_generation,
             self._run_state.lead_proof,
             self._stop_with,
+            tls=None if self._tls is None else self._tls.target,
         )
 
     def follower_moved(self, shard: int, port: int) -> None:
@@ -285,7 +288,7 @@ class Server:
         loop = asyncio.get_running_loop()
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
         prepared = False
-        listener: asyncio.Server | None = None
+        listener: Listener | None = None
         try:
             rate = None if pacing is None else pacing.pacer.narrowed
             listener = await self._port.bind(loop, self.socket, rate)
@@ -339,9 +342,25 @@ class Server:
             self._runner.perform(preparation)
         run_state.begin(loop)
         host, self.port = listener.sockets[0].getsockname()[:2]
-        self.url = urls.write(host, self.port)
-        run_state.fence_predecessors(loop, self.url, self.run)
+        self.url = urls.write(host, self.port, tls=self._tls is not None)
+        self._warn_of_clear_text(host)
+        tls = None if self._tls is None else self._tls.target
+        run_state.fence_predecessors(loop, self.url, self.run, tls)
         return self.url
+
+    def _warn_of_clear_text(self, host: str) -> None:
+        if self._tls is None and not self.config.follower and not urls.is_loopback(host):
+            _log.warning(
+                "parameters, gradients and rows travel unencrypted beyond this machine (the token"
+                " itself is never sent): --tls-cert encrypts them"
+            )
+
+    def reload_tls(self) -> None:
+        """Read the certificates again, for the connections made from here on.
+
+        A file that cannot be used is logged, and all stay as they are.
+        """
+        reload_certificates(self._tls)
 
     def _initial_model(self) -> Initialised | None:
         """Return the model of `--init`, or None: there is none, or the state has one already."""

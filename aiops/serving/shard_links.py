@@ -23,6 +23,7 @@ from aiops.errors import (
 )
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import Environment
+from aiops.net.tls import TlsTarget
 from aiops.net.transport import MessageTransport
 from aiops.shards.common_moment import CommonMoment
 from aiops.wire import handshake
@@ -84,6 +85,8 @@ class ShardLinks:
         Begins to end the server with an error.
     standby
         Whether this is the standby of a lead, and those are the standbys of its followers.
+    tls
+        Returns how to connect to a host by TLS; None: plain TCP.
     """
 
     def __init__(
@@ -103,8 +106,9 @@ class ShardLinks:
         stop: Callable[[BaseException], None],
         *,
         standby: bool = False,
+        tls: Callable[[str], TlsTarget] | None = None,
     ) -> None:
-        self._standby = standby
+        self._standby, self._tls = standby, tls
         self._addresses, self._token, self._run = list(addresses), token, run
         self._policy, self._settings = policy, settings
         self._heartbeat, self._env, self._sink_for, self._post = heartbeat, env, sink_for, post
@@ -346,7 +350,7 @@ class ShardLinks:
 
     async def _reach(self, link: MessageTransport, host: str, port: int, until: float) -> None:
         async def reach(address: str) -> None:
-            await self._env.dial(lambda: link, address, port)
+            await self._env.dial(lambda: link, address, port, self._tls and self._tls(host))
 
         left = until - asyncio.get_running_loop().time()
         await first_reached(

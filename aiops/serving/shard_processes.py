@@ -51,7 +51,7 @@ FOLLOWERS_SETTINGS = (
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
     *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "keep_journal"),
-    "standby_deadline",
+    *("standby_deadline", "tls_cert", "tls_key", "tls_ca"),
 )
 """The lead's settings that followers get as flags; they get the token by the environment."""
 
@@ -170,6 +170,12 @@ class ShardProcesses(AsyncClosing):
         self._watchers.append(asyncio.create_task(self._watch(shard, process)))
         _host, port = urls.parse(line)
         return port
+
+    def reload_tls(self) -> None:
+        """Have all of them read their certificates again."""
+        for process in self._processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGHUP)
 
     def _state_flags(self, shard: int) -> list[str]:
         state = self.config.state

@@ -31,6 +31,9 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "host": ("localhost", "127.0.0.2", "127.0.0.3"),
     "port": (1, 2, 3),
     "token": ("from file", "from variable", "from flag"),
+    "tls_cert": (Path("a.pem"), Path("b.pem"), Path("c.pem")),
+    "tls_key": (Path("a.key"), Path("b.key"), Path("c.key")),
+    "tls_ca": (Path("a.pem"), Path("b.pem"), Path("c.pem")),
     "workers": (4, 5, 6),
     "worker_deadline": (1.5, 2.5, 3.5),
     "consistency": ("relaxed", "leased", "relaxed"),
@@ -84,6 +87,8 @@ NEEDS = {
     "shard": {"state": Path("state"), "standby": "aiops://a", "follower": True},
     "keep_journal": {"state": Path("state")},
     "relay_token": {"relay": "a:1"},
+    "tls_key": {"tls_cert": Path("cert.pem")},
+    "tls_ca": {"tls_cert": Path("cert.pem")},
 }
 NAMES = [field.name for field in dataclasses.fields(Config)]
 
@@ -141,7 +146,8 @@ def given(name: str, *sources: str) -> dict[str, Any]:
     variables: dict[str, str] = {}
     lines: list[str] = []
     for other, value in NEEDS.get(name, {}).items():
-        flags += ["--" + other] if value is True else ["--" + other, str(value)]
+        needed = "--" + other.replace("_", "-")
+        flags += [needed] if value is True else [needed, str(value)]
     if "flag" in sources:
         items = in_flag if isinstance(in_flag, list) else [in_flag]
         flags += [flag] if in_flag is True else [w for item in items for w in (flag, str(item))]

@@ -18,6 +18,7 @@ from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
+from aiops.common.tls_files import Tls
 from aiops.errors import AiopsError, ConnectionLost, Unavailable
 from aiops.model.layout import Array
 from aiops.model.tables import Table
@@ -37,7 +38,7 @@ class AsyncClient(Facade, AsyncClosing):
 
     Parameters
     ----------
-    url, role, token, name, timeout
+    url, role, token, name, timeout, tls
         As `Client`'s.
 
     Raises
@@ -55,13 +56,16 @@ class AsyncClient(Facade, AsyncClosing):
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=True)
+        super().__init__(
+            url, role=role, token=token, name=name, timeout=timeout, pongs=True, tls=tls
+        )
         self._window = asyncio.Semaphore(messages.REMEMBERED)  # pushes under way, at most
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._dialler = AsyncDialler(self._session)
+        self._dialler = AsyncDialler(self._session, self._tls)
         self._attempts = Attempts(self._servers, self._env.randbelow, 0.0)
         self._repetitions = Repetitions(self._env.randbelow)
         self._repetition: asyncio.TimerHandle | None = None  # of requests that were refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import cast
 
@@ -17,6 +18,7 @@ from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array
 from aiops.net.socket_options import tune
+from aiops.net.tls import explained
 from aiops.net.unix_socket import UnixSide
 from aiops.wire.shared_payloads import SharedPayloads
 
@@ -185,6 +187,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if exc is not None and not self.ended.done():
             self.hand_over()
             self._receive_reason()
+        if isinstance(exc, ssl.SSLError):
+            self.end(explained(self._session.server, exc))
         self.end(ConnectionLost(f"{self._session.server} closed the connection{why}"))
         if self._near is not None:
             # The loop closes the descriptor next. If it is lost in `connection_made`, uvloop does

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 from aiops.client.asyncio.connection import AsyncConnection
-from aiops.client.backoff import ATTEMPT, overdue, reason
+from aiops.client.backoff import ATTEMPT, LONGEST_WELCOME, overdue, reason
 from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.common.urls import ServerAddress
-from aiops.errors import ConnectionLost
+from aiops.errors import ConnectionLost, Untrusted
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsClient
 from aiops.net.unix_socket import welcomed
 from aiops.wire.shared_payloads import SharedPayloads
 
@@ -30,10 +31,12 @@ class AsyncDialler:
     ----------
     session
         The session whose bytes the connections carry.
+    tls
+        Connects to servers by TLS; None: they speak plain TCP.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, tls: TlsClient | None = None) -> None:
+        self._session, self._tls = session, tls
         self._env = CURRENT_ENVIRONMENT.get()
 
     def present_address(self, server: ServerAddress) -> tuple[str, int]:
@@ -56,7 +59,7 @@ class AsyncDialler:
 
         async def reach(host: str) -> tuple[asyncio.Transport, AsyncConnection]:
             made = partial(AsyncConnection, self._session)
-            return await self._reach(made, host, port, server.url, patience)
+            return await self._reach(made, (host, port), server.host, server.url, patience)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         hosts = self._env.known_addresses(name) or await addresses(name, left)
@@ -65,24 +68,36 @@ class AsyncDialler:
     async def _reach(
         self,
         make: Callable[..., AsyncConnection],
+        where: tuple[str, int],
         host: str,
-        port: int,
         name: str,
         patience: float,
     ) -> tuple[asyncio.Transport, AsyncConnection]:
         """Connect within this machine if the server is on it and shares memory, else by TCP."""
-        near = self._env.connect_unix(host, port)
+        near = self._env.connect_unix(*where)
         if near is not None:
-            begun = await self._begin_near(make, near, host, name, patience)
+            begun = await self._begin_near(make, near, where[0], name, patience)
             if begun is not None:
                 return begun
-        return await self._dial(make, host, port)
+        return await self._dial(make, where, host, name, patience)
 
     async def _dial(
-        self, make: Callable[[], AsyncConnection], host: str, port: int
+        self,
+        make: Callable[[], AsyncConnection],
+        where: tuple[str, int],
+        host: str,
+        name: str,
+        patience: float,
     ) -> tuple[asyncio.Transport, AsyncConnection]:
-        async with asyncio.timeout(ATTEMPT):
-            return await self._env.dial(make, host, port)
+        """Connect to an address; by TLS, to the server ``host``, which has ``patience`` more."""
+        if self._tls is None:
+            async with asyncio.timeout(ATTEMPT):
+                return await self._env.dial(make, *where)
+        try:
+            async with asyncio.timeout(ATTEMPT + patience):
+                return await self._env.dial(make, *where, self._tls.target(host))
+        except TimeoutError:
+            raise overdue(name, "its part of the TLS handshake", "in time") from None
 
     async def _begin_near(
         self,
@@ -129,13 +144,17 @@ class AsyncDialler:
             def made(*within: Any) -> AsyncConnection:
                 return AsyncConnection(channel, *within).following(lead)
 
-            await self._reach(made, host, channel.port, channel.server, ATTEMPT)
+            patience = ATTEMPT if self._tls is None else LONGEST_WELCOME
+            given = channel.host, channel.server, patience
+            await self._reach(made, (host, channel.port), *given)
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         try:
             hosts = self._env.known_addresses(channel.host) or await addresses(channel.host, left)
             async with asyncio.timeout_at(until):
                 await first_reached(hosts, until, reach)
+        except Untrusted:
+            raise
         except OSError as error:
             raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
 

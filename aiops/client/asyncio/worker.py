@@ -25,6 +25,7 @@ from aiops.client.training_loop import (
 )
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
+from aiops.common.tls_files import Tls
 from aiops.errors import ConnectionLost, NotReady, UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
@@ -81,7 +82,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
 
     Parameters
     ----------
-    url, params, tables, views, token, name, timeout
+    url, params, tables, views, token, name, timeout, tls
         As `Worker`'s. All times are the event loop's (`asyncio.loop.time`), in seconds.
 
     Attributes
@@ -107,8 +108,11 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
+        tls: Tls | None = None,
     ) -> None:
-        self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
+        self._client = AsyncClient(
+            url, role="worker", token=token, name=name, timeout=timeout, tls=tls
+        )
         self._session = self._client._session
         self._initial, self._tables, self._views = initial(params, tables), tables, views
         self._background: _TaskTransfer | None = None  # the last one

@@ -15,6 +15,7 @@ from aiops.client.requests import Transfer
 from aiops.client.sync.connection import BlockingConnection
 from aiops.common import forks
 from aiops.common.closing import Closing
+from aiops.common.tls_files import Tls
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 from aiops.wire.data_messages import GivenTask, TakeTask
@@ -47,6 +48,9 @@ class Client(Facade, Closing):
         barrier or a bandwidth budget; more than 0, default 60.
     pongs
         True: the server may ping, and `attend` is called every few seconds. Default False.
+    tls
+        The files of TLS, for a URL ``aiops+tls://host[:port]``: `aiops.Tls`. Default: those of the
+        variables ``AIOPS_TLS_CA``, ``AIOPS_TLS_CERT`` and ``AIOPS_TLS_KEY``.
 
     Raises
     ------
@@ -62,6 +66,8 @@ class Client(Facade, Closing):
         pushed has not been applied.
     Unauthorised
         When the token is missing or wrong.
+    Untrusted
+        When this client and the server do not accept each other's certificates.
     """
 
     def __init__(
@@ -73,9 +79,12 @@ class Client(Facade, Closing):
         name: str | None = None,
         timeout: float = 60.0,
         pongs: bool = False,
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
-        self._connection = BlockingConnection(self._session, self._servers)
+        super().__init__(
+            url, role=role, token=token, name=name, timeout=timeout, pongs=pongs, tls=tls
+        )
+        self._connection = BlockingConnection(self._session, self._servers, self._tls)
         forks.note(self)
         self._run(None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import struct
@@ -21,10 +20,12 @@ from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as move_all
 from aiops.common.urls import ServerAddress
-from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailable
+from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailable, Untrusted
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsClient
+from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
 from aiops.net.unix_socket import UnixSide
 from aiops.wire.connection import Buffer
 from aiops.wire.shared_payloads import SharedPayloads
@@ -61,16 +62,20 @@ class BlockingConnection:
         The session.
     servers
         The server's address, and those of its alternatives.
+    tls
+        Connects to them by TLS; None: they speak plain TCP.
     """
 
-    def __init__(self, session: Session, servers: Sequence[ServerAddress]) -> None:
+    def __init__(
+        self, session: Session, servers: Sequence[ServerAddress], tls: TlsClient | None = None
+    ) -> None:
         self._session = session
-        self.dialler = Dialler(session.url, self._left)
+        self.dialler = Dialler(session.url, self._left, tls)
         below = CURRENT_ENVIRONMENT.get().randbelow
         self._attempts = Attempts(servers, below, 0.0)
         self._repetitions = Repetitions(below)
         self._told: Unavailable | None = None  # why the server ended the connection meanwhile
-        self.socket: socket.socket | None = None
+        self.socket: StreamSocket | None = None
         self._near: UnixSide | None = None  # on a connection within this machine
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
         self._spin = Spin()
@@ -125,7 +130,7 @@ class BlockingConnection:
         return request
 
     def _receive_rest(
-        self, sock: socket.socket, steady: SteadyExchange, received: int
+        self, sock: StreamSocket, steady: SteadyExchange, received: int
     ) -> tuple[int, Exception | None]:
         """Receive the rest of an answer; return how much has come, and what went wrong."""
         if not received:
@@ -298,7 +303,7 @@ class BlockingConnection:
 
         Raises
         ------
-        Refused
+        Refused, Untrusted
             That error. Without it the client would try to reach a server that has ended.
         ConnectionLost
             When there is none.
@@ -306,9 +311,13 @@ class BlockingConnection:
         sock, session = self.socket, self._session
         if self._sockets:
             return  # of several servers each has its own receiver
-        with contextlib.suppress(OSError):
+        try:
             while sock is not None:
                 session.received(sock.recv_into(session.next_buffer(), 0, GLANCE))
+        except Untrusted:
+            raise
+        except OSError:
+            return
 
     def _send_the_rest(self, until: float) -> None:
         """Send what is left to send (a pong, say); if that fails, the next call connects again."""
@@ -364,11 +373,11 @@ class BlockingConnection:
             self.hang_up()
             raise ConnectionLost(f"{self._session.server}: {reason(error)}") from error
 
-    def _take_in(self, sock: socket.socket) -> None:
+    def _take_in(self, sock: StreamSocket) -> None:
         """Receive what has come; does not wait."""
         while self._sockets and move_all(self._sockets, 0):
             pass
-        while not self._sockets and select.select([sock], [], [], 0)[0]:
+        while not self._sockets and (read_ahead(sock) or select.select([sock], [], [], 0)[0]):
             self.steady = None
             self._receive(time.monotonic() + _ASIDE)
 
@@ -444,9 +453,7 @@ class BlockingConnection:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
-        if hasattr(select, "poll"):
-            self._poll = select.poll()
-            self._poll.register(sock, select.POLLIN)
+        self._poll = read_poll(sock)
         try:
             self._send(self._session.connected(_shared_by(self._near)), until)
         except OSError:
@@ -495,7 +502,7 @@ class BlockingConnection:
                 self._left(until)
         self._session.received(count)
 
-    def _wait_for_welcome(self, sock: socket.socket, until: float) -> None:
+    def _wait_for_welcome(self, sock: StreamSocket, until: float) -> None:
         """Wait until there is something to receive: the deadline may be sooner than a beat."""
         left = self._left(until)
         if self._poll is not None:

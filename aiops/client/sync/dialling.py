@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
-from aiops.client.backoff import ATTEMPT, overdue, reason
+from aiops.client.backoff import ATTEMPT, LONGEST_WELCOME, overdue, reason
 from aiops.client.shard_channel import ShardChannel
 from aiops.common import forks
 from aiops.common.urls import ServerAddress
-from aiops.errors import ConnectionLost
+from aiops.errors import ConnectionLost, Untrusted
 from aiops.net.dns import addresses_waited_for
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import tune
+from aiops.net.tls import TlsClient, TlsTarget, explained
+from aiops.net.tls_socket import StreamSocket, TlsSocket
 from aiops.net.unix_socket import UnixSide, welcomed
 
 
@@ -30,6 +33,8 @@ class Dialler:
         The URL of the server or servers, for error texts.
     left
         Returns the seconds that are left until a deadline, or raises `DeadlineExceeded`.
+    tls
+        Connects to servers by TLS; None: they speak plain TCP.
 
     Attributes
     ----------
@@ -39,8 +44,10 @@ class Dialler:
         Whether no connection is to be made any more.
     """
 
-    def __init__(self, url: str, left: Callable[[float], float]) -> None:
-        self._url, self._left = url, left
+    def __init__(
+        self, url: str, left: Callable[[float], float], tls: TlsClient | None = None
+    ) -> None:
+        self._url, self._left, self._tls = url, left, tls
         self._env = CURRENT_ENVIRONMENT.get()
         self.socket: socket.socket | None = None
         self.interrupted = self._forked = False
@@ -54,10 +61,11 @@ class Dialler:
 
     def connect_to_server(
         self, server: ServerAddress, until: float, patience: float
-    ) -> tuple[socket.socket, UnixSide | None]:
+    ) -> tuple[StreamSocket, UnixSide | None]:
         """Return a socket that is connected to a server; on this machine, with its side channel.
 
-        ``patience``: seconds that a server on this machine may take to accept the connection.
+        ``patience``: seconds that a server on this machine may take to accept the connection, and
+        another one for the handshake of TLS.
 
         Raises
         ------
@@ -65,22 +73,33 @@ class Dialler:
             When the server cannot be reached.
         """
         host, port = self.present_address(server)
-        return self._connect(host, port, server.url, until, patience)
+        target = None if self._tls is None else self._tls.target(server.host)
+        return self._connect(host, port, server.url, until, patience, target)
 
     def connect_to_shard(
         self, channel: ShardChannel, until: float
-    ) -> tuple[socket.socket, UnixSide | None]:
+    ) -> tuple[StreamSocket, UnixSide | None]:
         """Connect to another shard of the model; returns and raises as `connect_to_server`."""
         try:
-            found = self._connect(channel.host, channel.port, channel.server, until, ATTEMPT)
+            target = None if self._tls is None else self._tls.target(channel.host)
+            where = channel.host, channel.port, channel.server
+            found = self._connect(*where, until, LONGEST_WELCOME if target else ATTEMPT, target)
+        except Untrusted:
+            raise
         except OSError as error:
             raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
         found[0].settimeout(None)
         return found
 
     def _connect(
-        self, host: str, port: int, name: str, until: float, patience: float
-    ) -> tuple[socket.socket, UnixSide | None]:
+        self,
+        host: str,
+        port: int,
+        name: str,
+        until: float,
+        patience: float,
+        target: TlsTarget | None,
+    ) -> tuple[StreamSocket, UnixSide | None]:
         hosts = self._addresses(host, until)
         for address in hosts:
             near = self._env.connect_unix(address, port)
@@ -92,7 +111,29 @@ class Dialler:
             near.close()  # it does not share memory with this process
         sock = self._connect_to_any(hosts, port, until)
         tune(sock)
-        return sock, None
+        if target is None:
+            return sock, None
+        return self._secured(sock, target, name, min(until, time.monotonic() + patience)), None
+
+    def _secured(
+        self, sock: socket.socket, target: TlsTarget, name: str, until: float
+    ) -> TlsSocket:
+        """Go through the handshake of TLS."""
+        secured, self.socket = TlsSocket(sock, target, name), sock
+        try:
+            self.check()
+            secured.handshake(lambda: max(0.001, until - time.monotonic()))
+            return secured
+        except BaseException as error:
+            sock.close()
+            self.check()
+            if isinstance(error, TimeoutError):
+                raise overdue(name, "its part of the TLS handshake", "in time") from None
+            if isinstance(error, OSError):
+                raise explained(name, error) from None
+            raise
+        finally:
+            self.socket = None
 
     def _addresses(self, host: str, until: float) -> Sequence[str]:
         known = self._env.known_addresses(host)
@@ -164,7 +205,7 @@ class Dialler:
             self.socket.close()
 
 
-def shut_down(sock: socket.socket | None) -> None:
+def shut_down(sock: StreamSocket | None) -> None:
     """End both directions of a socket, if there is one: a thread that waits for it goes on."""
     if sock is not None:
         with contextlib.suppress(OSError):

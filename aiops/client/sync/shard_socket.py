@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
+from aiops.net.tls_socket import StreamSocket, read_ahead
 from aiops.net.unix_socket import UnixSide
 from aiops.wire.connection import Buffer
 
@@ -54,7 +55,7 @@ class ShardSocket:
     """
 
     def __init__(
-        self, sock: socket.socket, receiver: ByteReceiver, side: UnixSide | None = None
+        self, sock: StreamSocket, receiver: ByteReceiver, side: UnixSide | None = None
     ) -> None:
         self.socket, self.receiver, self._side = sock, receiver, side
         self._out: list[Buffer] = []
@@ -117,14 +118,15 @@ def move(sockets: Sequence[ShardSocket], seconds: float) -> bool:
     ConnectionLost, OSError
         When one of them is gone.
     """
-    poll, by_number = select.poll(), {}
+    poll, by_number, received = select.poll(), {}, False
     for shard in sockets:
         events = shard.events
+        if events & select.POLLIN and read_ahead(shard.socket):
+            received = shard.receive() or received
         if events:
             poll.register(shard.socket, events)
             by_number[shard.socket.fileno()] = shard
-    received = False
-    for number, event in poll.poll(max(0, int(seconds * 1000))):
+    for number, event in poll.poll(0 if received else max(0, int(seconds * 1000))):
         shard = by_number[number]
         if event & select.POLLOUT:
             shard.send()
@@ -133,7 +135,7 @@ def move(sockets: Sequence[ShardSocket], seconds: float) -> bool:
     return received
 
 
-def send_some(sock: socket.socket, buffers: list[Buffer], flags: int = 0) -> None:
+def send_some(sock: StreamSocket, buffers: list[Buffer], flags: int = 0) -> None:
     """Send some of what there is by one system call; what has gone out is taken off the list."""
     sent = sock.sendmsg(_up_to(SEND, buffers), [], flags)
     first = 0

@@ -25,6 +25,7 @@ from aiops.client.training_loop import (
 )
 from aiops.common import forks
 from aiops.common.closing import Closing
+from aiops.common.tls_files import Tls
 from aiops.errors import AiopsError, DeadlineExceeded, NotReady
 from aiops.model.layout import Array
 from aiops.model.tables import Table
@@ -83,7 +84,7 @@ class Worker(WorkerFacade, Closing):
     views
         True: `params` are read-only, and lie in the server's memory if it is on this machine. They
         are other arrays after each step, so look them up again. Default False: copies.
-    token, name, timeout
+    token, name, timeout, tls
         As `Client`'s; the default name is that of a worker.
 
     Attributes
@@ -121,10 +122,11 @@ class Worker(WorkerFacade, Closing):
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
+        tls: Tls | None = None,
     ) -> None:
         params = initial(params, tables)
         self._client = Client(
-            url, role="worker", token=token, name=name, timeout=timeout, pongs=True
+            url, role="worker", token=token, name=name, timeout=timeout, pongs=True, tls=tls
         )
         self._session = self._client._session
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aiops.common import urls
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.net.environment import Environment
+from aiops.net.tls import TlsTarget
 from aiops.serving.standby.link import ask
 from aiops.wire.messages import Message
 from aiops.wire.standby_messages import Fence
@@ -33,6 +34,7 @@ async def fence(
     run: str,
     generation: int,
     proof: bytes,
+    tls: Callable[[str], TlsTarget] | None,
 ) -> None:
     """Tell old primaries that they are superseded, again and again: they may be started again.
 
@@ -46,11 +48,13 @@ async def fence(
         The URLs of the old primaries.
     url, run, generation, proof
         The server that serves now, and the generation of the run that it has begun.
+    tls
+        Returns how to connect to a host by TLS, if these servers speak it.
     """
     host, port = urls.parse(url)
 
     def made(local: str) -> Message:
-        own = urls.write(local if host in _ANY else host, port)
+        own = urls.write(local if host in _ANY else host, port, tls=urls.is_tls(url))
         return Fence(1, run, generation, own, proof)
 
     said = dict[str, str]()
@@ -58,7 +62,7 @@ async def fence(
         answered = True
         for predecessor in predecessors:
             try:
-                await ask(env, predecessor, token, made, _FENCE)
+                await ask(env, predecessor, token, made, _FENCE, tls)
             except (ConnectionLost, OSError):
                 answered = False
             except AiopsError as error:

@@ -11,6 +11,7 @@ from aiops.common import urls
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, RemoteProtocolError, refusal
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import Environment
+from aiops.net.tls import TlsTarget
 from aiops.net.transport import MessageTransport
 from aiops.wire import handshake
 from aiops.wire.connection import Buffer, Connection, Limits
@@ -40,6 +41,8 @@ class OutgoingLink:
         The token that both share, if any.
     sink_for
         Returns the sink of a message with payloads. By default they are discarded.
+    tls
+        Returns how to connect to a host by TLS, if the URL is of such a server.
 
     Attributes
     ----------
@@ -53,7 +56,9 @@ class OutgoingLink:
         url: str,
         token: str | None,
         sink_for: Callable[[Message], Sink] | None = None,
+        tls: Callable[[str], TlsTarget] | None = None,
     ) -> None:
+        self._tls = tls if urls.is_tls(url) else None
         self._env, self._url, self._token = env, url, token
         self._sink_for = sink_for or (lambda message: Discard())
         self.lost: AiopsError | None = None
@@ -86,9 +91,10 @@ class OutgoingLink:
         host, port = urls.parse(self._url)
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
+        tls = None if self._tls is None else self._tls(host)
 
         async def reach(address: str) -> None:
-            await self._env.dial(lambda: self._link, address, port)
+            await self._env.dial(lambda: self._link, address, port, tls)
 
         challenge: Challenge | None = None
         try:
@@ -241,12 +247,13 @@ async def ask(
     token: str | None,
     request: Callable[[str], Message],
     patience: float,
+    tls: Callable[[str], TlsTarget] | None = None,
 ) -> Message:
     """Connect to a server, send it one message, and return the answer.
 
     Parameters
     ----------
-    env, url, token
+    env, url, token, tls
         As of `OutgoingLink`.
     request
         Returns the message, given the address of this side of the connection.
@@ -258,7 +265,7 @@ async def ask(
     AiopsError
         When there is none within ``patience`` seconds, or it is a refusal.
     """
-    link = OutgoingLink(env, url, token)
+    link = OutgoingLink(env, url, token, tls=tls)
     try:
         async with asyncio.timeout(patience):
             await link.open(observer(env, "aiops"), patience)

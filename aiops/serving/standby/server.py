@@ -42,6 +42,7 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import rollback
 from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config
+from aiops.serving.port import Listener, Port, certificates, reload_certificates
 from aiops.serving.server import Server
 from aiops.serving.standby.copy import StandbyCopy, serving_config
 from aiops.serving.standby.link import OutgoingLink, observer
@@ -61,8 +62,6 @@ from aiops.wire.standby_messages import (
 T = TypeVar("T")
 
 _log = logging.getLogger("aiops.server")
-
-_BACKLOG = 1024
 
 _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds between attempts to reach the primary: the first, and the longest."""
@@ -104,6 +103,8 @@ class StandbyServer:
         self._config, self._env = config, CURRENT_ENVIRONMENT.get()
         self._primaries = [server.url for server in urls.parse_all(config.standby)]
         self._primary = self._primaries[0]
+        self._tls = certificates(config)
+        self._target = None if self._tls is None else self._tls.target
         options, algorithm = config.options(), find(config.policy).make(config.settings())
         self._blank = Engine(algorithm, options)  # answers while there is no other
         self._named = algorithm.name, algorithm.settings()
@@ -134,7 +135,7 @@ class StandbyServer:
             *(lambda steady, nbytes: None, lambda peer: lambda message: Discard()),
         )
         self.connections.log_level = logging.DEBUG  # workers of a lost primary ask every 0.3 s
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._port: socket.socket | None = None  # while it is promoted
 
     # ------------------------------------------------------------ life
@@ -142,15 +143,12 @@ class StandbyServer:
     async def start(self) -> str:
         """Listen, and read the state that there is; return the URL."""
         loop, config = asyncio.get_running_loop(), self._config
-        try:
-            self._listener = listener = await loop.create_server(
-                self.connections.accept, config.host, config.port, backlog=_BACKLOG
-            )
-        except OSError as error:
-            why = error.strerror or error
-            raise UsageError(f"cannot listen on {config.host}:{config.port}: {why}") from None
+        given = self.connections.accept, self._tls, config.hello_deadline
+        own = Port(config.host, config.port, *given)
+        self._listener = listener = await own.bind(loop, None, None)
+        await own.listen(listener)
         host, port = listener.sockets[0].getsockname()[:2]
-        self.url = urls.write(host, port)
+        self.url = urls.write(host, port, tls=config.tls)
         try:
             self._copy = StandbyCopy(
                 *(serving_config(config, port), self._folder, self._env.disk),
@@ -307,6 +305,13 @@ class StandbyServer:
         if self._copy is not None:
             self._copy.close()
 
+    def reload_tls(self) -> None:
+        """Read the certificates again, as `aiops.serving.server.Server.reload_tls`."""
+        if self.server is None:
+            reload_certificates(self._tls)
+        else:
+            self.server.reload_tls()
+
     # ------------------------------------------------------------ the feed
 
     async def _follow(self, url: str) -> None:
@@ -317,7 +322,7 @@ class StandbyServer:
             return
         if config.follower:
             url = await self._uninterrupted(self._address_of_shard(url))
-        link = self._open = OutgoingLink(env, url, config.token, self._sink_for)
+        link = self._open = OutgoingLink(env, url, config.token, self._sink_for, self._target)
         self._epoch += 1
         held = copy.position
         hello = StandbyHello(
@@ -325,7 +330,7 @@ class StandbyServer:
             protocol=PROTOCOL,
             client=self._client,
             epoch=self._epoch,
-            name=self.url.removeprefix("aiops://"),
+            name=urls.address(*urls.parse(self.url)),
             pongs=True,
             nonce=env.token_bytes(16),
             agent=f"aiops-python/{__version__}",
@@ -360,8 +365,8 @@ class StandbyServer:
         config, shard = self._config, self._config.shard or 0
         for server in urls.parse_all(config.standby or ""):
             if server.url == url and len(server.followers) >= shard:
-                return urls.write(*server.followers[shard - 1])
-        lead = OutgoingLink(self._env, url, config.token)
+                return urls.write(*server.followers[shard - 1], tls=server.tls)
+        lead = OutgoingLink(self._env, url, config.token, tls=self._target)
         try:
             welcome = await lead.open(observer(self._env, "aiops"), config.hello_deadline)
         finally:
@@ -370,7 +375,7 @@ class StandbyServer:
         if len(table) < shard:
             raise ConnectionLost(f"{url} has no shard {shard} at present")
         host, port, _start = table[shard - 1]
-        return urls.write(host or urls.parse(url)[0], port)
+        return urls.write(host or urls.parse(url)[0], port, tls=urls.is_tls(url))
 
     async def _uninterrupted(self, opening: Coroutine[Any, Any, T]) -> T:
         """Return what a coroutine returns, unless this standby is to end or is promoted first."""
@@ -551,6 +556,7 @@ class StandbyServer:
         self._shards = ShardStandbys(
             *(self._config, self._env, copy.position.run, *self._named),
             *(lambda: copy.fed_by, copy.lead_proof, self._servers, copy.keep),
+            self._target,
         )
         self._shards.begin(copy.cuts)
 

@@ -11,6 +11,7 @@ from aiops.durable.shard_standbys import StandbyGroup
 from aiops.engine.events import Event, Lost, Order, Reported
 from aiops.errors import Refused
 from aiops.net.environment import Environment
+from aiops.net.tls import TlsTarget
 from aiops.serving.config import Config
 from aiops.serving.shard_links import ShardLinks
 from aiops.wire.server_messages import KeepSets
@@ -44,6 +45,8 @@ class ShardStandbys:
         Returns the shards that have a part of the model.
     keep
         Has the lead's standby keep the snapshots of these rows, and later ones.
+    tls
+        As of `ShardLinks`.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ShardStandbys:
         prove: Callable[[int], bytes],
         servers: Callable[[], Sequence[int]],
         keep: Callable[[Sequence[int]], None],
+        tls: Callable[[str], TlsTarget] | None,
     ) -> None:
         addresses, self._env = config.follower_addresses(), env
         count = len(addresses) + 1
@@ -72,6 +76,7 @@ class ShardStandbys:
             prove,
             lambda error: None,  # it is never to go back
             standby=True,
+            tls=tls,
         )
         self._changed = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None

@@ -127,6 +127,7 @@ class Network:
         factory: Callable[[], P],
         host: str | None = None,
         port: int | None = None,
+        tls: Any = None,
         *,
         ssl: Any = None,
         **_options: Any,
@@ -136,7 +137,7 @@ class Network:
         ``host`` is a host's name. ``127.0.0.1``, ``::1`` and ``localhost`` find the one host that
         listens on the port, if the current host does not.
         """
-        _no_tls(ssl)
+        _no_tls(ssl or tls)
         if host is None or port is None:
             raise UsageError("in virtual time a connection is made to a host and a port")
         here = self.host(HERE.get())
