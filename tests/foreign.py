@@ -145,10 +145,24 @@ def frame(header: dict[str, Any], payloads: Sequence[Payload]) -> bytes:
 
 def proof(token: str, side: str, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
     """Show knowledge of the token."""
+    facts = client_nonce, server_nonce, client.encode()
+    if side == "server":
+        return _mac(_mac(token.encode(), b"server key"), *facts)
+    key = _mac(token.encode(), b"client key")
+    signature = _mac(hashlib.sha256(key).digest(), *facts)
+    return bytes(a ^ b for a, b in zip(key, signature, strict=True))
+
+
+def token_id(token: str) -> bytes:
+    """The id of a token."""
+    return _mac(token.encode(), b"id")[:8]
+
+
+def _mac(key: bytes, *items: bytes) -> bytes:
     said = b""
-    for item in (b"aiops/4", side.encode(), client_nonce, server_nonce, client.encode()):
+    for item in (b"aiops/4", b"token", *items):
         said += struct.pack(">I", len(item)) + item
-    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+    return hmac.new(key, said, hashlib.sha256).digest()
 
 
 def chances(
@@ -252,7 +266,8 @@ class ForeignClient:
         header, _ = self.receive()
         if header["kind"] == "challenge":
             theirs = header["nonce"]
-            self.say("prove", id=0, proof=proof(token or "", "client", nonce, theirs, client))
+            given = proof(token or "", "client", nonce, theirs, client)
+            self.say("prove", id=0, proof=given, key=token_id(token or ""))
             header, _ = self.receive()
             if header["kind"] == "welcome":
                 wanted = proof(token or "", "server", nonce, theirs, client)

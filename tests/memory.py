@@ -151,7 +151,7 @@ class MemorySocket:
             return
         admitted = self._handshake.receive(message)
         assert isinstance(admitted, Admitted)
-        self._server.post(Joined(0.0, self.peer, *admitted))
+        self._server.post(Joined(0.0, self.peer, *admitted[:2]))
 
     def lose(self) -> None:
         """Lose the connection, and what is under way on it."""

@@ -26,6 +26,7 @@ from aiops.wire.encoding import encode
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message, Welcome
 from aiops.wire.sinks import Sink
+from aiops.wire.token_keys import token_id
 from tests.driven import Driven
 from tests.support import PATIENCE
 from tests.zygote import ForkedPopen
@@ -121,7 +122,7 @@ class Peer:
         if isinstance(answer, messages.Challenge):
             assert token is not None
             given = proof(token, "client", self.nonce, answer.nonce, self.client)
-            self._say(messages.Prove(answer.id, given))
+            self._say(messages.Prove(answer.id, given, token_id(token)))
             answer = self.receive()
         assert isinstance(answer, Welcome), answer
         self.welcome = answer

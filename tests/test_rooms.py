@@ -35,6 +35,7 @@ ARROWS: Mapping[str, str] = {
     "codecs":         "errors common kernels model",
     "wire":           "errors common model",
     "state":          "errors common kernels model",
+    "access":         "errors wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
@@ -48,8 +49,8 @@ ARROWS: Mapping[str, str] = {
                       " averaging net",
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
-    "serving":        "_version errors common kernels model wire algorithms bandwidth store engine"
-                      " averaging shards net state durable",
+    "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
+                      " engine averaging shards net state durable",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
@@ -57,8 +58,8 @@ ARROWS: Mapping[str, str] = {
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
                       " net serving client data sim",
-    "cli":            "_version errors common model wire state durable algorithms bandwidth engine"
-                      " net serving client launch sim lab",
+    "cli":            "_version access errors common model wire state durable algorithms bandwidth"
+                      " engine net serving client launch sim lab",
     "server":         "serving net cli",
     "__main__":       "net cli",
 }  # fmt: skip

@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
+    "access": (4, 510),
     "algorithms": (26, 2806),
     "averaging": (4, 519),
     "bandwidth": (9, 1847),
-    "cli": (34, 5674),
+    "cli": (35, 5840),
     "client": (63, 13615),
     "codecs": (11, 2236),
     "common": (13, 1051),
@@ -32,13 +33,13 @@ SIZES = {
     "net": (27, 4149),
     "ray": (14, 2797),
     "server": (1, 21),
-    "serving": (43, 10320),
+    "serving": (44, 10510),
     "shards": (19, 3990),
     "sim": (38, 6858),
     "state": (9, 2033),
     "store": (17, 3970),
     "testing": (1, 237),
-    "wire": (17, 3192),
+    "wire": (18, 3270),
 }
 
 SLACK = 1.02

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "relay": "Let workers that average meet, behind NAT.",
     "promote": "Have a standby take its primary's place.",
     "tls": "Make certificates: a CA, a server's, the workers'.",
+    "token": "Make, list and revoke the tokens of a server.",
     "state": "Look into the directory of a server's --state.",
     "replay": "Run a recorded run again, to bit-identical parameters.",
     "policies": "List the algorithms; with a NAME, explain one.",

@@ -86,7 +86,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
         *(_facts(report), *_file_errors(report), *_standbys(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_data_sets(report), *_filter(report), *_staleness(report)),
-        *(*ledger_tables(report["ledger"]), "", _clients(report)),
+        *(*ledger_tables(report["ledger"]), "", _clients(report), *_tokens(report)),
     )
     return Group(_heading(url, report), "", *parts)
 
@@ -328,6 +328,19 @@ def _clients(report: Mapping[str, Any]) -> Table:
     if more:
         table.add_row(f"... and {more:,} more", style="dim")
     return table
+
+
+def _tokens(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Return a table of the server's tokens, if it asks for one."""
+    rows = report.get("tokens", ())
+    if not rows:
+        return
+    table = empty_table("token", "role", "connections", "refused", "")
+    for row in rows[:_MOST]:
+        numbers = f"{row['connections']:,}", f"{row['refused']:,}"
+        table.add_row(row["name"], row["role"], *numbers, "expired" if row["expired"] else "")
+    yield ""
+    yield table
 
 
 def _state(row: Mapping[str, Any]) -> str:

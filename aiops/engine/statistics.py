@@ -21,6 +21,7 @@ _OF_THE_PROCESS = (
         "profile",
         "file_errors",
         "state",
+        "tokens",
         "aiops",
         "time",
         "kernels",

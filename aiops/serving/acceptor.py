@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from aiops.access.control import AccessControl
+from aiops.access.strangers import StrangerPool
+from aiops.access.tokens import TokenTable
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.engine.steady import Steady
-from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
+from aiops.errors import AiopsError, DeadlineExceeded, Refused, Unavailable
 from aiops.net.busy_poll import BusyPoll
 from aiops.net.confinement import peer_process
 from aiops.net.cpu_count import usable
@@ -25,6 +28,7 @@ from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
 from aiops.serving.standby.feeds import StandbyFeeds
+from aiops.serving.token_file import TokenFile
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
@@ -100,8 +104,12 @@ class Acceptor:
     pacing
         Its bandwidth budget, if it has one. A follower gets one from its lead, for the connections
         that come later.
+    access
+        Decides what each of them may do.
     most
-        Bound on their number.
+        Bound on the number of those that are admitted.
+    strangers
+        Those that are not, which have a bound of their own.
     peers
         The open connections, by number.
     busy_poll
@@ -138,7 +146,9 @@ class Acceptor:
         self.control: Callable[[int, Message], None] | None = None
         self.log_level = logging.INFO
         self.pacing: Pacing | None = None
-        self.most = config.max_connections
+        self.most, self.strangers = config.max_connections, StrangerPool()
+        self._token_file = TokenFile(config.tokens, config.token)
+        self.access = AccessControl(self._token_file.read(), env.wall_clock)
         if pacing is not None:
             self.pace(pacing)
         self.busy_poll = BusyPoll(env.spin(), usable())
@@ -160,7 +170,8 @@ class Acceptor:
     def pace(self, pacing: Pacing) -> None:
         """Keep the connections that come from here on to a bandwidth budget."""
         self.pacing = pacing
-        self.most = min(self._config.max_connections, pacing.most)
+        self.strangers.most = max(1, min(self.strangers.most, pacing.most // 8))
+        self.most = min(self._config.max_connections, max(1, pacing.most - self.strangers.most))
 
     def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
         return link if self._measure is unmeasured else Receiving(link, self._measure)
@@ -182,6 +193,7 @@ class Acceptor:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
+        self._look_at_tokens()
         pools = self._coordinator.pools  # of pushes and of rows; a follower has two of each
         crowded = [any(pool.waiting > 0 for pool in pools[kind::2]) for kind in (0, 1)]
         for peer in list(self.peers.values()):
@@ -194,6 +206,24 @@ class Acceptor:
             if late is not None:
                 _log.warning("dropping %s: %s", late.link.peer_name, why)
                 late.link.fault(DeadlineExceeded(why))
+
+    def _look_at_tokens(self) -> None:
+        """Take the token file's changes, and end the connections of tokens that are of no use."""
+        table: TokenTable | None = self._token_file.changed()
+        for line in self.access.change(table) if table is not None else ():
+            _log.info("%s: %s", self._config.tokens, line)
+        for number, why in self.access.ended():
+            peer = self.peers.get(number)
+            if peer is not None and peer.link.wire.state != "closed":
+                _log.warning("ending the connection of %s: %s", peer.link.peer_name, why)
+                self.refuse_one(peer, why)
+
+    def refuse_one(self, peer: Peer, why: Refused) -> None:
+        """Send a peer a fatal error, and close its connection when it has been sent."""
+        link = peer.link
+        if link.wire.state != "closed":
+            link.send(link.wire.send(Error(0, why.code, str(why), why.details, True)))
+        link.close()
 
     def _patience(self, nbytes: int) -> float:
         """Return the seconds that a transfer of ``nbytes`` may take."""
@@ -236,17 +266,32 @@ class Acceptor:
         """Greet a new connection, or refuse one too many."""
         nonce = self._env.token_bytes(16)
         handshake = ServerHandshake(
-            *(self._config.token, nonce),
+            *(self.access.find, nonce),
             follower=self._config.follower,
             journal=self.standbys is not None,
             refusal=self.refusal,
+            forbids=self._forbids,
         )
-        self.peers[link.number] = Peer(link, handshake, self._now())
+        peer = self.peers[link.number] = Peer(link, handshake, self._now())
         self.busy_poll.serve(len(self.peers))
-        if len(self.peers) > self.most:
-            text = f"the server has its {self.most} connections already"
-            link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
-            link.close()
+        oldest = self.strangers.came(link.number, link.peer_name.rpartition(":")[0])
+        if oldest is not None and oldest in self.peers:
+            text = "others came while it did not introduce itself"
+            self.peers[oldest].link.fault(Unavailable(text))
+        full = self._full
+        if full is not None:
+            self.refuse_one(peer, full)
+
+    @property
+    def _full(self) -> Unavailable | None:
+        """The refusal of one more client; None: there is room for it."""
+        if len(self.peers) - len(self.strangers) < self.most:
+            return None
+        return Unavailable(f"the server has its {self.most} connections already")
+
+    def _forbids(self, hello: Greeting, key: bytes) -> Refused | None:
+        """Return the refusal of a client that knows its token, or None."""
+        return self._full or self.access.forbids(hello, key)
 
     def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
         """Pass a message on to the engine, before the welcome to the handshake."""
@@ -255,6 +300,8 @@ class Acceptor:
             peer.given_back(message.id)
         elif kind is Share:
             pass  # the connection has mapped it
+        elif kind in _CONTROL and not self._allows(peer, message):
+            pass  # it was told
         elif self.control is not None and kind in _CONTROL:
             self.control(link.number, message)
         elif peer.handshake.admitted is not None:
@@ -269,6 +316,17 @@ class Acceptor:
         busy_poll.received = True
         if busy_poll.idle:
             busy_poll.begin()
+
+    def _allows(self, peer: Peer, message: Message) -> bool:
+        """Return whether a peer may ask for what concerns the server itself; refuse it if not."""
+        link = peer.link
+        why, name = self.access.forbids_request(link.number), self.access.name_of(link.number)
+        if why is None:
+            _log.info("%s at %s asks for %r", name, link.peer_name, message.kind)
+            return True
+        _log.warning("%s at %s may not ask for %r", name, link.peer_name, message.kind)
+        link.send(link.wire.send(Error(message.id, why.code, str(why), why.details, False)))
+        return False
 
     def _take_shortcut(self, peer: Peer, steady: Steady) -> None:
         """Have a connection's exchanges answered by `Steady.exchange` from here on."""
@@ -285,6 +343,8 @@ class Acceptor:
                 link.close()
             return
         hello = answer.hello
+        self.strangers.gone(link.number)
+        holder = self.access.admit(link.number, hello, answer.key)
         if isinstance(link, PacedTransport) and not isinstance(hello, Hello | ShardHello):
             link.exempt()  # the budget is of clients
         if isinstance(hello, StandbyHello):
@@ -293,7 +353,11 @@ class Acceptor:
             return
         if isinstance(link, PacedTransport) and isinstance(hello, Hello | ShardHello):
             link.joined(hello.client)
-        _log.log(self.log_level, "%s %r joined from %s", hello.role, hello.name, link.peer_name)
+        by = f" with token {holder!r}" if holder else ""
+        _log.log(
+            *(self.log_level, "%s %r joined from %s%s"),
+            *(hello.role, hello.name, link.peer_name, by),
+        )
         traffic = link.wire.traffic
         self._post(Joined(self._now(), link.number, hello, answer.proof, traffic))
 
@@ -308,6 +372,8 @@ class Acceptor:
         if peer is None:
             return
         self.busy_poll.serve(len(self.peers))
+        self.strangers.gone(link.number)
+        self.access.left(link.number)
         peer.lost()
         hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"

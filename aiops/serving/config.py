@@ -90,6 +90,10 @@ class Config:
     tls_ca: Path | None = _option(
         None, "Ask clients for a certificate too, issued by a CA in this PEM file."
     )
+    tokens: Path | None = _option(
+        None,
+        "A file of tokens with names and roles, which `aiops token` writes; read as it changes.",
+    )
     workers: int | None = _option(None, "How many workers take part (barriers need to know).")
     worker_deadline: float = _option(300.0, "Seconds a barrier waits for one worker's compute.")
     consistency: str = _option("leased", "'leased': reads see one version. 'relaxed': may mix.")
@@ -205,11 +209,18 @@ class Config:
         if self.token == "":
             raise UsageError("the token is empty: give a real one, or none")
         self._check_tls()
-        if self.token is None and self.tls_ca is None and not is_loopback(self.host):
+        open_to_all = self.token is None and self.tokens is None and self.tls_ca is None
+        if open_to_all and not is_loopback(self.host):
             raise UsageError(
                 f"refusing to listen on {self.host} without a token: any process there could read"
                 " and change the model. Set AIOPS_TOKEN (openssl rand -hex 16 makes a good one),"
                 " or have clients show a certificate (--tls-cert, --tls-ca), or listen on 127.0.0.1"
+            )
+        several = self.sharded or self.follower or self.standby is not None
+        if self.tokens is not None and self.token is None and several:
+            raise UsageError(
+                "the servers of a run prove to each other that they belong to it: give each of them"
+                " the same --token, too, better as AIOPS_TOKEN; with --tokens it is theirs alone"
             )
         if self.record is not None and self.consistency == "relaxed":
             raise ConflictError(

@@ -208,6 +208,7 @@ class Server:
             "profile": self._profile.report() if self._profile is not None else None,
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
             "state": self.state_report(),
+            "tokens": self.connections.access.report(),
             "aiops": __version__,
             "time": self._env.wall_clock(),
         }

@@ -51,7 +51,7 @@ FOLLOWERS_SETTINGS = (
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
     *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "keep_journal"),
-    *("standby_deadline", "tls_cert", "tls_key", "tls_ca"),
+    *("standby_deadline", "tls_cert", "tls_key", "tls_ca", "tokens"),
 )
 """The lead's settings that followers get as flags; they get the token by the environment."""
 

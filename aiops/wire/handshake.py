@@ -1,8 +1,8 @@
 """The handshake of both sides, sans-I/O: protocol version, role and token.
 
 The token itself is never sent. Each side sends a nonce. The client proves that it knows the token
-by an HMAC over both nonces, and so does the server in its welcome: else a client would send its
-gradients to any process that listens on the right port.
+by an HMAC over both nonces (`aiops.wire.token_keys`), and so does the server in its welcome: else a
+client would send its gradients to any process that listens on the right port.
 
 The servers of a run share a secret, by which each proves its generation in its welcome. Clients
 keep that proof, and an earlier server ends when it is shown to it. A lead proves with the secret
@@ -14,12 +14,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from aiops.errors import RemoteProtocolError, Superseded, Unauthorised
+from aiops.errors import Refused, RemoteProtocolError, Superseded, Unauthorised
 from aiops.wire.messages import (
     PROTOCOL,
-    WIRE_NAME,
     Challenge,
     Error,
     Hello,
@@ -30,15 +29,28 @@ from aiops.wire.messages import (
 from aiops.wire.server_messages import Greeting, ShardWelcome
 from aiops.wire.standby_messages import StandbyHello, StandbyWelcome
 from aiops.wire.state_machine import Side
+from aiops.wire.token_keys import (
+    FindKeys,
+    TokenKeys,
+    client_proof,
+    keys_of,
+    proves_token,
+    server_proof,
+    token_id,
+)
 
 ROLES = ("worker", "observer")
 
 
 class Admitted(NamedTuple):
-    """The end of a handshake: the client's hello, and the server's proof for the welcome."""
+    """The end of a handshake: the client's hello, and the server's proof for the welcome.
+
+    ``key``: the id of the token that the client knows; empty if none was asked for.
+    """
 
     hello: Greeting
     proof: bytes
+    key: bytes = b""
 
 
 class ServerHandshake:
@@ -46,8 +58,8 @@ class ServerHandshake:
 
     Parameters
     ----------
-    token
-        The token that a client must know, or None to admit every client.
+    find
+        Finds the keys of the token that a client says it has; None: every client is admitted.
     nonce
         16 random bytes, never used before.
     follower
@@ -57,6 +69,8 @@ class ServerHandshake:
     refusal
         Returns the reason for which a greeting's claim is refused, or an empty text. It is asked
         about those that know the token.
+    forbids
+        Returns the refusal of a greeting by the token with that id, or None.
 
     Attributes
     ----------
@@ -68,38 +82,42 @@ class ServerHandshake:
 
     def __init__(
         self,
-        token: str | None,
+        find: FindKeys | None,
         nonce: bytes,
         *,
         follower: bool = False,
         journal: bool = False,
         refusal: Callable[[Greeting], str] = lambda hello: "",
+        forbids: Callable[[Greeting, bytes], Refused | None] = lambda hello, key: None,
     ) -> None:
-        self._token, self._nonce = token, nonce
+        self._find, self._nonce, self._forbids = find, nonce, forbids
         self._follower, self._journal, self._refusal = follower, journal, refusal
         self.hello: Greeting | None = None
         self.admitted: Admitted | None = None
-        self._challenged: tuple[Greeting, str] | None = None  # with the token to prove
+        self._challenged: Greeting | None = None
 
     def receive(self, message: Message) -> Challenge | Error | Admitted:
         """Return the answer, or that the client is admitted: the engine sends the welcome."""
         if isinstance(message, Greeting):
             return self._receive_hello(message)
         if isinstance(message, Prove) and self._challenged is not None:
-            return self._receive_proof(message, *self._challenged)
+            return self._receive_proof(message, self._challenged)
         # The wire's table lets nothing else through but the hello of a ring.
         text = "this is the server: a round's workers listen at other addresses"
         return _fatal(message.id, "protocol", text)
 
-    def _receive_proof(self, message: Prove, hello: Greeting, token: str) -> Error | Admitted:
+    def _receive_proof(self, message: Prove, hello: Greeting) -> Error | Admitted:
         facts = hello.nonce, self._nonce, hello.client
-        if not proves(message.proof, token, "client", *facts):
+        keys = self._find(message.key) if self._find is not None else None
+        # Without such a token the same is computed: the time tells no stranger which there are.
+        right = proves_token(message.proof, keys or _NO_TOKEN, *facts)
+        if keys is None or not right:
             return _fatal(
                 message.id,
                 Unauthorised.code,
-                "the token is wrong: give the client the token that the server was started with",
+                "the token is wrong: give the client a token that the server takes now",
             )
-        return self._admit(hello, proof(token, "server", *facts))
+        return self._admit(hello, server_proof(keys.server, *facts), keys.id)
 
     def _receive_hello(self, hello: Greeting) -> Challenge | Error | Admitted:
         if hello.protocol != PROTOCOL:
@@ -126,16 +144,19 @@ class ServerHandshake:
             text = f"the role {hello.role!r} is neither 'worker' nor 'observer'"
             return _fatal(hello.id, "protocol", text)
         self.hello = hello
-        if self._token is not None:
-            self._challenged = hello, self._token
+        if self._find is not None:
+            self._challenged = hello
             return Challenge(hello.id, self._nonce)
-        return self._admit(hello, b"")
+        return self._admit(hello, b"", b"")
 
-    def _admit(self, hello: Greeting, proof: bytes) -> Error | Admitted:
+    def _admit(self, hello: Greeting, proof: bytes, key: bytes) -> Error | Admitted:
+        fault = self._forbids(hello, key)
+        if fault is not None:
+            return _fatal(hello.id, fault.code, str(fault))
         why = self._refusal(hello)
         if why:
             return _fatal(hello.id, Superseded.code, why)
-        self.admitted = Admitted(hello, proof)
+        self.admitted = Admitted(hello, proof, key)
         return self.admitted
 
 
@@ -150,7 +171,7 @@ def answer(challenge: Challenge, hello: Greeting, token: str | None, server: str
     if token is None:
         raise Unauthorised(f"{server} asks for a token: pass token=... or set AIOPS_TOKEN")
     given = proof(token, "client", hello.nonce, challenge.nonce, hello.client)
-    return Prove(challenge.id, given)
+    return Prove(challenge.id, given, token_id(token))
 
 
 def check_welcome(
@@ -180,8 +201,8 @@ def check_welcome(
             f"{server} asked for no token although this client has one: it may be another server;"
             " start the server with the token, or connect without it"
         )
-    facts = hello.nonce, challenge.nonce, hello.client
-    if not proves(welcome.proof, token, "server", *facts):
+    right = proof(token, "server", hello.nonce, challenge.nonce, hello.client)
+    if not hmac.compare_digest(welcome.proof, right):
         raise Unauthorised(f"{server} does not know the token: it may not be the server it claims")
 
 
@@ -190,17 +211,11 @@ def _fatal(id: int, code: str, text: str) -> Error:
 
 
 def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
-    """Return the HMAC-SHA256 by which ``side`` shows that it knows the token.
-
-    Both nonces and the client's id are in it, so that a proof is of no use in another handshake.
-    """
-    facts = WIRE_NAME, side.encode(), client_nonce, server_nonce, client.encode()
-    return _mac(token.encode(), *facts)
-
-
-def proves(given: bytes, token: str, side: Side, *facts: Any) -> bool:
-    """Compare a given proof with the right one, in constant time."""
-    return hmac.compare_digest(given, proof(token, side, *facts))
+    """Return the 32 bytes by which ``side`` shows a peer that it knows the token."""
+    facts = client_nonce, server_nonce, client
+    if side == "client":
+        return client_proof(token, *facts)
+    return server_proof(keys_of(token).server, *facts)
 
 
 def generation_proof(secret: bytes, run: str, generation: int, *, lead: bool = False) -> bytes:
@@ -228,3 +243,6 @@ def _mac(key: bytes, *facts: bytes) -> bytes:
     """Return the HMAC-SHA256 of facts, each behind its length, so that none runs into another."""
     text = b"".join(len(fact).to_bytes(4, "big") + fact for fact in facts)
     return hmac.new(key, text, hashlib.sha256).digest()
+
+
+_NO_TOKEN = TokenKeys(b"", bytes(32), bytes(32))

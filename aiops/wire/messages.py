@@ -79,6 +79,7 @@ class Prove(Message):
 
     kind = "prove"
     proof: Blob
+    key: Blob = b""  # the id of that token
 
 
 @value

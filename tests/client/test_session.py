@@ -38,6 +38,7 @@ from aiops.wire.fields import MAX_COUNT
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
+from aiops.wire.token_keys import only
 from tests.driven import Driven
 from tests.strategies import DETERMINISTIC
 from tests.wire.test_connection import feed, frame
@@ -87,7 +88,9 @@ class Server:
     def connected(self) -> None:
         """Begin on a new connection."""
         self._peer += 1
-        self._handshake = ServerHandshake(self.token, self._peer.to_bytes(16, "big"))
+        self._handshake = ServerHandshake(
+            self.token and only(self.token), self._peer.to_bytes(16, "big")
+        )
         self.wire = Driven("server", self.engine.admission.sink_for)
         self.down = b""
 
@@ -119,7 +122,7 @@ class Server:
             return
         reply = self._handshake.receive(message)
         if isinstance(reply, Admitted):
-            self._post(Joined(0.0, self._peer, *reply))
+            self._post(Joined(0.0, self._peer, *reply[:2]))
         else:
             self.say(reply)
 

@@ -34,6 +34,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "tls_cert": (Path("a.pem"), Path("b.pem"), Path("c.pem")),
     "tls_key": (Path("a.key"), Path("b.key"), Path("c.key")),
     "tls_ca": (Path("a.pem"), Path("b.pem"), Path("c.pem")),
+    "tokens": (Path("a.toml"), Path("b.toml"), Path("c.toml")),
     "workers": (4, 5, 6),
     "worker_deadline": (1.5, 2.5, 3.5),
     "consistency": ("relaxed", "leased", "relaxed"),

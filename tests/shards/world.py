@@ -132,7 +132,7 @@ class Host:
                 line.down.say(line.wire.send(answer))
                 continue
             line.joined = True
-            self.post(Joined(self.world.now, line.number, *answer))
+            self.post(Joined(self.world.now, line.number, *answer[:2]))
 
     def lost(self, line: Line) -> None:
         self.lines.pop(line.number, None)

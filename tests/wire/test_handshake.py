@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.wire import handshake
-from aiops.wire.handshake import Admitted, ServerHandshake, answer, check_welcome, proof, proves
+from aiops.wire.handshake import Admitted, ServerHandshake, answer, check_welcome, proof
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Hello, Prove, Welcome
-from aiops.wire.state_machine import Side
+from aiops.wire.token_keys import keys_of, only, proves_token, token_id
 from tests.strategies import DETERMINISTIC
 
 CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16
@@ -31,7 +31,7 @@ def welcome(proof: bytes = b"", protocol: int = PROTOCOL) -> Welcome:
 
 def meet(client_token: str | None, server_token: str | None) -> tuple[ServerHandshake, Welcome]:
     """Go through a greeting, up to the welcome that the server would give."""
-    server, said = ServerHandshake(server_token, SERVER_NONCE), hello()
+    server, said = ServerHandshake(server_token and only(server_token), SERVER_NONCE), hello()
     reply = server.receive(said)
     challenge = reply if isinstance(reply, Challenge) else None
     if challenge is not None:
@@ -77,7 +77,7 @@ class TestTogether:
 
 class TestServer:
     def test_a_challenge_answers_the_hello(self) -> None:
-        server = ServerHandshake(TOKEN, SERVER_NONCE)
+        server = ServerHandshake(only(TOKEN), SERVER_NONCE)
         assert server.receive(hello()) == Challenge(3, SERVER_NONCE)
         assert not server.admitted
 
@@ -109,9 +109,9 @@ class TestServer:
         ],
     )
     def test_no_other_proof_is_taken(self, given_proof: bytes) -> None:
-        server = ServerHandshake(TOKEN, SERVER_NONCE)
+        server = ServerHandshake(only(TOKEN), SERVER_NONCE)
         server.receive(hello())
-        reply = server.receive(Prove(4, given_proof))
+        reply = server.receive(Prove(4, given_proof, token_id(TOKEN)))
         assert isinstance(reply, Error)
         assert (reply.id, reply.code, reply.fatal) == (4, "unauthorised", True)
         assert server.admitted is None, "the server proves nothing to a stranger"
@@ -127,7 +127,7 @@ class TestServer:
     @pytest.mark.parametrize("token", [None, TOKEN])
     @pytest.mark.parametrize("role", ["", "Worker", "boss", "x" * 4096])
     def test_another_role_is_refused(self, role: str, token: str | None) -> None:
-        server = ServerHandshake(token, SERVER_NONCE)
+        server = ServerHandshake(token and only(token), SERVER_NONCE)
         reply = server.receive(hello(role=role))
         assert isinstance(reply, Error)
         assert (reply.code, reply.fatal) == ("protocol", True)
@@ -145,7 +145,8 @@ class TestClient:
 
     def test_the_answer_has_the_challenges_id(self) -> None:
         said = answer(Challenge(9, SERVER_NONCE), hello(), TOKEN, URL)
-        assert said == Prove(9, proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me"))
+        given = proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me")
+        assert said == Prove(9, given, token_id(TOKEN))
 
     @pytest.mark.parametrize(
         "given_proof",
@@ -174,13 +175,23 @@ class TestClient:
             check_welcome(welcome(protocol=7), hello(), None, token, URL)
 
 
+def mac(key: bytes, *items: bytes) -> bytes:
+    """The HMAC of the page."""
+    facts = b"aiops/4", b"token", *items
+    said = b"".join(len(item).to_bytes(4, "big") + item for item in facts)
+    return hmac.new(key, said, hashlib.sha256).digest()
+
+
 class TestProof:
     def test_it_is_what_the_page_says(self) -> None:
-        said = b""
-        for item in (b"aiops/4", b"client", b"12345678901234567", b"s" * 64, "кот".encode()):
-            said += len(item).to_bytes(4, "big") + item
-        wanted = hmac.new("schlüssel".encode(), said, hashlib.sha256).digest()
-        assert proof("schlüssel", "client", b"12345678901234567", b"s" * 64, "кот") == wanted
+        token, facts = "schlüssel".encode(), (b"12345678901234567", b"s" * 64, "кот".encode())
+        key = mac(token, b"client key")
+        signature = mac(hashlib.sha256(key).digest(), *facts)
+        wanted = bytes(a ^ b for a, b in zip(key, signature, strict=True))
+        assert proof("schlüssel", "client", *facts[:2], "кот") == wanted
+        wanted = mac(mac(token, b"server key"), *facts)
+        assert proof("schlüssel", "server", *facts[:2], "кот") == wanted
+        assert token_id("schlüssel") == mac(token, b"id")[:8]
 
     @DETERMINISTIC
     @given(st.binary(max_size=5), st.binary(max_size=5), st.text(max_size=3), st.integers(0, 5))
@@ -193,10 +204,20 @@ class TestProof:
         first = proof(TOKEN, "client", theirs, ours, client)
         assert (proof(TOKEN, "client", *moved, client) == first) == (moved == (theirs, ours))
 
-    @pytest.mark.parametrize("side", ["client", "server"])
-    def test_proves(self, side: Side) -> None:
+    def test_a_server_checks_it_with_the_keys_alone(self) -> None:
         said = (CLIENT_NONCE, SERVER_NONCE, "me")
-        given_proof = proof(TOKEN, side, *said)
-        assert proves(given_proof, TOKEN, side, *said)
-        assert not proves(given_proof, TOKEN, "server" if side == "client" else "client", *said)
-        assert not proves(given_proof, "other", side, *said)
+        given_proof = proof(TOKEN, "client", *said)
+        assert proves_token(given_proof, keys_of(TOKEN), *said)
+        assert not proves_token(proof(TOKEN, "server", *said), keys_of(TOKEN), *said)
+        assert not proves_token(given_proof, keys_of("other"), *said)
+
+    def test_what_a_server_keeps_makes_no_proof_of_a_client(self) -> None:
+        """A thief of the token file has all that a server knows, and is refused."""
+        said = (CLIENT_NONCE, SERVER_NONCE, "me")
+        keys = keys_of(TOKEN)
+        for key in keys:
+            signature = mac(keys.stored, *said[:2], b"me")
+            padded = key.ljust(32, b"\0")
+            forged = bytes(a ^ b for a, b in zip(padded, signature, strict=True))
+            assert not proves_token(forged, keys, *said)
+            assert not proves_token(mac(key, *said[:2], b"me"), keys, *said)

@@ -25,6 +25,7 @@ from aiops.wire import messages
 from aiops.wire.encoding import encode
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Error, Message, Pong, Push
+from aiops.wire.token_keys import token_id
 from tests.peers import Peer, Process, define, enclose, eventually, frame, header_of, push, serving
 from tests.support import PATIENCE, ServerThread
 
@@ -189,7 +190,7 @@ class TestToken:
         with Peer(server.url, greet=False) as peer:
             challenge = peer.ask(peer.hello())
             assert isinstance(challenge, messages.Challenge)
-            answer = peer.ask(messages.Prove(0, given))
+            answer = peer.ask(messages.Prove(0, given, token_id("open sesame")))
             assert isinstance(answer, Error)
             assert (answer.code, answer.fatal) == ("unauthorised", True)
             assert peer.dropped()
@@ -212,10 +213,11 @@ class TestToken:
             assert isinstance(challenge, messages.Challenge)
             said = (honest.nonce, challenge.nonce, honest.client)
             overheard = proof("open sesame", "client", *said)
-            assert isinstance(honest.ask(messages.Prove(0, overheard)), messages.Welcome)
+            stolen = messages.Prove(0, overheard, token_id("open sesame"))
+            assert isinstance(honest.ask(stolen), messages.Welcome)
             thief.client, thief.nonce = honest.client, honest.nonce
             assert isinstance(thief.ask(thief.hello()), messages.Challenge)
-            refused = thief.ask(messages.Prove(0, overheard))
+            refused = thief.ask(stolen)
             assert isinstance(refused, Error)
             assert refused.code == "unauthorised"
             assert isinstance(honest.ask(messages.Ping(1)), Pong), "it keeps its seat"
@@ -226,7 +228,7 @@ class TestToken:
             challenge = peer.ask(peer.hello())
             assert isinstance(challenge, messages.Challenge)
             mirrored = proof("open sesame", "server", peer.nonce, challenge.nonce, peer.client)
-            answer = peer.ask(messages.Prove(0, mirrored))
+            answer = peer.ask(messages.Prove(0, mirrored, token_id("open sesame")))
             assert isinstance(answer, Error)
             assert answer.code == "unauthorised"
 

@@ -136,7 +136,7 @@ class MemoryServer:
             admitted = handshake.receive(message)
             assert isinstance(admitted, Admitted), "no token is asked for in memory"
             traffic = line.server.traffic
-            self.post(Joined(self.now, peer, *admitted, traffic))
+            self.post(Joined(self.now, peer, admitted.hello, admitted.proof, traffic))
 
     def post(self, event: Event) -> None:
         """Let the engine handle an event, and carry out all effects that follow."""

@@ -80,6 +80,7 @@ from aiops.wire.standby_messages import (
     StandbyWelcome,
 )
 from aiops.wire.state_machine import HANDSHAKE, Side
+from aiops.wire.token_keys import only, token_id
 from docs._tools.wire.sharded import exchange
 
 
@@ -172,9 +173,10 @@ def one_of_each() -> list[Example]:
     plan = {"routine": "direct"}
     ring = (("10.0.0.5", 40001, True), ("10.0.0.6", 40001, True))
     digest = Layout(rows).digest
+    given = proof(TOKEN, "client", *NONCES, hello().client)
     found = [
         _sent("client", hello()),
-        _sent("client", m.Prove(0, proof(TOKEN, "client", *NONCES, hello().client))),
+        _sent("client", m.Prove(0, given, token_id(TOKEN))),
         _sent("client", m.Define(1, rows, _floats(0)), struct.pack("<3f", 1, 2, 3)),
         _sent("client", m.Describe(2)),
         _sent("client", m.Push(3, 1, True, 6, _floats(6)), struct.pack("<3f", 0.5, -1, 0)),
@@ -419,7 +421,7 @@ class Recorder:
         self._segments: dict[Side, Bytes] = {}
         self.engine = engine or Engine(ASGD(lr=0.5), Options(backend="numpy"))
         self.steps: list[Example] = []
-        self._handshake = ServerHandshake(token, NONCES[1])
+        self._handshake = ServerHandshake(token and only(token), NONCES[1])
         self._wires: dict[Side, Connection] = {
             "client": Connection("client"),
             "server": Connection("server"),
@@ -486,7 +488,7 @@ class Recorder:
             return
         reply = self._handshake.receive(message)
         if isinstance(reply, Admitted):
-            self._post(Joined(0.0, self._peer, *reply))
+            self._post(Joined(0.0, self._peer, *reply[:2]))
         else:
             self._carry("server", reply, ())
 

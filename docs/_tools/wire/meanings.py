@@ -88,6 +88,7 @@ MEANINGS: Mapping[str, str] = {
     "pongs": "Whether the client promises to answer a `ping` at any time.",
     "nonce": "Fresh random bytes.",
     "agent": "The client's software, for people.",
+    "key": "The id of that token, of 8 bytes; empty in a `prove` to a relay.",
     "proof": "See [The token](#the-token); empty in a `welcome` without a token.",
     "run": "The name of the model's history, random: that of a server without kept state is another"
     " one each time it is started. See [Restarts](#exactly-once).",

@@ -157,7 +157,8 @@ _CODES = {
     "standby": "The server is a standby; `details` has its `primary`. Fatal: try that, or later.",
     "superseded": "A server of a higher `generation` goes on with the run. Fatal: go to that.",
     "stale": "The policy wants the gradient computed again, on the current parameters.",
-    "unauthorised": "The token is missing or wrong. Fatal.",
+    "unauthorised": "The token is missing, wrong, over, or has not the role for it. Fatal, but to a"
+    " request.",
     "unavailable": "The server is full (fatal) or shutting down: try later.",
     "protocol": "The protocol's version, the role or the first message is not for this server."
     " Fatal.",
@@ -248,7 +249,7 @@ def proof_block() -> str:
     """Return the token's example."""
     rows = vectors.proofs()[:2]
     first = rows[0]
-    known = [f"{k} = {first[k]}" for k in ("token", "client_nonce", "server_nonce", "client")]
+    known = [f"{k} = {first[k]}" for k in ("token", "id", "client_nonce", "server_nonce", "client")]
     proofs = [f"proof({row['side']}) = {row['proof']}" for row in rows]
     return "\n".join(["```text", *known, *proofs, "```"])
 

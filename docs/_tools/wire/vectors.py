@@ -17,6 +17,7 @@ from aiops.wire.fields import Offered
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import Side
+from aiops.wire.token_keys import token_id
 from docs._tools.wire.examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
 
 NAME = "wire-vectors.json"
@@ -47,6 +48,7 @@ def proofs() -> list[dict[str, str]]:
     return [
         {
             "token": token,
+            "id": token_id(token).hex(),
             "side": side,
             "client_nonce": client_nonce.hex(),
             "server_nonce": server_nonce.hex(),
