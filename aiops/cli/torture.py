@@ -1,4 +1,4 @@
-"""``aiops torture``: kill real and simulated processes, damage disks, and count what is lost."""
+"""``aiops torture``: kill processes, damage disks, be a hostile peer, and count what is lost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from aiops.lab.torture.trial_series import TrialFindings, TrialSeries
 
 _COUNTS = (
-    *("outcomes", "faults", "trials_by_policy", "trials_by_acks"),
+    *("outcomes", "answers", "faults", "trials_by_policy", "trials_by_acks"),
     *("kills_by_policy", "kills_by_transport", "kills_by_acks", "kills_by_layout", "ended_at"),
 )
 """The keys of a report that count by a name."""
 
 app = typer.Typer(
-    help="Kill servers and workers, cut networks, damage disks, and count what is lost.",
+    help="Kill servers and workers, cut networks, damage disks, send hostile frames; count losses.",
     no_args_is_help=True,
 )
 
@@ -94,10 +94,11 @@ def _add_simulated(what: str, text: str) -> None:
         failed: Failed = None,
         as_json: Json = False,
     ) -> None:
-        from aiops.lab.torture.seed_campaign import SeedCampaign
+        from aiops.lab.torture.seed_campaign import KINDS, SeedCampaign
 
         bounds = count, _seconds(count, seconds), seed, processors(jobs)
-        _torture(SeedCampaign(what, *bounds, _chosen(only), failed=failed), report, as_json)
+        names = _chosen(only, KINDS[what].names)
+        _torture(SeedCampaign(what, *bounds, names, failed=failed), report, as_json)
 
 
 _add_simulated(
@@ -107,6 +108,10 @@ _add_simulated(
 _add_simulated(
     "clusters",
     "Simulate clusters with faults: no push is lost unless told, and all goes on afterwards.",
+)
+_add_simulated(
+    "sessions",
+    "Send a simulated server hostile frames: it answers with an error or closes, and serves on.",
 )
 
 
@@ -248,11 +253,8 @@ def _killing(
     return made
 
 
-def _chosen(only: list[str] | None, known: Collection[str] | None = None) -> tuple[str, ...]:
-    """Return the variants of ``--only``; default ``known``: those that can be simulated."""
-    from aiops.lab.torture.plan import VARIANTS
-
-    known = VARIANTS if known is None else known
+def _chosen(only: list[str] | None, known: Collection[str]) -> tuple[str, ...]:
+    """Return the variants of ``--only``; default: all that are known."""
     for name in only or ():
         if name not in known:
             raise UsageError(f"--only {name} is not a policy here; {nearest(name, known)}")
@@ -315,6 +317,9 @@ def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
 
 def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
     found = {"tried": f"{report['tried']:,} {what} in {report['trials']:,} trials"}
+    if what == "sessions":
+        frames = f"{report['tried']:,} frames, {report['bytes']:,} bytes"
+        found["tried"] = f"{frames}, in {report['sessions']:,} sessions"
     if what == "clusters":
         found["acknowledged"] = f"{report['acknowledged']:,} pushes"
         found["lost"] = f"{report['lost']:,} of them, as their workers were told"

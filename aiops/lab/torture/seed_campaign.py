@@ -6,28 +6,109 @@ import contextlib
 import gc
 import json
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
+from aiops.lab.torture.plan import VARIANTS
+from aiops.lab.torture.session_trial import SETTINGS, SessionResult, SessionTrial, draw_sessions
 from aiops.lab.torture.states import MOMENTS, StatesResult, examine
 from aiops.lab.torture.trial_series import TrialSeries
 
-SeedResult: TypeAlias = SimulatedResult | StatesResult
+SeedResult: TypeAlias = SimulatedResult | StatesResult | SessionResult
+R = TypeVar("R", SimulatedResult, StatesResult, SessionResult)
+
+
+@dataclass(frozen=True, slots=True)
+class SeedKind(Generic[R]):
+    """One kind of simulated trials.
+
+    Attributes
+    ----------
+    names
+        The variants that there are.
+    draw
+        Returns the plan of a seed, of one of the variants given.
+    carry_out
+        Carries a plan out.
+    counted
+        What a result counts.
+    least
+        The least that a result counts.
+    findings
+        Returns what the report says of results, beside what it says of all kinds.
+    """
+
+    names: tuple[str, ...]
+    draw: Callable[[int, tuple[str, ...]], Any]
+    carry_out: Callable[[Any], R]
+    counted: Callable[[R], int]
+    least: int
+    findings: Callable[[list[R]], dict[str, Any]]
+
+
+def _of_clusters(results: list[SimulatedResult]) -> dict[str, Any]:
+    names = "acknowledged", "lost", "starts", "promotions"
+    found: dict[str, Any] = {name: sum(getattr(r, name) for r in results) for name in names}
+    virtual = round(sum(result.virtual for result in results))
+    return {**_of_plans(results), **found, "virtual_seconds": virtual}
+
+
+def _of_states(results: list[StatesResult]) -> dict[str, Any]:
+    return {**_of_plans(results), "outcomes": _total(result.outcomes for result in results)}
+
+
+def _of_plans(results: Sequence[SimulatedResult | StatesResult]) -> dict[str, Any]:
+    faults = (fault.kind for result in results for fault in result.plan.faults)
+    return {
+        "trials_by_acks": _total([Counter(result.plan.acks for result in results)]),
+        "faults": _total([Counter(faults)]),
+    }
+
+
+def _of_sessions(results: list[SessionResult]) -> dict[str, Any]:
+    return {
+        "sessions": sum(result.plan.peers for result in results),
+        "bytes": sum(result.sent for result in results),
+        "answers": _total(result.answers for result in results),
+    }
+
+
+def _total(counts: Iterable[Counter[str]]) -> dict[str, int]:
+    return dict(sorted(sum(counts, Counter[str]()).items()))
+
+
+KINDS: Mapping[str, SeedKind[Any]] = {
+    "clusters": SeedKind(
+        *(tuple(VARIANTS), draw_cluster, lambda plan: ClusterTrial(plan).run()),
+        *(lambda result: 1, 1, _of_clusters),
+    ),
+    "states": SeedKind(
+        *(tuple(VARIANTS), draw_cluster, examine, lambda result: result.states, MOMENTS),
+        _of_states,
+    ),
+    "sessions": SeedKind(
+        *(tuple(SETTINGS), draw_sessions, lambda plan: SessionTrial(plan).run()),
+        *(lambda result: result.frames, 1, _of_sessions),
+    ),
+}
+"""By what they torture; the name of the command."""
+
+_COUNTED = {"sessions": "frames"}
 
 
 @dataclass(slots=True)
 class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
     """Simulated trials until there are enough, or the time is over.
 
-    ``what``: ``states`` or ``clusters``; damaged states or clusters are counted. Several jobs are
-    as many processes; one is this process.
+    ``what``: a name of `KINDS`. Several jobs are as many processes; one is this process.
 
     Attributes
     ----------
@@ -38,21 +119,34 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
     failed: Path | None = None
 
     @property
+    def kind(self) -> SeedKind[Any]:
+        """The kind of its trials."""
+        return KINDS[self.what]
+
+    @property
     def counted(self) -> int:
-        """The damaged states or clusters so far."""
-        if self.what == "clusters":
-            return len(self.results)
-        return sum(r.states for r in self.results if isinstance(r, StatesResult))
+        """The clusters, damaged states or hostile frames so far."""
+        return sum(self.kind.counted(result) for result in self.results)
 
     @property
     def least(self) -> int:
         """The least that a trial counts."""
-        return 1 if self.what == "clusters" else MOMENTS
+        return self.kind.least
 
     @property
     def progress(self) -> str:
         """A few words about what is done so far."""
-        return f"{self.counted:,} {self.what}, {len(self.failures)} failures"
+        return f"{self.counted:,} {self.unit}, {len(self.failures)} failures"
+
+    @property
+    def unit(self) -> str:
+        """The word for what is counted."""
+        return _COUNTED.get(self.what, self.what)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All variants that there are to choose from."""
+        return self.kind.names
 
     def run(self) -> None:
         """Run the trials."""
@@ -68,12 +162,12 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
     def try_seed(self, seed: int, helper: PipedProcess | None) -> SeedResult:
         """Carry out the trial of a seed; note it if it failed."""
         if helper is None:
-            result = try_plan(self.what, draw_cluster(seed, self.names))
+            result: SeedResult = self.kind.carry_out(self.kind.draw(seed, self.names))
         else:
             helper.send(seed)
             result = helper.receive()
         if result.wrong and self.failed is not None:
-            plan = asdict(draw_cluster(seed, self.names))
+            plan = asdict(result.plan)
             record = {"what": self.what, "wrong": result.wrong[0], "plan": plan}
             with self.failed.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(record)}\n")
@@ -81,39 +175,27 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
 
     def findings(self, results: list[SeedResult]) -> dict[str, Any]:
         """Return what the report says of results."""
-        policies, acks, faults = Counter[str](), Counter[str](), Counter[str]()
-        outcomes = Counter[str]()
-        for result in results:
-            policies[result.plan.variant] += 1
-            acks[result.plan.acks] += 1
-            faults.update(fault.kind for fault in result.plan.faults)
-            if isinstance(result, StatesResult):
-                outcomes.update(result.outcomes)
-        found: dict[str, Any] = {
+        variants = Counter(result.plan.variant for result in results)
+        return {
             "tried": self.counted,
-            "trials_by_policy": dict(sorted(policies.items())),
-            "trials_by_acks": dict(sorted(acks.items())),
-            "faults": dict(sorted(faults.items())),
+            "trials_by_policy": dict(sorted(variants.items())),
+            **self.kind.findings(results),
         }
-        if self.what == "states":
-            return {**found, "outcomes": dict(sorted(outcomes.items()))}
-        clusters = [result for result in results if isinstance(result, SimulatedResult)]
-        for name in ("acknowledged", "lost", "starts", "promotions"):
-            found[name] = sum(getattr(result, name) for result in clusters)
-        return {**found, "virtual_seconds": round(sum(result.virtual for result in clusters))}
 
 
 def try_plan(what: str, plan: ClusterPlan) -> SeedResult:
     """Carry out the trial of a plan."""
-    return examine(plan) if what == "states" else ClusterTrial(plan).run()
+    found: SeedResult = KINDS[what].carry_out(plan)
+    return found
 
 
 def _serve(what: str, names: tuple[str, ...], pipe: Connection) -> None:
     """Carry out the trials of the seeds that come, until the pipe ends."""
     gc.freeze()  # what was imported stays
+    kind = KINDS[what]
     with quietly():
         while (seed := _received(pipe)) is not None:
-            result = try_plan(what, draw_cluster(seed, names))
+            result = kind.carry_out(kind.draw(seed, names))
             with contextlib.suppress(OSError):
                 pipe.send(result)
 
