@@ -134,7 +134,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--size 8MiB --model 1MiB --every 0.5 --seconds 2 --load 0.5 --rounds 1",
         *(150, 4),
     ),
-    "filter": Entry("filter", "--sizes 4KiB --policies asgd --rounds 1 --seconds 0.1", 90, 6),
+    "filter": Entry(
+        "filter --rounds 5 --seconds 0.4",
+        "--sizes 4KiB --policies asgd --rounds 1 --seconds 0.1",
+        *(90, 6),
+    ),
     "algorithms": Entry(
         "algorithms",
         "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"

@@ -19,7 +19,7 @@ from aiops.lab.torture.hostile_messages import NUMBERS, Drawn, Header, HostileMe
 _LENGTHS = (0, 1, 5, 64, 4096, 1 << 20, (1 << 32) - 1)
 
 
-class Piece(NamedTuple):
+class SentPiece(NamedTuple):
     """Bytes that are sent at once.
 
     Attributes
@@ -52,7 +52,7 @@ class HostileSession:
         Whether it reads what the server sends.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentPiece, ...]
     ending: str
     reads: bool
 
@@ -160,17 +160,19 @@ def _disorder(frames: list[bytes], rng: Random) -> None:
                 frames[at], frames[other] = frames[other], frames[at]
 
 
-def _pieces(frames: list[bytes], rng: Random) -> Iterator[Piece]:
+def _pieces(frames: list[bytes], rng: Random) -> Iterator[SentPiece]:
     """Cut frames into what is sent at once."""
     way = rng.choice(("each", "each", "all", "cut"))
     if way == "all":
-        yield Piece(b"".join(frames), len(frames), rng.choice((0.0, 0.1)))
+        yield SentPiece(b"".join(frames), len(frames), rng.choice((0.0, 0.1)))
         return
     for frame in frames:
         while way == "cut" and len(frame) > 1 and rng.random() < 0.5:
             at = rng.choice((1, 4, 5, 6, rng.randrange(1, len(frame))))
-            yield Piece(frame[:at], 0, rng.choice((0.1, 1.0, 40.0)) if rng.random() < 0.02 else 0.0)
+            yield SentPiece(
+                frame[:at], 0, rng.choice((0.1, 1.0, 40.0)) if rng.random() < 0.02 else 0.0
+            )
             frame = frame[at:]
-        yield Piece(frame, 1, 0.1 if rng.random() < 0.05 else 0.0)
+        yield SentPiece(frame, 1, 0.1 if rng.random() < 0.05 else 0.0)
     if rng.random() < 0.8:
-        yield Piece(b"", 0, 0.1)  # the answers come
+        yield SentPiece(b"", 0, 0.1)  # the answers come

@@ -235,7 +235,7 @@ class SessionTrial:
                 lambda: peer, self.machine.host, self.machine.port
             )
             await self._say(session, transport, peer)
-        for text in peer.heard(self.result.answers):
+        for text in peer.answers_in(self.result.answers):
             self.result.wrong.append(text)
 
     async def _say(
@@ -287,7 +287,7 @@ class _HostilePeer(asyncio.Protocol):
         """Note it."""
         self.lost.set()
 
-    def heard(self, counts: Counter[str]) -> Iterator[str]:
+    def answers_in(self, counts: Counter[str]) -> Iterator[str]:
         """Count the whole messages that came, and say what is wrong with them."""
         data, at = self._data, 0
         while at + 5 <= len(data):
