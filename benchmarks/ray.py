@@ -319,15 +319,24 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
-    """Draw the steps per second by the model's size."""
+    """Draw the time after each kill, and the steps per second by the model's size."""
+    panels = []
+    killed = [part for part in KILLS if part in result]
+    if killed:
+        gaps = [
+            plots.rows(part, {row: result[part][key] for row, key in enumerate(GAPS)})
+            for part in killed
+        ]
+        panels.append(Panel("", "seconds", "", gaps, bottom=0, ticks=list(GAPS.values())))
     mine = result.get("cells", [])
     lines = [
         plots.rounds("aiops run", mine, "run", 1.0),
         plots.rounds("Ray", mine, "ray", 1.0),
     ]
     ticks = [short_size(cell["size"]) for cell in mine]
-    panel = Panel("a worker's steps", "model", "steps/s", lines, "y", ticks=ticks)
-    return Figure("Under Ray and under aiops run", [panel], 1)
+    if mine:
+        panels.append(Panel("a worker's steps", "model", "steps/s", lines, "y", ticks=ticks))
+    return Figure("Under Ray, and under aiops run", panels, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

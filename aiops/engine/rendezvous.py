@@ -178,7 +178,7 @@ class Rendezvous:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.rounds = state["rounds"]
-        self._votes.restore(state["votes"])
+        self._votes.restore(state.get("votes", [[], {}]))  # earlier states have none
         self._participants.clear()
         for peer, request, *numbers in state["participants"]:
             message = None if request is None else decode(request)

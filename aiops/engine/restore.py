@@ -144,6 +144,10 @@ def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         for name in {**kept[group], **mine[group]}:
             before, now = kept[group].get(name), mine[group].get(name)
             free = name in _FREE and kept["options"].get("shards", 1) == 1
+            free |= before is None and now in (
+                False,
+                "off",
+            )  # a setting that is newer than the state
             if before != now and not (free or name == "heartbeat"):
                 raise UsageError(
                     f"the state is of a server with {name}={before!r}, and this one has"

@@ -146,9 +146,6 @@ class TestParts:
     @pytest.mark.parametrize(
         ("parts", "push"),
         [
-            ((), False),
-            ((), True),
-            (fetch_parts(TABLE, 3), True),
             (push_parts(TABLE, 3, 2), False),
             ((*push_parts(TABLE, 3, 2), Part(0, 3, "raw", 24, 0)), True),
         ],
@@ -156,6 +153,12 @@ class TestParts:
     def test_another_number_of_payloads_is_refused(self, parts: Any, push: bool) -> None:
         with pytest.raises(BadPush, match=f"{len(parts)} payloads came"):
             counts(NAMED, parts, push)
+
+    def test_a_server_may_have_none_of_the_rows(self) -> None:
+        """Of a push of rows that are spread over servers, one may get neither rows nor wishes."""
+        assert counts(NAMED, (), push=True) == (0, 0)
+        assert counts(NAMED, (), push=False) == (0, 0)
+        assert counts(NAMED, fetch_parts(TABLE, 3), push=True) == (0, 3)
 
     @pytest.mark.parametrize("place", [0, 1, 2])
     @pytest.mark.parametrize(

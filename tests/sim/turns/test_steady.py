@@ -187,8 +187,13 @@ SHORT = {"asgd", "sasgd", "fasgd", "exponential", "ringmaster"}
 """Policies that answer each push at once, whose workers push every gradient as it is."""
 
 
+REHEARSED = {"asgd-adagrad", "asgd-adam", "asgd-adamw", "asgd-rmsprop"}
+"""Updates of float16 that may overflow for all that their bounds say: they are rehearsed first."""
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_who_goes_the_short_way(policy: str) -> None:
     count = compare(Course(policy, {}, False, USUAL))
     name, chosen = POLICIES[policy]
-    assert count == (10 if name in SHORT and "clip" not in chosen else 0), policy
+    short = name in SHORT and "clip" not in chosen and policy not in REHEARSED
+    assert count == (10 if short else 0), policy
