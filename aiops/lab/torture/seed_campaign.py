@@ -167,7 +167,7 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
             helper.send(seed)
             result = helper.receive()
         if result.wrong and self.failed is not None:
-            plan = asdict(result.plan)
+            plan = asdict(self.kind.draw(seed, self.names))  # a trial may have carried out less
             record = {"what": self.what, "wrong": result.wrong[0], "plan": plan}
             with self.failed.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(record)}\n")
