@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,25 +141,17 @@ def data(
     with tempfile.TemporaryDirectory(prefix="torture-data-") as folder, Spawner() as spawner:
         spawner.rehearse()
         found = DataTrial(plan, Path(folder), spawner).run()
-    text = json.dumps(found.report(), indent=None if as_json else 2)
-    if report is not None:
-        report.write_text(text + "\n", encoding="utf-8")
-    if as_json:
-        print(text)
-    else:
-        cells = {
-            "killed": f"{found.killed:,} workers, {found.servers_killed:,} servers",
-            "examples": f"{found.examples:,}, in {plan.epochs:,} epochs",
-            "in the model once": f"{sum(found.once):,}",
-            "missing": f"{sum(found.missing):,}",
-            "more than once": f"{sum(found.twice):,}",
-            "handed out again": f"{found.returned:,}",
-            "accuracy": f"{found.accuracy:.2%}",
-            "time": formatting.seconds(found.seconds),
-        }
-        tables.console().print(tables.facts(cells))
-    if not found.right:
-        raise typer.Exit(1)
+    cells = {
+        "killed": f"{found.killed:,} workers, {found.servers_killed:,} servers",
+        "examples": f"{found.examples:,}, in {plan.epochs:,} epochs",
+        "in the model once": f"{sum(found.once):,}",
+        "missing": f"{sum(found.missing):,}",
+        "more than once": f"{sum(found.twice):,}",
+        "handed out again": f"{found.returned:,}",
+        "accuracy": f"{found.accuracy:.2%}",
+        "time": formatting.seconds(found.seconds),
+    }
+    _end(found.report(), cells, report, as_json, right=found.right)
 
 
 @app.command(
@@ -181,19 +173,10 @@ def values(
         found.run(count, lambda cases: bar.update(task, completed=cases))
     outcomes = dict(found.outcomes.most_common())
     record = {"what": "values", "pushes": found.cases, "seed": seed, "outcomes": outcomes}
-    text = json.dumps({**record, "wrong": found.wrong}, indent=None if as_json else 2)
-    if report is not None:
-        report.write_text(text + "\n", encoding="utf-8")
-    if as_json:
-        print(text)
-    else:
-        cells = {name: f"{number:,}" for name, number in outcomes.items()}
-        console = tables.console()
-        console.print(tables.facts({"pushes": f"{found.cases:,}", **cells}))
-        for each in found.wrong:
-            console.print(each, soft_wrap=True, markup=False)
-    if found.wrong:
-        raise typer.Exit(1)
+    cells = {"pushes": f"{found.cases:,}"}
+    cells |= {name: f"{number:,}" for name, number in outcomes.items()}
+    cells["wrong"] = "; ".join(found.wrong[:5]) or "none"
+    _end({**record, "wrong": found.wrong}, cells, report, as_json, right=not found.wrong)
 
 
 @app.command(
@@ -210,23 +193,35 @@ def handshakes(
 
     with tempfile.TemporaryDirectory(prefix="torture-handshakes-") as folder:
         found = run(count, seed, Path(folder))
-    text = json.dumps(found.report(), indent=None if as_json else 2)
+    cells = {
+        "wrong handshakes": f"{found.counts.total():,} of {len(found.counts)} kinds",
+        "decrypted bytes": f"{found.application:,}",
+        "with the model in them": f"{found.leaked:,}",
+        "longest answer": f"{found.longest:,} bytes",
+        "honest worker": f"{found.steps:,} steps, {found.slowest:.3f} s at most",
+        "faults": "; ".join(found.faults[:5]) or "none",
+        "time": formatting.seconds(found.seconds),
+    }
+    _end(found.report(), cells, report, as_json, right=found.right)
+
+
+def _end(
+    record: Mapping[str, Any],
+    cells: Mapping[str, str],
+    report: Path | None,
+    as_json: bool,
+    *,
+    right: bool,
+) -> None:
+    """Write and print the findings of one trial, and exit with status 1 unless they are right."""
+    text = json.dumps(record, indent=None if as_json else 2)
     if report is not None:
         report.write_text(text + "\n", encoding="utf-8")
     if as_json:
         print(text)
     else:
-        cells = {
-            "wrong handshakes": f"{found.counts.total():,} of {len(found.counts)} kinds",
-            "decrypted bytes": f"{found.application:,}",
-            "with the model in them": f"{found.leaked:,}",
-            "longest answer": f"{found.longest:,} bytes",
-            "honest worker": f"{found.steps:,} steps, {found.slowest:.3f} s at most",
-            "faults": "; ".join(found.faults[:5]) or "none",
-            "time": formatting.seconds(found.seconds),
-        }
         tables.console().print(tables.facts(cells))
-    if not found.right:
+    if not right:
         raise typer.Exit(1)
 
 

@@ -386,7 +386,7 @@ class Rounds:
         if answer.reset:
             self.taken = 0
             raise ConnectionLost(
-                "this worker was away, and others were given its examples: it begins anew, with"
+                "this worker was away, and others were given its examples: it starts over with"
                 " their model"
             )
         if not answer.taken:

@@ -35,7 +35,7 @@ beside a step are no part of this.
 **Without pushes** (``average``) an example is seen when a round of averaging that has its effect is
 taken by all its members (`aiops.engine.round_votes`). A worker reports the examples whose effect is
 in its model and in no such round. If one of them is not its own any more, its model has what
-another worker will do again: the round is not taken, and the worker begins anew with the model of
+another worker will do again: the round is not taken, and the worker starts over with the model of
 the others (`RoundSettled.reset`).
 
 **Tasks return.** A task's rest goes to other workers when its worker leaves; when it has been

@@ -390,8 +390,8 @@ def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
     table, number = named.table, len(parts)
     if number > 3 or (number > 1 and not push):
         raise BadPush(
-            f"table {named.name!r}: {len(parts)} payloads came, but a push of rows has 2 or 3 (ids,"
-            " ids to send back if any, gradients) and a fetch has 1 (ids)"
+            f"table {named.name!r}: {number} payloads came, but a push of rows has at most 3 (ids, ids"
+            " to send back if any, gradients) and a fetch has 1 (ids)"
         )
     pushed = parts[0].stop if number > 1 else 0
     wanted = parts[number // 2].stop if number in (1, 3) else 0
@@ -400,7 +400,10 @@ def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
             f"table {named.name!r}: {max(pushed, wanted):,} rows in one message; at most"
             f" {table.most:,} of this width are allowed"
         )
-    for part, right in zip(parts, push_parts(table, pushed, wanted), strict=True):
+    meant = push_parts(table, pushed, wanted)
+    if len(meant) != number:
+        raise BadPush(f"table {named.name!r}: a payload is announced for no rows: leave it out")
+    for part, right in zip(parts, meant, strict=True):
         if part[:4] != right[:4]:
             raise BadPush(
                 f"table {named.name!r}: a payload is announced as {list(part[:4])}, which should be"

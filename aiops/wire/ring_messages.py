@@ -65,7 +65,7 @@ class RoundSettled(Message):
     kind = "settled"
     taken: bool
     counted: bool  # the examples have been seen
-    reset: bool  # an example is not this worker's any more: it begins anew, with others' model
+    reset: bool  # an example is not this worker's any more: it starts over with others' model
 
 
 # ---------------------------------------------------------------- averaging: worker to worker

@@ -160,6 +160,17 @@ class TestParts:
         assert counts(NAMED, (), push=False) == (0, 0)
         assert counts(NAMED, fetch_parts(TABLE, 3), push=True) == (0, 3)
 
+    @pytest.mark.parametrize(
+        ("parts", "push"),
+        [
+            ((Part(0, 0, "raw", 0, 0),), False),
+            ((Part(0, 0, "raw", 0, 0), *push_parts(TABLE, 0, 2)), True),
+        ],
+    )
+    def test_payloads_of_no_rows_are_refused(self, parts: Any, push: bool) -> None:
+        with pytest.raises(BadPush, match="leave it out"):
+            counts(NAMED, parts, push)
+
     @pytest.mark.parametrize("place", [0, 1, 2])
     @pytest.mark.parametrize(
         "change", [{"start": 1}, {"stop": 5}, {"codec": "int8"}, {"nbytes": 23}, {"nbytes": 2**31}]

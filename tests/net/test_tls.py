@@ -118,9 +118,9 @@ class TestTraining:
             np.testing.assert_array_equal(params["w"], np.zeros_like(values["w"]))
 
     def test_alternatives(self, server: ServerThread) -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            closed = urls.address(*nobody.getsockname())
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            closed = urls.address(*unused.getsockname())
             url = f"aiops+tls://{closed},{urls.address(*urls.parse(server.url))}"
             with aiops.Client(url, tls=ours().tls, timeout=PATIENCE) as client:
                 client.ping()
