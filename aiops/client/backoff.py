@@ -92,6 +92,8 @@ class Attempts:
         self._at = 0  # the server to try
         self.said: Superseded | Unavailable | None = None
         self._welcomed = False  # by any server, at any time
+        self._told: Exception | None = None  # the end of the last attempt that had its full time
+        self._begins = 0.0  # the next attempt
         self.restart(until)
 
     def restart(self, until: float) -> None:
@@ -125,7 +127,7 @@ class Attempts:
     def made(self, now: float, answered: int) -> None:
         """Note that the server has welcomed this client, and how many answers came before it."""
         self._made, self._useful = (now, answered), True
-        self._welcomed = True
+        self._welcomed, self._told = True, None
         self._patience[self._at], self.said = ATTEMPT, None
 
     def lost(self, now: float, answered: int, until: float, error: Exception) -> None:
@@ -164,8 +166,12 @@ class Attempts:
             self.said = error
         if isinstance(error, Untrusted) and not (self._welcomed or self.several):
             raise error
+        if not isinstance(error, DeadlineExceeded) or now - self._begins >= self.patience:
+            self._told = error
         pause = self._next(error)
+        self._begins = now + pause
         if now + pause >= self.until:
+            error = self._told or error  # one that was cut short tells less than the one before
             final = self._final(error)
             raise final from (None if final is error else error)
         return pause

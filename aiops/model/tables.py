@@ -390,8 +390,8 @@ def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
     table, number = named.table, len(parts)
     if number > 3 or (number > 1 and not push):
         raise BadPush(
-            f"table {named.name!r}: {number} payloads came, but a push of rows has at most 3 (ids, ids"
-            " to send back if any, gradients) and a fetch has 1 (ids)"
+            f"table {named.name!r}: {number} payloads came, but a push of rows has at most 3 (ids,"
+            " ids to send back if any, gradients) and a fetch has 1 (ids)"
         )
     pushed = parts[0].stop if number > 1 else 0
     wanted = parts[number // 2].stop if number in (1, 3) else 0

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from aiops.net.tls import CLOSE_PATIENCE, FIRST_BYTE, TlsServer, alert_of, refused
+from aiops.net.transport import until_readable
 
 _log = logging.getLogger("aiops.server")
 
@@ -103,7 +104,7 @@ class TlsListener:
         with sock.dup() as kept:  # so that an alert is read before the connection is reset
             try:
                 async with asyncio.timeout(self._patience):
-                    first = await _first_byte(loop, sock)
+                    first = await _first_byte(sock)
                     if first != FIRST_BYTE:
                         await self._refuse(loop, sock, name, first)
                         return
@@ -129,14 +130,9 @@ class TlsListener:
             await _answer(loop, sock, self._plain)
 
 
-async def _first_byte(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> int | None:
+async def _first_byte(sock: socket.socket) -> int | None:
     """Return the first byte that comes, which is left to be read again; None: none came."""
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
+    await until_readable(sock)
     first = sock.recv(1, socket.MSG_PEEK)
     return first[0] if first else None
 

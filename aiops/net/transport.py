@@ -318,3 +318,14 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._closing = True
         if self.transport is not None and not self._out:
             self.transport.close()
+
+
+async def until_readable(sock: socket.socket) -> None:
+    """Wait until there is something to be read from a socket that no transport has."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)

@@ -129,6 +129,16 @@ class TestAttempts:
         with pytest.raises(ConnectionLost, match="is the server running"):
             attempts.pause(1.0, REFUSED)
 
+    def test_an_attempt_that_the_time_out_cuts_short_hides_no_reason(self) -> None:
+        attempts, late = attempts_at(until=0.5), DeadlineExceeded("no welcome in time")
+        attempts.pause(0.1, ConnectionLost("it speaks no TLS"))
+        with pytest.raises(ConnectionLost, match="speaks no TLS"):
+            attempts.pause(0.5, late)
+        attempts.until = 10 * ATTEMPT
+        began = 2.0 + attempts.pause(2.0, ConnectionLost("it speaks no TLS"))
+        with pytest.raises(DeadlineExceeded, match="no welcome"):
+            attempts.pause(began + 10 * ATTEMPT, late)
+
     def test_a_welcome_that_is_late_is_given_more_time_up_to_a_limit(self) -> None:
         attempts, late = attempts_at(until=99.0), overdue(URL, "its welcome", "in time")
         given = []

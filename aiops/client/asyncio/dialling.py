@@ -17,6 +17,7 @@ from aiops.errors import ConnectionLost, Untrusted
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.tls import TlsClient
+from aiops.net.transport import until_readable
 from aiops.net.unix_socket import welcomed
 from aiops.wire.shared_payloads import SharedPayloads
 
@@ -112,7 +113,7 @@ class AsyncDialler:
         try:
             try:
                 async with asyncio.timeout(patience):
-                    await _readable(near)
+                    await until_readable(near)
             except TimeoutError:
                 raise overdue(name, "its welcome", "in time") from None
             side = welcomed(near)
@@ -157,14 +158,3 @@ class AsyncDialler:
             raise
         except OSError as error:
             raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
-
-
-async def _readable(sock: socket.socket) -> None:
-    """Wait until there is something to be read."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
