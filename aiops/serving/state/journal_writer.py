@@ -375,8 +375,11 @@ class JournalWriter:
         asked.done(last)
 
     def _sync_old(self, now: float) -> None:
-        names, last = set(self._disk.names(self._folder)), 0
-        for old in [*self._old]:  # another thread adds some
+        # The names are read after the list is copied: a segment that has begun since has no name
+        # among earlier ones, and would pass for one that a snapshot has covered.
+        settled, last = [*self._old], 0
+        names = set(self._disk.names(self._folder))
+        for old in settled:
             name = old.path.name  # if it has none, a snapshot has covered it
             needed = name in names or name + directory.PART in names
             if old.file is self._file or (needed and now - old.begun < _SETTLED):

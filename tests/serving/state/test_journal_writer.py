@@ -148,6 +148,37 @@ def test_all_that_is_written_is_synced_when_it_is_asked_for(
     assert made.rows()[:300] == [*range(1, 301)]
 
 
+def test_a_segment_that_begins_and_ends_while_names_are_read_is_synced(
+    journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no name among those that were read, and no snapshot has covered it."""
+    made, synced = journal(lose_unsynced=True, seed=2), list[int]()
+    made.write(10)  # too few for the thread to make a file ready: it does nothing but sync
+    names, read, written = made.disk.names, threading.Event(), threading.Event()
+    thread = threading.current_thread()
+
+    def names_before(folder: Path) -> list[str]:
+        found = names(folder)
+        if threading.current_thread() is not thread:
+            read.set()
+            assert written.wait(20)
+        return found
+
+    monkeypatch.setattr(made.disk, "names", names_before)
+    made.writer.sync(0.0, synced.append)
+    assert read.wait(20)
+    made.write(130)
+    written.set()
+    eventually(lambda: synced)
+    made.writer.sync(0.0, synced.append)
+    eventually(lambda: len(synced) == 2)
+    assert synced[1] == 140
+    monkeypatch.undo()
+    made.disk.cut_power()
+    made.disk = FaultyDisk()
+    assert made.rows()[:140] == [*range(1, 141)]
+
+
 def test_a_sync_that_fails_ends_the_journal(journal: Callable[..., Journal]) -> None:
     made = journal(sync_fails_at=2)
     made.write(200)
