@@ -127,7 +127,16 @@ def data(
     ] = "mnist",
     epochs: Annotated[int, typer.Option(min=1, help="Epochs.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples of a mini-batch.")] = 32,
-    acks: Annotated[str, typer.Option(help="The promise of an acknowledgement.")] = "written",
+    acks: Annotated[
+        str | None,
+        typer.Option(
+            help="The promise of an acknowledgement; default written, with a standby replicated.",
+            show_default=False,
+        ),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="A standby takes the place of each server killed.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the moments, and of the order.")] = 0,
     report: Report = None,
     as_json: Json = False,
@@ -137,12 +146,16 @@ def data(
     from aiops.lab.torture.spawner import Spawner
 
     numbers = kills, server_kills, workers, dataset, epochs, batch_size
-    plan = DataTrialPlan(*numbers, acks, seed)
+    acks = acks or ("replicated" if standby else "written")
+    if standby and acks != "replicated":
+        raise UsageError(f"with a standby --acks is replicated, not {acks}: leave it out")
+    plan = DataTrialPlan(*numbers, acks, seed, standby=standby)
     with tempfile.TemporaryDirectory(prefix="torture-data-") as folder, Spawner() as spawner:
         spawner.rehearse()
         found = DataTrial(plan, Path(folder), spawner).run()
     cells = {
-        "killed": f"{found.killed:,} workers, {found.servers_killed:,} servers",
+        "killed": f"{found.killed:,} workers, {found.servers_killed:,} servers"
+        + ", whose standby was promoted" * standby,
         "examples": f"{found.examples:,}, in {plan.epochs:,} epochs",
         "in the model once": f"{sum(found.once):,}",
         "missing": f"{sum(found.missing):,}",

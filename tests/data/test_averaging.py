@@ -8,6 +8,8 @@ has survived.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ import pytest
 import aiops
 from aiops import data, testing
 from aiops.client import AsyncModelAverager, ModelAverager
+from aiops.client.rounds import RoundsClient
 from aiops.lab.torture.spawner import Forked, Spawner
+from aiops.sim.virtual.network import HERE
+from aiops.wire.fields import Examples
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
 
@@ -80,6 +85,49 @@ def test_each_example_once_though_a_worker_dies(seconds: float, group: int) -> N
     testing.run(main())
 
 
+@pytest.mark.parametrize("voted", [False, True])
+def test_a_worker_dies_between_its_round_and_its_vote(
+    voted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its vote no other worker may take the mean over, which has the dead one's effects."""
+    settle_round, votes = RoundsClient.settle_round, list[tuple[bool, bool]]()
+
+    async def main() -> None:
+        network, dead = testing.network(), asyncio.Event()
+
+        async def cut(client: RoundsClient, number: int, whole: bool, seen: Examples) -> Any:
+            if HERE.get() == "w1" and whole and seen and not dead.is_set():
+                voting = asyncio.ensure_future(settle_round(client, number, whole, seen))
+                if voted:
+                    await asyncio.sleep(0.004)  # it has been sent, and not answered
+                network.kill("w1")
+                dead.set()
+                voting.cancel()
+                await asyncio.Event().wait()
+            answer = await settle_round(client, number, whole, seen)
+            if dead.is_set():
+                votes.append((whole, answer.taken))
+            return answer
+
+        monkeypatch.setattr(RoundsClient, "settle_round", cut)
+        async with aiops.serve(policy="average", set=AVERAGE) as running:
+            tasks = []
+            for number in range(3):
+                with network.at(f"w{number}") as host:
+                    host.latency = 0.003
+                    tasks.append(asyncio.create_task(work(running.url, number)))
+            await dead.wait()
+            tasks.pop(1).cancel()
+            models = await asyncio.gather(*tasks)
+            assert votes[:2] == [(True, voted), (True, voted)]
+            for params in models:
+                check(params)
+            [row] = running.engine.report()["data_sets"]
+            assert row["returned"] > 0
+
+    testing.run(main())
+
+
 @testing.virtual()
 async def test_a_worker_alone() -> None:
     async with aiops.serve(policy="average", set=AVERAGE) as running:
@@ -104,9 +152,22 @@ async def test_a_worker_that_was_away_begins_anew() -> None:
             check(params)
 
 
-def train(url: str, number: int, folder: str) -> None:
-    """Train in a process of its own, until all is seen."""
-    params = places()
+def train(url: str, number: int, folder: str, dies: bool) -> None:
+    """Train in a process of its own, until all is seen.
+
+    ``dies``: it is killed when the ring of its third round with examples is through, and the server
+    has not heard of it.
+    """
+    params, settle_round, votes = places(), RoundsClient.settle_round, [0]
+
+    async def die(client: RoundsClient, round: int, whole: bool, seen: Examples) -> Any:
+        votes[0] += whole and bool(seen)
+        if votes[0] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await settle_round(client, round, whole, seen)
+
+    if dies:
+        RoundsClient.settle_round = die  # type: ignore[method-assign]
     with ModelAverager(url, params, timeout=PATIENCE) as averager:
         Path(folder, f"begun-{number}").touch()
         batches = data.batches(averager, np.arange(EXAMPLES), **settings())
@@ -119,11 +180,12 @@ def train(url: str, number: int, folder: str) -> None:
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
+    """One between a round and its vote, one at any instant; both are replaced."""
     average = {"interval": 0.05, "grace": 0.2}
     with ServerThread(policy="average", set=average) as server, Spawner() as spawner:
 
         def start(number: int) -> Forked:
-            orders = server.url, number, str(tmp_path)
+            orders = server.url, number, str(tmp_path), number == 0
             process = spawner.start(train, tmp_path / f"output-{number}", *orders)
             eventually((tmp_path / f"begun-{number}").exists, "it has the model")
             return process
@@ -133,11 +195,12 @@ def test_processes_that_are_killed(tmp_path: Path) -> None:
             return sum(row["epoch"] * EXAMPLES + row["seen"] + row["seen_ahead"] for row in rows)
 
         running = {number: start(number) for number in range(3)}
-        for victim, mark in ((0, 15), (1, 45)):
-            eventually(lambda mark=mark: seen() >= mark, "some are seen")  # type: ignore[misc]
-            assert running[victim].wait(0) is None
-            running.pop(victim).kill()
-            running[victim + 3] = start(victim + 3)
+        assert running.pop(0).wait(PATIENCE) == -signal.SIGKILL
+        running[3] = start(3)
+        eventually(lambda: seen() >= 45, "some are seen")
+        assert running[1].wait(0) is None
+        running.pop(1).kill()
+        running[4] = start(4)
         for process in running.values():
             assert process.wait(PATIENCE) == 0, process.text()
         assert seen() == EPOCHS * EXAMPLES

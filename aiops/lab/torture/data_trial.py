@@ -1,7 +1,8 @@
 """Kill workers and servers in the middle of epochs, and look which examples the model has.
 
 Processes are killed by SIGKILL as soon as a number of examples, which the seed chooses, has been
-seen. A worker that was killed is replaced by a new one, a server is started again with its state.
+seen. A worker that was killed is replaced by a new one. A server is started again with its state,
+or its standby is promoted, and what was killed is started again as the standby of that.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ import numpy as np
 from aiops.client.sync.client import Client
 from aiops.errors import AiopsError
 from aiops.lab.torture.data_reader import COUNTS, RATE, ReaderPlan, dataset_of, read_on
-from aiops.lab.torture.server_group import PATIENCE, TrialFailed
+from aiops.lab.torture.server_group import PATIENCE, ServerGroup, TrialFailed, looks
 from aiops.lab.torture.spawner import Forked, Spawner, run_server
 from aiops.lab.workloads import MLP
 
-_LOOK = 0.02  # seconds between looks at the progress
+_SERVER = (0,)  # as `ServerGroup` numbers what is killed: the one that serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class DataTrialPlan:
         Of the moments, and of the order.
     pause
         As of `ReaderPlan`.
+    standby
+        Whether the server has a standby, which takes the place of each that is killed.
     """
 
     kills: int = 100
@@ -55,6 +57,27 @@ class DataTrialPlan:
     acks: str = "written"
     seed: int = 0
     pause: float = 0.0
+    standby: bool = False
+
+    @property
+    def sites(self) -> int:
+        """2 with a standby, else 1."""
+        return 1 + self.standby
+
+    @property
+    def shards(self) -> int:
+        """The servers that have a part of the model."""
+        return 1
+
+    @property
+    def cuts(self) -> int:
+        """The times that a line is cut."""
+        return 0
+
+    def flags(self) -> list[str]:
+        """Return the server's flags, but for its folder, its port and its peers."""
+        flags = ["--policy", "asgd", "--set", f"lr={RATE}", "--kernels", "numpy"]
+        return [*flags, "--acks", self.acks, "--snapshot-every", "2"]
 
 
 @dataclass(slots=True)
@@ -118,10 +141,7 @@ class DataTrial:
     def __init__(self, plan: DataTrialPlan, folder: Path, spawner: Spawner) -> None:
         self._plan, self._folder, self._spawner = plan, folder, spawner
         self._rng = random.Random(plan.seed)
-        self._url = ""
-        self._port = "0"
-        self._server: Forked | None = None
-        self._servers = 0
+        self._servers = ServerGroup(plan, folder, spawner, run_server)
         self._workers: list[Forked] = []
         self._started = 0
 
@@ -143,7 +163,8 @@ class DataTrial:
             for _ in range(count)
         )
         try:
-            self._start_server()
+            self._servers.begin()
+            self._servers.ready()
             for _ in range(plan.workers):
                 self._start_worker()
             for mark, kind in marks:
@@ -154,7 +175,7 @@ class DataTrial:
                 else:
                     found.killed += self._kill_worker()
             self._finish()
-            with Client(self._url, timeout=PATIENCE) as client:
+            with Client(self._servers.url, timeout=PATIENCE) as client:
                 params, stats = client.fetch(), client.stats()
             counts = np.rint(params[COUNTS]).astype(np.int64)
             exact = bool((params[COUNTS] == counts).all())
@@ -171,28 +192,12 @@ class DataTrial:
 
     # ------------------------------------------------------------ inside
 
-    def _start_server(self) -> None:
-        output = self._folder / f"server-{self._servers}"
-        self._servers += 1
-        flags = ["--port", self._port, "--policy", "asgd", "--set", f"lr={RATE}"]
-        flags += ["--kernels", "numpy", "--acks", self._plan.acks]
-        flags += ["--state", str(self._folder / "state"), "--snapshot-every", "2"]
-        self._server = server = self._spawner.start(run_server, output, flags)
-        for _ in _looks("the server does not listen"):
-            lines = server.text().splitlines(keepends=True)
-            found = [line.strip() for line in lines if line.startswith("aiops://")]
-            if found:
-                self._url, self._port = found[0], found[0].rpartition(":")[2]
-                return
-            if server.wait(0) is not None:
-                raise TrialFailed(f"the server ended: {server.text().strip()}")
-
     def _start_worker(self) -> None:
         plan, number = self._plan, self._started
         self._started += 1
         name = f"worker-{number}"
         orders = ReaderPlan(
-            *(self._url, name, plan.dataset, plan.epochs, plan.batch_size, plan.seed),
+            *(self._servers.url, name, plan.dataset, plan.epochs, plan.batch_size, plan.seed),
             plan.pause,
             PATIENCE,
         )
@@ -200,8 +205,8 @@ class DataTrial:
 
     def _wait_for(self, mark: float) -> None:
         """Wait until that number of examples has been seen."""
-        with Client(self._url, timeout=PATIENCE) as client:
-            for _ in _looks(f"{mark:,.0f} examples have not been seen"):
+        with Client(self._servers.url, timeout=PATIENCE) as client:
+            for _ in looks(f"{mark:,.0f} examples have not been seen"):
                 for row in client.stats()["data_sets"]:
                     before = row["epoch"] * row["examples"]
                     if before + row["seen"] + row["seen_ahead"] >= mark:
@@ -222,29 +227,23 @@ class DataTrial:
         return at_work
 
     def _kill_server(self) -> bool:
-        assert self._server is not None, "it was started"
-        at_work = self._server.wait(0) is None
-        self._server.kill()
-        self._start_server()
+        servers = self._servers
+        servers.wait_for_standbys()
+        at_work = servers.current.wait(0) is None
+        servers.strike(_SERVER)
+        servers.recover(_SERVER)
+        servers.ready()
         return at_work
 
     def _finish(self) -> None:
-        for _ in _looks("the workers have not ended"):
+        for _ in looks("the workers have not ended"):
             self._check()
             if all(worker.wait(0) == 0 for worker in self._workers):
                 return
 
     def _end(self) -> None:
-        for process in (*self._workers, self._server):
-            if process is not None:
-                with contextlib.suppress(AiopsError):
-                    process.kill()
-
-
-def _looks(missing: str) -> Iterator[None]:
-    """Yield from time to time, until it has taken too long."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        yield
-        time.sleep(_LOOK)
-    raise TrialFailed(f"{missing} within {PATIENCE:g} s")
+        with contextlib.suppress(AiopsError):
+            self._servers.close()
+        for process in self._workers:
+            with contextlib.suppress(AiopsError):
+                process.kill()

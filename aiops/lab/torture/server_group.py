@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiops.client.sync.client import Client
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Refused
 from aiops.lab.torture.lead_line import LeadLine
-from aiops.lab.torture.plan import LineCut, SecondKill, TrialPlan
+from aiops.lab.torture.plan import LineCut, SecondKill
 from aiops.lab.torture.spawner import Forked, Spawner
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faults import VARIABLE
@@ -57,6 +57,29 @@ def looks(missing: str) -> Iterator[None]:
         time.sleep(min(0.1, max(0.004, waited / 10)))
 
 
+class GroupPlan(Protocol):
+    """The servers that a trial needs: `TrialPlan`, for one."""
+
+    @property
+    def acks(self) -> str:
+        """Their ``--acks``; empty: they keep no state."""
+
+    @property
+    def sites(self) -> int:
+        """2 with standbys, else 1."""
+
+    @property
+    def shards(self) -> int:
+        """The servers that have a part of the model."""
+
+    @property
+    def cuts(self) -> int:
+        """The times that the line between a lead and its first follower is cut."""
+
+    def flags(self) -> list[str]:
+        """Return their flags, but for their folders, their ports and their peers."""
+
+
 class ServerGroup:
     """The servers of a trial, each of which can be killed and started again.
 
@@ -73,7 +96,7 @@ class ServerGroup:
     """
 
     def __init__(
-        self, plan: TrialPlan, folder: Path, spawner: Spawner, run_server: RunServer
+        self, plan: GroupPlan, folder: Path, spawner: Spawner, run_server: RunServer
     ) -> None:
         self._site = 0  # that serves
         self._plan, self._folder, self._spawner = plan, folder, spawner

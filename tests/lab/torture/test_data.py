@@ -24,6 +24,14 @@ def test_each_example_once_an_epoch(tmp_path: Path) -> None:
     assert found.accuracy > 0.7
 
 
+@pytest.mark.slow
+def test_a_standby_that_is_promoted(tmp_path: Path) -> None:
+    plan = replace(PLAN, kills=0, server_kills=2, dataset="100", acks="replicated", standby=True)
+    with Spawner() as spawner:
+        found = DataTrial(plan, tmp_path, spawner).run()
+    assert found.right, found.report()
+
+
 def test_what_is_right() -> None:
     right = DataFindings(PLAN, 400, 4, 1, once=[400, 400], missing=[0, 0], twice=[0, 0])
     assert right.right

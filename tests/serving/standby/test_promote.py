@@ -134,34 +134,6 @@ def test_a_worker_goes_on_with_the_standby(acks: str, pair: Start) -> None:
 
 
 @pytest.mark.slow
-def test_the_standby_goes_on_with_a_data_set(pair: Start) -> None:
-    """Promoted amid an epoch: each example is in the model once an epoch, by either worker."""
-    servers, examples, epochs = pair(*PLAIN, "--acks", "replicated"), np.eye(64, dtype="f4"), 3
-    steps = threading.Semaphore(0)
-
-    def train() -> None:
-        with aiops.Worker(servers.both, ZEROS, timeout=PATIENCE) as worker:
-            for x in aiops.data.batches(worker, examples, batch_size=2, epochs=epochs):
-                worker.step({"w": x.sum(axis=0)})
-                steps.release()
-
-    threads = [threading.Thread(target=train) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(40):  # amid the second of three epochs of 32 mini-batches
-        assert steps.acquire(timeout=PATIENCE)
-    servers.primary.kill()
-    promote(servers.other)
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    with aiops.Client(servers.other) as client:
-        assert (client.fetch()["w"] == -epochs).all()
-        (found,) = client.stats()["data_sets"]
-        assert found["epoch"] == epochs
-
-
-@pytest.mark.slow
 def test_all_servers_of_a_sharded_model_are_killed_while_workers_push(pair: Start) -> None:
     """The lead is killed, its follower ends with it; each push counts once."""
     servers = pair(*PLAIN, "--shards", "2", "--shard-bytes", "1", "--acks", "replicated")
