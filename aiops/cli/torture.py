@@ -78,6 +78,10 @@ _add_killing(
     "servers",
     "Kill servers with --state: workers ride it out, no push is lost, the parameters are equal.",
 )
+_add_killing(
+    "endings",
+    "End servers by SIGTERM under load: status 0 in 10 s, no push is lost, workers go on.",
+)
 
 
 def _add_simulated(what: str, text: str) -> None:
@@ -314,9 +318,14 @@ def _show(what: str, report: dict[str, Any]) -> None:
 
 
 def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
+    count = f" in {report['trials']:,} trials, {report['before_ready']:,} before they were ready"
+    if what == "endings":
+        killed = {"ended": f"{report['kills']:,} servers{count}"}
+        killed["slowest"] = formatting.seconds(report["slowest_ending"])
+    else:
+        killed = {"killed": f"{report['kills']:,} {what}{count}"}
     return {
-        "killed": f"{report['kills']:,} {what} in {report['trials']:,} trials,"
-        f" {report['before_ready']:,} of them before they were ready",
+        **killed,
         "acknowledged": f"{report['acknowledged']:,} pushes",
         "lost": f"{report['told_lost']:,} of them, as their workers were told",
         "uncertain": f"{report['uncertain']:,} pushes, {report['uncertain_applied']:,} are applied",

@@ -1,4 +1,4 @@
-"""Campaigns that kill processes: workers, or servers that keep their state."""
+"""Campaigns that kill workers, or kill or end servers that keep their state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from aiops.errors import UsageError
-from aiops.lab.torture.plan import PROCESS_VARIANTS, TrialPlan, draw_servers, draw_workers
+from aiops.lab.torture.plan import (
+    PROCESS_VARIANTS,
+    TrialPlan,
+    draw_endings,
+    draw_servers,
+    draw_workers,
+)
 from aiops.lab.torture.server_group import RunServer
 from aiops.lab.torture.spawner import Spawner, run_server
 from aiops.lab.torture.trial import Trial, TrialResult
@@ -21,8 +27,9 @@ from aiops.lab.torture.trial_series import TrialSeries
 DRAW: dict[str, Callable[[int, tuple[str, ...]], TrialPlan]] = {
     "workers": draw_workers,
     "servers": draw_servers,
+    "endings": draw_endings,
 }
-"""What is killed, and the function that draws a plan."""
+"""What is killed, or how it ends, and the function that draws a plan."""
 
 _KEPT = 20  # failed trials whose folders are kept
 
@@ -31,7 +38,8 @@ _KEPT = 20  # failed trials whose folders are kept
 class Campaign(TrialSeries[TrialResult, Spawner]):
     """Trials until enough processes have been killed, or the time is over.
 
-    ``what``: ``workers`` or ``servers``, the processes that are killed and counted.
+    ``what``: ``workers`` or ``servers``, the processes that are killed and counted; ``endings``:
+    servers that are asked to end.
 
     Attributes
     ----------
@@ -66,7 +74,8 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
     @property
     def progress(self) -> str:
         """A few words about what is done so far."""
-        return f"{self.counted:,} {self.what} killed, {len(self.failures)} failures"
+        done = "servers ended" if self.what == "endings" else f"{self.what} killed"
+        return f"{self.counted:,} {done}, {len(self.failures)} failures"
 
     def run(self) -> None:
         """Run the trials."""
@@ -89,7 +98,7 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
         plan = DRAW[self.what](seed, self.names)
         folder = Path(tempfile.mkdtemp(prefix=f"torture-{seed}-", dir=self.folder))
         trial = Trial(plan, folder, helper, self.run_server)
-        result = trial.kill_servers() if self.what == "servers" else trial.kill_workers()
+        result = trial.kill_workers() if self.what == "workers" else trial.kill_servers()
         if result.wrong and len(self.failures) < _KEPT:
             result.wrong.append(f"its files are in {folder}")
         else:
@@ -107,6 +116,7 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
             "told_lost": sum(result.lost for result in results),
             "uncertain": sum(result.uncertain for result in results),
             "uncertain_applied": sum(result.applied for result in results),
+            "slowest_ending": round(max((r.slowest for r in results), default=0.0), 3),
             "kills_by_policy": _by(results, lambda plan: plan.variant),
             "kills_by_transport": _by(results, lambda p: "shared memory" if p.near else "TCP"),
             "kills_by_acks": _by(results, lambda plan: plan.acks or "no state"),
@@ -133,6 +143,8 @@ def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
         before: Any = earlier.get(name, 0)
         if name in ("seconds", "failures", "runs"):
             found[name] = before + value
+        elif name == "slowest_ending":
+            found[name] = max(before, value)
         elif name == "seeds":
             found[name] = [before[0], value[1]]
         elif isinstance(value, int):

@@ -257,6 +257,8 @@ class TrialPlan:
         standby of each.
     snapshot_every
         Seconds between snapshots.
+    orderly
+        Whether servers are asked to end, by SIGTERM, in place of being killed.
     """
 
     seed: int
@@ -270,6 +272,7 @@ class TrialPlan:
     cells: int
     layout: str = "single"
     snapshot_every: float = 30.0
+    orderly: bool = False
 
     @property
     def kills(self) -> int:
@@ -294,7 +297,7 @@ class TrialPlan:
     @property
     def lossy(self) -> bool:
         """True if acknowledged pushes may be lost, as clients are told."""
-        return self.acks == "applied"
+        return self.acks == "applied" and not self.orderly
 
     @property
     def checked(self) -> Variant:
@@ -356,6 +359,21 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
         layout=layout,
         snapshot_every=rng.choice((0.02, 0.02, 0.2, 30.0)) if acks != "applied" else 0.02,
     )
+
+
+def draw_endings(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) -> TrialPlan:
+    """Return the plan of a trial in which servers are asked to end.
+
+    It is that of `draw_servers`, but for what happens to the servers: all that serve are asked to
+    end at the same time, as a service manager does it, and none is killed amid what follows.
+    """
+    plan = draw_servers(seed, names)
+    moments = tuple(
+        KillMoment(moment.pushes, moment.seconds, moment.early, targets=tuple(range(plan.shards)))
+        for moment in plan.moments
+        if moment.cut is None
+    )
+    return replace(plan, moments=moments, orderly=True)
 
 
 def _server_moment(rng: random.Random, layout: str) -> KillMoment:

@@ -33,6 +33,9 @@ PATIENCE = 300.0
 
 RunServer = Callable[[list[str]], None]
 
+GRACE = 10.0
+"""Seconds within which a server that is asked to end has to: what container managers give it."""
+
 _PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
 
 
@@ -288,17 +291,31 @@ class ServerGroup:
         """End a server, default the main one, in good order."""
         server = server or self.current
         server.signal(signal.SIGTERM)
-        status = server.wait(PATIENCE)
-        if status != 0 or "Traceback" in server.text():
-            raise TrialFailed(f"a server that was to end gave status {status}: {last_line(server)}")
+        _check_ended(server, PATIENCE)
 
     def end_all(self) -> None:
         """End a lead, and its followers with it, in good order."""
         self.end()
         for number in self._serving[1:]:
-            status = self._processes[number].wait(PATIENCE)
-            if status != 0:
-                raise TrialFailed(f"a follower that was to end gave status {status}")
+            _check_ended(self._processes[number], PATIENCE)
+
+    def end_together(self, targets: Collection[int]) -> float:
+        """Ask servers, those of `KillMoment.targets`, to end; return the seconds that it took.
+
+        Raises
+        ------
+        TrialFailed
+            When one of them does not end with status 0 within `GRACE`.
+        """
+        servers, began = (
+            [self._processes[number] for number in self._numbers(targets)],
+            time.monotonic(),
+        )
+        for server in servers:
+            server.signal(signal.SIGTERM)
+        for server in servers:
+            _check_ended(server, max(0.0, began + GRACE - time.monotonic()))
+        return time.monotonic() - began
 
     def cut(self, cut: LineCut) -> None:
         """Cut the lead off from its first follower for a while."""
@@ -363,6 +380,17 @@ class ServerGroup:
         )
         self._all.append(process)
         return process
+
+
+def _check_ended(server: Forked, patience: float) -> None:
+    """Wait until a server that was asked to end has done so, in good order."""
+    status, text = server.wait(patience), server.text()
+    if status == -signal.SIGTERM and not text:  # it had not come as far as its handler
+        return
+    if status is None:
+        raise TrialFailed(f"a server did not end within {patience:.1f} s: {last_line(server)}")
+    if status != 0 or "Traceback" in text:
+        raise TrialFailed(f"a server that was to end gave status {status}: {last_line(server)}")
 
 
 def last_line(process: Forked) -> str:

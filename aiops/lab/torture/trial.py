@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,8 @@ class TrialResult:
     uncertain, applied
         The clients that were killed, and those of them whose last push is part of the model all the
         same.
+    slowest
+        Seconds that servers which were asked to end took to do so, at most.
     wrong
         What contradicts the promise, one sentence each.
     seconds
@@ -74,6 +76,7 @@ class TrialResult:
     lost: int = 0
     uncertain: int = 0
     applied: int = 0
+    slowest: float = 0.0
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -103,7 +106,7 @@ class Trial:
         self._offered = False  # a server has lost all, and is offered a worker's parameters
 
     def kill_servers(self) -> TrialResult:
-        """Kill servers again and again, and see that their workers notice nothing."""
+        """Kill or end servers again and again, and see that their workers notice nothing."""
         return self._carry_out(self._while_servers_die)
 
     def kill_workers(self) -> TrialResult:
@@ -136,7 +139,7 @@ class Trial:
                 self.result.cuts += 1
                 continue
             self.result.kills += moment.kills
-            servers.strike(moment.targets)
+            self._strike(moment.targets)
             self._offered |= self._plan.lossy and not servers.have_snapshots
             servers.recover(moment.targets, _faults(following), moment.second)
         servers.ready()
@@ -147,6 +150,14 @@ class Trial:
         before = self._fetch(servers.port)
         self._check(*before)
         self._compare(before)
+
+    def _strike(self, targets: Collection[int]) -> None:
+        """Kill servers, or have them end."""
+        if self._plan.orderly:
+            seconds = self._servers.end_together(targets)
+            self.result.slowest = max(self.result.slowest, seconds)
+        else:
+            self._servers.strike(targets)
 
     def _await(self, moment: KillMoment) -> bool:
         """Wait for the moment at which a server is to be killed; return whether it has ended."""
@@ -314,13 +325,13 @@ class Trial:
     def _compare(self, before: tuple[int, Array]) -> None:
         """Compare the servers after a restart, and one on a copy of a folder, with the last."""
         servers, plan = self._servers, self._plan
-        everyone = range(plan.shards)
+        everyone, orderly = range(plan.shards), plan.lossy or plan.orderly
         if plan.sites > 1:
             servers.wait_for_standbys()
-            servers.strike(everyone)  # the standbys have all
+            self._strike(everyone)  # the standbys have all
             servers.recover(everyone)
             self._same(before, servers.port, "promoted")
-        elif plan.shards > 1 and plan.lossy:
+        elif plan.shards > 1 and orderly:
             servers.end_all()  # they write snapshots
             servers.begin()
             servers.ready()
@@ -332,7 +343,7 @@ class Trial:
             servers.recover(everyone)
             servers.ready()
             self._same(before, servers.port, "restarted")
-        elif plan.lossy:
+        elif orderly:
             servers.end()  # it writes a snapshot
             servers.start()
             servers.ready()
