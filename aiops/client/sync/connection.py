@@ -210,7 +210,8 @@ class BlockingConnection:
                     self._move(until if ready else trying, attempting / 4)
                     if session.ready is not ready:
                         attempts.made(time.monotonic(), session.answered)
-                    if request is not None and request.refusal is not None:
+                    # Before it is ready, a refusal is that of a server which is left.
+                    if request is not None and request.refusal is not None and session.ready:
                         self._repeat(request.refusal, attempting)
                 except (ConnectionLost, Unavailable, OSError) as error:
                     now = time.monotonic()
