@@ -560,6 +560,18 @@ class TestAlternatives:
                 assert b.call(lambda s: len(s.connections.peers)) == 1
                 assert worker.url == url
 
+    @pytest.mark.parametrize("shards", [1, 2])
+    def test_a_blocking_worker_that_is_refused(self, shards: int) -> None:
+        """On shards it is welcomed by a lead before it is ready; the refusal is the last lead's."""
+        settings = {**SETTINGS, "shards": shards}
+        with ServerThread(**settings) as a, ServerThread(**settings) as b:
+            url = f"{a.url},{b.url.removeprefix('aiops://')}"
+            with Worker(url, MODEL, timeout=PATIENCE) as worker:
+                worker.step(STEP)
+                a.call(lambda s: s.post(Stopping(s._now())))
+                assert [worker.step(STEP).used for _ in range(2)] == [False, True]
+                assert b.call(lambda s: s.version) == 1
+
 
 @pytest.mark.slow
 class TestSockets:

@@ -210,9 +210,9 @@ class BlockingConnection:
                     self._move(until if ready else trying, attempting / 4)
                     if session.ready is not ready:
                         attempts.made(time.monotonic(), session.answered)
-                    # Before it is ready, a refusal is that of a server which is left.
-                    if request is not None and request.refusal is not None and session.ready:
-                        self._repeat(request.refusal, attempting)
+                    refusal = None if request is None or request.done else request.refusal
+                    if refusal is not None and session.ready:  # else it is of a server that is left
+                        self._repeat(refusal, attempting)
                 except (ConnectionLost, Unavailable, OSError) as error:
                     now = time.monotonic()
                     if ready and isinstance(error, DeadlineExceeded) and now >= until:

@@ -39,3 +39,13 @@ def applies_twice(flags: list[str]) -> None:
 
     Store.update = tenth  # type: ignore[method-assign]
     run_server(flags)
+
+
+def ends_without_a_snapshot(flags: list[str]) -> None:
+    """Keep nothing of what has happened since the last snapshot, when it is asked to end."""
+    from aiops.serving.run_state import RunState
+
+    end = RunState.end
+    RunState.end = lambda self, *, trusted: end(self, trusted=False)  # type: ignore[method-assign]
+    flags = ["applied" if flag in ("written", "durable") else flag for flag in flags]
+    run_server([*flags, "--snapshot-every", "30"])

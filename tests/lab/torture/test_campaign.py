@@ -11,7 +11,13 @@ import pytest
 from aiops.algorithms import BUILT_IN
 from aiops.errors import UsageError
 from aiops.lab.torture.campaign import Campaign, merged, read_earlier
-from aiops.lab.torture.plan import LAYOUTS, PROCESS_VARIANTS, draw_servers, draw_workers
+from aiops.lab.torture.plan import (
+    LAYOUTS,
+    PROCESS_VARIANTS,
+    draw_endings,
+    draw_servers,
+    draw_workers,
+)
 from aiops.net.faulty_disk import points
 from tests.lab.torture import broken
 from tests.support import Process
@@ -62,7 +68,7 @@ def test_a_server_that_applies_twice_is_caught(what: str, tmp_path: Path) -> Non
     assert "worker-" in caught(tmp_path, what, broken.applies_twice)
 
 
-@pytest.mark.parametrize("draw", [draw_servers, draw_workers])
+@pytest.mark.parametrize("draw", [draw_endings, draw_servers, draw_workers])
 def test_a_seed_decides_the_plan(draw: Any) -> None:
     plans = [draw(seed) for seed in range(600)]
     assert plans == [draw(seed) for seed in range(600)]
@@ -106,6 +112,22 @@ def test_servers_are_killed_in_every_way() -> None:
     assert {("promotion", each) for each in [(0,), (1,), (0, 1)]} < kinds["shards with standbys"]
     assert {moment.point for moment in moments} == {"", *points()}
     assert any(moment.early for moment in moments)
+
+
+def test_servers_that_are_asked_to_end_lose_nothing_at_any_level() -> None:
+    plans = [draw_endings(seed) for seed in range(400)]
+    assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
+    assert {plan.layout for plan in plans} == {*LAYOUTS}
+    assert not any(plan.lossy for plan in plans)
+    for plan in plans:
+        assert {moment.targets for moment in plan.moments} == {tuple(range(plan.shards))}
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_without_a_snapshot_is_caught(tmp_path: Path) -> None:
+    """Under ``applied`` there is no journal, so what it had acknowledged is lost."""
+    found = caught(tmp_path, "endings", broken.ends_without_a_snapshot, trials=12)
+    assert "worker-" in found
 
 
 def test_every_policy_but_one_is_killed() -> None:
