@@ -13,16 +13,13 @@ from collections.abc import Iterable, Mapping
 from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE
 from aiops.kernels.payloads import INT8_BLOCK, ONEBIT_BITS, ONEBIT_BLOCK
 
-__all__ = ["KEYWORDS", "OPTIONS", "THREADS", "number", "pieces", "spelt"]
+__all__ = ["KEYWORDS", "OPTIONS", "number", "pieces", "spelt"]
 
 OPTIONS = (
     *("--std=c++17", "--fmad=false", "--ftz=false"),
     *("--prec-div=true", "--prec-sqrt=true"),
 )
 """The options that NVRTC must be given."""
-
-THREADS = 256
-"""Threads of a block, at most; a power of two."""
 
 _FIXED = f"""\
 static __device__ __forceinline__ long long _fixed(real x) {{

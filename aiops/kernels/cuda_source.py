@@ -8,15 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aiops.kernels.cuda_fragments import THREADS, number, pieces, spelt
+from aiops.kernels.cuda_fragments import number, pieces, spelt
 from aiops.kernels.device import KernelSource
 from aiops.kernels.payloads import FORMATS
 from aiops.kernels.rule_program import Dialect, Program, bare
 
-__all__ = ["TILE", "ArrayTypes", "text"]
+__all__ = ["THREADS", "TILE", "ArrayTypes", "text"]
+
+THREADS = 128
+"""Threads of a block, at most; a power of two."""
 
 TILE = 2048
 """Elements of a tile, which the threads of a block process together."""
+
+GROUP = 4
+"""Elements of which a thread reads everything before it writes any: their reads are under way at
+once, which the compiler cannot arrange itself, as a write may be to what is read next."""
 
 _REAL = {"float32": "float", "float64": "double"}
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -166,12 +173,33 @@ class _CudaWriter:
             "const real _factor = (real)_scale;",
             *numbers,
             *(["long long _sum = 0;"] if summed else []),
-            "for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {",
-            *(f"    {line}" for line in self._element()),
+            f"const unsigned _ahead = {GROUP} * blockDim.x;",
+            "for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {",
+            *(f"    {line}" for line in self._group()),
             "}",
             *(_REDUCE if summed else []),
         ]
         return "\n".join(lines) + "\n"
+
+    def _group(self) -> list[str]:
+        """Return the statements for the elements ``_at``, ``_at + blockDim.x`` and so on."""
+        loaded = self._loaded()
+        declared = ", ".join(f"{name}[{GROUP}]" for name, _source in loaded)
+        reads = [f"{name}[_k] = {source};" for name, source in loaded]
+        return [f"real {declared};", *_each(reads), *_each(self._element())]
+
+    def _loaded(self) -> list[tuple[str, str]]:
+        """Return the arrays that hold what is read of a group, each with what fills it."""
+        program = self._program
+        widen = f"_{_HALVES[self._kinds.wire]}" if self._master else ""
+        if self._master and program.reads:
+            self._needs.add(_HALVES[self._kinds.wire])
+        return [
+            ("_w", "_base[_i]"),
+            ("_g", self._gradient()),
+            *((_read(name), f"{widen}({_array(name)}[_i])") for name in program.reads),
+            *((_read(name), f"{_array(name)}[_i]") for name in program.states),
+        ]
 
     def _places(self) -> list[tuple[str, str]]:
         """Return the step and the scalars of a span, each with its index in the numbers."""
@@ -191,9 +219,8 @@ class _CudaWriter:
             for name in scalars
             if name in program.assigned
         ]
-        lines += ["real w = _base[_i];", f"real g = {self._gradient()} * _factor;"]
-        lines += self._reads()
-        lines += [f"real {spelt(name)} = {_array(name)}[_i];" for name in program.states]
+        lines += ["real w = _w[_k];", "real g = _g[_k] * _factor;", *self._reads()]
+        lines += [f"real {spelt(name)} = {_read(name)}[_k];" for name in program.states]
         lines += self._locals(["w", "g", *program.reads, *program.states, *scalars])
         lines += dialect.statements(program)
         results = [bare(dialect.write(result)) for result in program.results]
@@ -227,7 +254,7 @@ class _CudaWriter:
     def _reads(self) -> list[str]:
         reads = self._program.reads
         if not self._master:
-            return [f"real {spelt(name)} = {_array(name)}[_i];" for name in reads]
+            return [f"real {spelt(name)} = {_read(name)}[_k];" for name in reads]
         if not reads:
             return []
         # Rules subtract reads from the master. What rounding took from the master is added to them,
@@ -236,7 +263,7 @@ class _CudaWriter:
         self._needs |= {half, f"to_{half}"}
         return [
             f"const real _rest = w - _{half}(_to_{half}(w));",
-            *(f"real {spelt(name)} = _{half}({_array(name)}[_i]) + _rest;" for name in reads),
+            *(f"real {spelt(name)} = {_read(name)}[_k] + _rest;" for name in reads),
         ]
 
     def _gradient(self) -> str:
@@ -280,3 +307,21 @@ _REDUCE = (
 def _array(name: str) -> str:
     """Return the name of the array whose current element is ``name``."""
     return f"_{spelt(name)}_"
+
+
+def _read(name: str) -> str:
+    """Return the name of what was read of that array for a group."""
+    return f"_{spelt(name)}_read"
+
+
+def _each(statements: Sequence[str]) -> list[str]:
+    """Return a loop over the elements ``_i`` of a group; ``_k`` counts them."""
+    return [
+        "#pragma unroll",
+        f"for (int _k = 0; _k < {GROUP}; _k++) {{",
+        "    const long long _i = _at + _k * blockDim.x;",
+        "    if (_i < _end) {",
+        *(f"        {statement}" for statement in statements),
+        "    }",
+        "}",
+    ]

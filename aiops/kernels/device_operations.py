@@ -6,15 +6,16 @@ import functools
 
 import numpy as np
 
-from aiops.kernels.cuda_fragments import THREADS, pieces
+from aiops.kernels.cuda_fragments import pieces
 from aiops.kernels.device import Argument, Bytes, Device, DeviceArray, DeviceStream, KernelSource
 from aiops.kernels.scan import LANES, SUM_BLOCK
 
 __all__ = ["DeviceOperations", "narrow_text", "spread_text", "squares_text"]
 
+_THREADS = 256  # of a block; a power of two
 _TILE = 2048  # elements that a block rounds
 _SEGMENT = 16  # bytes of gaps that a thread reads at a time
-_CHUNK = THREADS * _SEGMENT
+_CHUNK = _THREADS * _SEGMENT
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 _TYPES = {"float32": "float", "float64": "double"}
 
@@ -37,7 +38,7 @@ class DeviceOperations:
         if self._lanes is None or len(self._lanes[0]) < nbytes:
             self._lanes = self._device.host(nbytes), self._device.allocate(nbytes)
         host, there = self._lanes[0][:nbytes], self._lanes[1][:nbytes]
-        each = THREADS // LANES
+        each = _THREADS // LANES
         self._run(squares_text(array.dtype.name), -(-blocks // each), array.size, array, there)
         self._stream.download(host, there)
         self._stream.finish()
@@ -78,7 +79,7 @@ class DeviceOperations:
             np.int64(argument) if isinstance(argument, int) else argument for argument in given
         ]
         if blocks:
-            self._stream.launch(function, blocks, THREADS, arguments)
+            self._stream.launch(function, blocks, _THREADS, arguments)
 
 
 def _written(
@@ -87,7 +88,8 @@ def _written(
     listed = ",\n".join(f"    {kind} {word}".replace("* ", "*") for kind, word in parameters)
     source = (
         f"{pieces(needs)}\n"
-        f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(\n{listed}) {{\n{body}}}\n'
+        f'extern "C" __global__ void __launch_bounds__({_THREADS})'
+        f" {name}(\n{listed}) {{\n{body}}}\n"
     )
     return KernelSource(name, source, tuple(parameters))
 
@@ -99,8 +101,8 @@ def squares_text(dtype: str) -> KernelSource:
     kind = "unsigned short" if half else _TYPES[dtype]
     value = f"_{half}(_array[_i])" if half else "_array[_i]"
     body = f"""\
-    for (unsigned _at = threadIdx.x; _at < {THREADS}; _at += blockDim.x) {{
-        const long long _lane = (long long)blockIdx.x * {THREADS} + _at;
+    for (unsigned _at = threadIdx.x; _at < {_THREADS}; _at += blockDim.x) {{
+        const long long _lane = (long long)blockIdx.x * {_THREADS} + _at;
         const long long _begin = _lane / {LANES} * {SUM_BLOCK};
         if (_begin >= _size)
             break;
@@ -152,7 +154,7 @@ static __device__ __forceinline__ long long _gap(const unsigned char *gaps, long
 
 static __device__ __forceinline__ void _count(
     const unsigned char *gaps, long long size, long long *entries, long long *elements) {{
-    for (unsigned at = threadIdx.x; at < {THREADS}; at += blockDim.x) {{
+    for (unsigned at = threadIdx.x; at < {_THREADS}; at += blockDim.x) {{
         const long long begin = (long long)blockIdx.x * {_CHUNK} + at * {_SEGMENT};
         entries[at] = elements[at] = 0;
         for (long long i = begin; i < size && i < begin + {_SEGMENT}; i++)
@@ -166,7 +168,7 @@ static __device__ __forceinline__ void _count(
 """
 
 _BEFORE = f"""\
-    __shared__ long long _entries[{THREADS}], _elements[{THREADS}];
+    __shared__ long long _entries[{_THREADS}], _elements[{_THREADS}];
     _count(_gaps, _size, _entries, _elements);
     __syncthreads();
 """
@@ -178,7 +180,7 @@ def spread_text(form: str) -> tuple[KernelSource, KernelSource]:
     counted = f"""{_BEFORE}\
     if (threadIdx.x == 0) {{
         _totals[2 * blockIdx.x] = _totals[2 * blockIdx.x + 1] = 0;
-        for (int _at = 0; _at < {THREADS}; _at++) {{
+        for (int _at = 0; _at < {_THREADS}; _at++) {{
             _totals[2 * blockIdx.x] += _entries[_at];
             _totals[2 * blockIdx.x + 1] += _elements[_at];
         }}
@@ -196,7 +198,7 @@ def spread_text(form: str) -> tuple[KernelSource, KernelSource]:
             _entry += _totals[2 * _block];
             _element += _totals[2 * _block + 1];
         }}
-        for (int _at = 0; _at < {THREADS}; _at++) {{
+        for (int _at = 0; _at < {_THREADS}; _at++) {{
             const long long _more = _entries[_at], _further = _elements[_at];
             _entries[_at] = _entry;
             _elements[_at] = _element;
@@ -205,7 +207,7 @@ def spread_text(form: str) -> tuple[KernelSource, KernelSource]:
         }}
     }}
     __syncthreads();
-    for (unsigned _at = threadIdx.x; _at < {THREADS}; _at += blockDim.x) {{
+    for (unsigned _at = threadIdx.x; _at < {_THREADS}; _at += blockDim.x) {{
         const long long _begin = (long long)blockIdx.x * {_CHUNK} + _at * {_SEGMENT};
         long long _entry = _entries[_at], _element = _elements[_at];
         for (long long _i = _begin; _i < _size && _i < _begin + {_SEGMENT}; _i++)

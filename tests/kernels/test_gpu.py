@@ -9,8 +9,7 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.kernels import FOLD, STATISTIC_CAP, Rule, Spans, build
-from aiops.kernels.cuda_fragments import THREADS
-from aiops.kernels.cuda_source import TILE, ArrayTypes
+from aiops.kernels.cuda_source import THREADS, TILE, ArrayTypes
 from aiops.kernels.device import Device
 from aiops.kernels.device_kernel import RAW, DeviceKernel
 from aiops.kernels.payloads import FORMATS

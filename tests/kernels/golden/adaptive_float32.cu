@@ -25,7 +25,7 @@ static __device__ __forceinline__ real _flushed(real x) {
     return fabs(x) < least ? x * (real)0 : x;
 }
 
-extern "C" __global__ void __launch_bounds__(256) update(
+extern "C" __global__ void __launch_bounds__(128) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -54,15 +54,33 @@ extern "C" __global__ void __launch_bounds__(256) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
-        real w = _base[_i];
-        real g = _grad[_src + (_i - _lo)] * _factor;
-        real sent = _sent_[_i];
-        real ms = _ms_[_i];
-        ms = ((m * ms) + (one_minus_m * (g * g)));
-        const real _w0 = w - (step * (g + ((((lam / _sqrt((ms + eps))) * g) * g) * (w - sent))));
-        const real _w1 = ms;
-        _target[_i] = _w0;
-        _ms_[_i] = _flushed(_w1);
+    const unsigned _ahead = 4 * blockDim.x;
+    for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
+        real _w[4], _g[4], _sent_read[4], _ms_read[4];
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                _w[_k] = _base[_i];
+                _g[_k] = _grad[_src + (_i - _lo)];
+                _sent_read[_k] = (_sent_[_i]);
+                _ms_read[_k] = _ms_[_i];
+            }
+        }
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                real w = _w[_k];
+                real g = _g[_k] * _factor;
+                real sent = _sent_read[_k];
+                real ms = _ms_read[_k];
+                ms = ((m * ms) + (one_minus_m * (g * g)));
+                const real _w0 = w - (step * (g + ((((lam / _sqrt((ms + eps))) * g) * g) * (w - sent))));
+                const real _w1 = ms;
+                _target[_i] = _w0;
+                _ms_[_i] = _flushed(_w1);
+            }
+        }
     }
 }

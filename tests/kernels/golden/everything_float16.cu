@@ -71,7 +71,7 @@ static __device__ __forceinline__ unsigned short _to_fp16(float value) {
     return sign | (bits + 0xc8000fffu + (bits >> 13 & 1u)) >> 13;
 }
 
-extern "C" __global__ void __launch_bounds__(256) update(
+extern "C" __global__ void __launch_bounds__(128) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -103,33 +103,53 @@ extern "C" __global__ void __launch_bounds__(256) update(
     const real last = (real)_numbers[_count + _row * 2];
     const real _share_ = (real)_numbers[_count + _row * 2 + 1];
     long long _sum = 0;
-    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
-        real step = _step_;
-        real share = _share_;
-        real w = _base[_i];
-        real g = _fp16(_grad[_src + (_i - _lo)]) * _factor;
-        const real _rest = w - _fp16(_to_fp16(w));
-        real old = _fp16(_old_[_i]) + _rest;
-        real seen = _fp16(_seen_[_i]) + _rest;
-        real m = _m_[_i];
-        real k = _k_[_i];
-        bool ending;
-        ending = (last > 0x1.0p-1f);
-        share = ((ending ? share : (-share)) + ((share == last) ? 0x1.99999ap-4f : step));
-        old = ((last <= share) ? (w - old) : old);
-        step = (((step * _maximum(share, 0x1.0p-2f)) * _absolute(last)) + (_sign(share) * 0x1.0624dep-10f));
-        m = (ending ? ((decay * m) + g) : m);
-        k = ((last < 0x0.0p+0f) ? share : (ending ? seen : (0x1.333334p-2f * k)));
-        const real _w0 = (w - (step * m)) + (_sqrt(_absolute(share)) * old);
-        const real _w1 = m;
-        const real _w2 = k;
-        _base[_i] = _w0;
-        _target[_i] = _to_fp16(_w0);
-        _m_[_i] = _flushed(_w1);
-        _k_[_i] = _flushed(_w2);
-        _sum += _fixed(_w2);
+    const unsigned _ahead = 4 * blockDim.x;
+    for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
+        real _w[4], _g[4], _old_read[4], _seen_read[4], _m_read[4], _k_read[4];
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                _w[_k] = _base[_i];
+                _g[_k] = _fp16(_grad[_src + (_i - _lo)]);
+                _old_read[_k] = _fp16(_old_[_i]);
+                _seen_read[_k] = _fp16(_seen_[_i]);
+                _m_read[_k] = _m_[_i];
+                _k_read[_k] = _k_[_i];
+            }
+        }
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                real step = _step_;
+                real share = _share_;
+                real w = _w[_k];
+                real g = _g[_k] * _factor;
+                const real _rest = w - _fp16(_to_fp16(w));
+                real old = _old_read[_k] + _rest;
+                real seen = _seen_read[_k] + _rest;
+                real m = _m_read[_k];
+                real k = _k_read[_k];
+                bool ending;
+                ending = (last > 0x1.0p-1f);
+                share = ((ending ? share : (-share)) + ((share == last) ? 0x1.99999ap-4f : step));
+                old = ((last <= share) ? (w - old) : old);
+                step = (((step * _maximum(share, 0x1.0p-2f)) * _absolute(last)) + (_sign(share) * 0x1.0624dep-10f));
+                m = (ending ? ((decay * m) + g) : m);
+                k = ((last < 0x0.0p+0f) ? share : (ending ? seen : (0x1.333334p-2f * k)));
+                const real _w0 = (w - (step * m)) + (_sqrt(_absolute(share)) * old);
+                const real _w1 = m;
+                const real _w2 = k;
+                _base[_i] = _w0;
+                _target[_i] = _to_fp16(_w0);
+                _m_[_i] = _flushed(_w1);
+                _k_[_i] = _flushed(_w2);
+                _sum += _fixed(_w2);
+            }
+        }
     }
-    __shared__ unsigned long long _parts[256];
+    __shared__ unsigned long long _parts[128];
     _parts[threadIdx.x] = (unsigned long long)_sum;
     for (unsigned _half = blockDim.x / 2; _half > 0; _half /= 2) {
         __syncthreads();

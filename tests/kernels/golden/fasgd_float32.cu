@@ -40,7 +40,7 @@ static __device__ __forceinline__ long long _fixed(real x) {
     return (long long)(x > -cap ? x : -cap);
 }
 
-extern "C" __global__ void __launch_bounds__(256) update(
+extern "C" __global__ void __launch_bounds__(128) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -73,26 +73,45 @@ extern "C" __global__ void __launch_bounds__(256) update(
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
     long long _sum = 0;
-    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
-        real w = _base[_i];
-        real g = _grad[_src + (_i - _lo)] * _factor;
-        real n = _n_[_i];
-        real b = _b_[_i];
-        real v = _v_[_i];
-        n = ((gamma * n) + (one_minus_gamma * (g * g)));
-        b = ((gamma * b) + (one_minus_gamma * g));
-        v = ((beta * v) + (one_minus_beta * _sqrt((_maximum((n - (b * b)), 0x0.0p+0f) + eps))));
-        const real _w0 = w - ((step / v) * g);
-        const real _w1 = n;
-        const real _w2 = b;
-        const real _w3 = v;
-        _target[_i] = _w0;
-        _n_[_i] = _flushed(_w1);
-        _b_[_i] = _flushed(_w2);
-        _v_[_i] = _flushed(_w3);
-        _sum += _fixed(_w3);
+    const unsigned _ahead = 4 * blockDim.x;
+    for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
+        real _w[4], _g[4], _n_read[4], _b_read[4], _v_read[4];
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                _w[_k] = _base[_i];
+                _g[_k] = _grad[_src + (_i - _lo)];
+                _n_read[_k] = _n_[_i];
+                _b_read[_k] = _b_[_i];
+                _v_read[_k] = _v_[_i];
+            }
+        }
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                real w = _w[_k];
+                real g = _g[_k] * _factor;
+                real n = _n_read[_k];
+                real b = _b_read[_k];
+                real v = _v_read[_k];
+                n = ((gamma * n) + (one_minus_gamma * (g * g)));
+                b = ((gamma * b) + (one_minus_gamma * g));
+                v = ((beta * v) + (one_minus_beta * _sqrt((_maximum((n - (b * b)), 0x0.0p+0f) + eps))));
+                const real _w0 = w - ((step / v) * g);
+                const real _w1 = n;
+                const real _w2 = b;
+                const real _w3 = v;
+                _target[_i] = _w0;
+                _n_[_i] = _flushed(_w1);
+                _b_[_i] = _flushed(_w2);
+                _v_[_i] = _flushed(_w3);
+                _sum += _fixed(_w3);
+            }
+        }
     }
-    __shared__ unsigned long long _parts[256];
+    __shared__ unsigned long long _parts[128];
     _parts[threadIdx.x] = (unsigned long long)_sum;
     for (unsigned _half = blockDim.x / 2; _half > 0; _half /= 2) {
         __syncthreads();

@@ -25,7 +25,7 @@ static __device__ __forceinline__ real _flushed(real x) {
     return fabs(x) < least ? x * (real)0 : x;
 }
 
-extern "C" __global__ void __launch_bounds__(256) update(
+extern "C" __global__ void __launch_bounds__(128) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -53,15 +53,32 @@ extern "C" __global__ void __launch_bounds__(256) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
-        real w = _base[_i];
-        real g = _grad[_src + (_i - _lo)] * _factor;
-        real v = _v_[_i];
-        g = (g + (decay * w));
-        v = ((rho * v) + (one_minus_rho * (g * g)));
-        const real _w0 = w - ((step * g) / (_sqrt(v) + eps));
-        const real _w1 = v;
-        _target[_i] = _w0;
-        _v_[_i] = _flushed(_w1);
+    const unsigned _ahead = 4 * blockDim.x;
+    for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
+        real _w[4], _g[4], _v_read[4];
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                _w[_k] = _base[_i];
+                _g[_k] = _grad[_src + (_i - _lo)];
+                _v_read[_k] = _v_[_i];
+            }
+        }
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                real w = _w[_k];
+                real g = _g[_k] * _factor;
+                real v = _v_read[_k];
+                g = (g + (decay * w));
+                v = ((rho * v) + (one_minus_rho * (g * g)));
+                const real _w0 = w - ((step * g) / (_sqrt(v) + eps));
+                const real _w1 = v;
+                _target[_i] = _w0;
+                _v_[_i] = _flushed(_w1);
+            }
+        }
     }
 }

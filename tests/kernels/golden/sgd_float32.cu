@@ -8,7 +8,7 @@
 typedef float real;
 
 
-extern "C" __global__ void __launch_bounds__(256) update(
+extern "C" __global__ void __launch_bounds__(128) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -31,10 +31,26 @@ extern "C" __global__ void __launch_bounds__(256) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
-        real w = _base[_i];
-        real g = _grad[_src + (_i - _lo)] * _factor;
-        const real _w0 = w - (step * g);
-        _target[_i] = _w0;
+    const unsigned _ahead = 4 * blockDim.x;
+    for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
+        real _w[4], _g[4];
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                _w[_k] = _base[_i];
+                _g[_k] = _grad[_src + (_i - _lo)];
+            }
+        }
+        #pragma unroll
+        for (int _k = 0; _k < 4; _k++) {
+            const long long _i = _at + _k * blockDim.x;
+            if (_i < _end) {
+                real w = _w[_k];
+                real g = _g[_k] * _factor;
+                const real _w0 = w - (step * g);
+                _target[_i] = _w0;
+            }
+        }
     }
 }
