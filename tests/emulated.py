@@ -225,11 +225,13 @@ class EmulatedDevice:
     def host(self, nbytes: int) -> Bytes:
         return aligned(nbytes)
 
-    def pin(self, data: Bytes) -> Callable[[], None] | None:
-        self.pinned += len(data)
+    def pin(self, data: Bytes, *, read_only: bool = False) -> Callable[[], None] | None:
+        assert data.flags.writeable is not read_only, "memory that is mapped privately is copied"
+        nbytes = len(data)
+        self.pinned += nbytes
 
         def unpin() -> None:
-            self.pinned -= len(data)
+            self.pinned -= nbytes
 
         return unpin
 

@@ -144,12 +144,12 @@ class CupyDevice:
         weakref.finalize(raw, runtime.freeHost, start).atexit = False
         return np.frombuffer(memoryview(raw), np.uint8)[:nbytes]
 
-    def pin(self, data: Bytes) -> Callable[[], None] | None:
+    def pin(self, data: Bytes, *, read_only: bool = False) -> Callable[[], None] | None:
         """Register the pages with cudaHostRegister."""
         runtime, start = self._runtime, data.ctypes.data
         runtime.setDevice(self._number)
         try:
-            runtime.hostRegister(start, data.nbytes, _PORTABLE)
+            runtime.hostRegister(start, data.nbytes, _PORTABLE | (_READ_ONLY if read_only else 0))
         except runtime.CUDARuntimeError:  # pageable memory works as well, but slower
             return None
 
@@ -173,8 +173,8 @@ class CupyDevice:
         return module.get_function(text.name)
 
 
-_PORTABLE = 1
-"""cudaHostRegisterPortable."""
+_PORTABLE, _READ_ONLY = 1, 8
+"""cudaHostRegisterPortable, cudaHostRegisterReadOnly."""
 
 
 class _Allocation:

@@ -175,8 +175,10 @@ class Device(Protocol):
     def host(self, nbytes: int) -> Bytes:
         """Return page-locked memory of the host, which the device copies from and to by itself."""
 
-    def pin(self, data: Bytes) -> Callable[[], None] | None:
+    def pin(self, data: Bytes, *, read_only: bool = False) -> Callable[[], None] | None:
         """Page-lock whole pages of the host.
+
+        ``read_only``: this process may not write them, and the device only reads them.
 
         Returns the function that unlocks them, or None when the system refuses.
         """

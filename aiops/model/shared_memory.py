@@ -17,7 +17,7 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -131,6 +131,13 @@ def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:
     return np.frombuffer(mapping, np.uint8)
 
 
+class Attach(Protocol):
+    """Maps the next segment that the other side sent, as `attached` does."""
+
+    def __call__(self, nbytes: int, *, private: bool) -> Bytes:
+        """Return its bytes, uint8[nbytes]."""
+
+
 class Memory:
     """Makes arenas in the memory of this process; `SharedMemory` makes them in segments."""
 
@@ -149,6 +156,10 @@ class Memory:
     def buffer(self, nbytes: int) -> Bytes:
         """Return a receive buffer, uint8[nbytes], uninitialised."""
         return aligned(nbytes)
+
+    def attached(self, attach: Attach, nbytes: int) -> Bytes:
+        """Map a segment that a worker lends its gradients in, by a call of ``attach``."""
+        return attach(nbytes, private=True)
 
 
 _SMALL = 16 * 1024

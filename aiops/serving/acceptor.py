@@ -29,7 +29,7 @@ from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
 from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.token_file import TokenFile
-from aiops.store.resources import Measure, unmeasured
+from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Hello, Message, Push, Release, Share
@@ -134,11 +134,12 @@ class Acceptor:
         gone: Callable[[], None],
         exchange: Callable[[Steady, int], bytes | None],
         sinks_of: Callable[[int], SinkFor],
-        measure: Measure = unmeasured,
+        machine: Resources | None = None,
     ) -> None:
         self._config, self._coordinator, self._env = config, coordinator, env
         self._post, self._gone, self._sinks_of, self._now = post, gone, sinks_of, env.now
-        self._measure, self._exchange = measure, exchange
+        machine = machine or Resources()
+        self._measure, self._memory, self._exchange = machine.measure, machine.memory, exchange
         self.peers: dict[int, Peer] = {}
         self._number = 0  # of the newest connection
         self.standbys: StandbyFeeds | None = None
@@ -183,7 +184,7 @@ class Acceptor:
             sock.close()
             return
         link = self._link()
-        link.wire.shared = SharedPayloads(partial(side.attach, private=True), side.pass_on)
+        link.wire.shared = SharedPayloads(partial(self._memory.attached, side.attach), side.pass_on)
         link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self._counted(link), sock)
 

@@ -144,7 +144,7 @@ class Server:
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
             *(config, self._coordinator, env, pacing, self.post, self._note_change),
-            *(self._exchange, sinks_of, machine.measure),
+            *(self._exchange, sinks_of, machine),
         )
         self._run_state = run_state = RunState(
             *(config, env, clock, files, self._coordinator, engine, self.connections),

@@ -32,7 +32,7 @@ from aiops.kernels.parallel import cut
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
-from aiops.model.shared_memory import Memory
+from aiops.model.shared_memory import Attach, Memory
 from aiops.store.backends import HostBackend
 from aiops.store.gradient import Gradient
 from aiops.store.resources import Resources
@@ -382,9 +382,7 @@ class PageLocked(Memory):
         made = self._inner.arena(layout)
         if made.segment is None:
             return Arena(layout, self._device.host(layout.nbytes))
-        end = self._device.pin(made.data)
-        if end is not None:
-            weakref.finalize(made, end).atexit = False
+        _while_it_lives(made, self._device.pin(made.data))
         return made
 
     def holding(self, layout: Layout, data: Bytes) -> Arena:
@@ -396,3 +394,19 @@ class PageLocked(Memory):
     def buffer(self, nbytes: int) -> Bytes:
         """Return a page-locked receive buffer."""
         return self._device.host(nbytes)
+
+    def attached(self, attach: Attach, nbytes: int) -> Bytes:
+        """Map a worker's segment, and page-lock it.
+
+        It is mapped as it is: page-locking a private mapping copies its pages, and what the worker
+        writes there afterwards would not be seen.
+        """
+        data = attach(nbytes, private=False)
+        _while_it_lives(data, self._device.pin(data, read_only=True))
+        return data
+
+
+def _while_it_lives(memory: object, end: Callable[[], None] | None) -> None:
+    """Call ``end``, which unlocks pages, when the memory is let go."""
+    if end is not None:
+        weakref.finalize(memory, end).atexit = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from aiops.kernels.device import Device, DeviceArray
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.model.parts import Part
-from aiops.model.shared_memory import Memory, SharedMemory, available
+from aiops.model.shared_memory import Memory, Segment, SharedMemory, attached, available
 from aiops.store import cuda_backend
 from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked
 from aiops.store.gradient import Gradient
@@ -486,3 +488,18 @@ class TestMemory:
         small = PageLocked(Memory(), device).holding(layout, np.ones(layout.nbytes, np.uint8))
         assert device.pinned == 0
         assert (small.data == 1).all()
+
+    @pytest.mark.skipif(not available(), reason="there is no shared memory")
+    def test_a_workers_segment_is_page_locked_and_still_the_workers(self) -> None:
+        device = EmulatedDevice()
+        theirs = Segment(10_000)
+        mapped = partial(attached, os.dup(theirs.fd))
+        ours = PageLocked(Memory(), device).attached(mapped, 10_000)
+        part = ours[:100]
+        del ours
+        assert device.pinned == 10_000
+        theirs.data[:] = 7
+        assert (part == 7).all(), "what is written after the pages were locked is seen"
+        del part
+        gc.collect()
+        assert device.pinned == 0
