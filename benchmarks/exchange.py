@@ -42,7 +42,7 @@ from benchmarks.peers.base import Job, Setting
 from benchmarks.peers.turn import MeasuringTime, compare, contest
 from benchmarks.sizes import KIB, MIB, format_size, parse_size, short_size
 
-OURS = ("aiops", "shared", "room", "views")
+OURS = ("aiops", "shared", "room", "views", "cuda")
 """The peers that are aiops."""
 
 
@@ -270,7 +270,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
 
 
 def _near(result: Mapping[str, Any]) -> bool:
-    return set(result["options"]["peers"]) <= set(base.SAME_HOST)
+    return set(result["options"]["peers"]) <= {*base.SAME_HOST, *base.GPU}
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:

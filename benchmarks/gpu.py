@@ -118,10 +118,15 @@ def _pushes(device: Device, size: int, repeats: int, rule: Rule) -> dict[str, di
         job.target = store.begin()
         store.commit(job.target, job.touched, job.run())
 
+    def read() -> None:
+        lease = store.lease()
+        lease.version.arena  # noqa: B018
+        lease.release()
+
     def exchange() -> None:
-        store.lease().release()
+        read()
         push()
-        store.lease().version.arena  # noqa: B018
+        read()
 
     one = {"limit: upload": layout.nbytes, "a push, applied": layout.nbytes}
     two = {"limit: upload, download": 2 * layout.nbytes, "applied, and read": 2 * layout.nbytes}

@@ -68,7 +68,9 @@ SAME_HOST: Mapping[str, str] = {
     "ray": "benchmarks.peers.ray_actor",
 }
 """The peers that share memory, likewise."""
-MODULES: Mapping[str, str] = {**TCP, **SAME_HOST}
+GPU: Mapping[str, str] = {"cuda": "benchmarks.peers.cuda"}
+"""aiops on a GPU, beside aiops on the host: `shared`."""
+MODULES: Mapping[str, str] = {**TCP, **SAME_HOST, **GPU}
 """All of them."""
 KEEP_MEMORY: Mapping[str, str] = {
     "MALLOC_ARENA_MAX": "1",
@@ -102,6 +104,7 @@ RATIOS = (
     Ratio("memcpy", ("memcpy",), SAME_HOST),
     Ratio("mpi", ("mpi",), SAME_HOST),
     Ratio("ray", ("ray",), SAME_HOST),
+    Ratio("host", ("shared",), GPU),
 )
 """``raw`` and ``memcpy`` are limits rather than peers to beat. MPI over TCP is shown, but is not
 among the best: it waits in a busy loop, at the price of a core per process, and the others do not.

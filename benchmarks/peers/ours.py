@@ -18,7 +18,13 @@ from benchmarks.peers.base import LEARNING_RATE, Array, Job, Setting, gradient, 
 if TYPE_CHECKING:
     import aiops
 
-SETTINGS: Mapping[str, Setting] = {"policy": "asgd", "no_shm": True, "shards": 1, "whole": True}
+SETTINGS: Mapping[str, Setting] = {
+    "policy": "asgd",
+    "no_shm": True,
+    "shards": 1,
+    "device": "cpu",
+    "whole": True,
+}
 """``whole`` is no choice here: aiops always delivers one version."""
 ENVIRONMENT: Mapping[str, str] = {}
 
@@ -63,7 +69,9 @@ class Server:
         settings = self._job.settings
         flags = ["--policy", str(settings["policy"]), "--set", f"lr={LEARNING_RATE!r}"]
         flags += ["--no-shm"] if settings["no_shm"] else []
-        return [*flags, "--shards", str(settings["shards"])] if settings["shards"] != 1 else flags
+        others = {"shards": 1, "device": "cpu"}
+        chosen = [name for name, default in others.items() if settings[name] != default]
+        return [*flags, *(f"--{name}={settings[name]}" for name in chosen)]
 
     def start(self) -> str:
         """Start it; the first line of its standard output is the address."""
