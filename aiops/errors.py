@@ -20,7 +20,8 @@
         │   └── Restarted           ... or the server was restarted since it was computed
         ├── NotReady                no worker has defined the model yet
         ├── Unauthorised            the token is missing or wrong
-        └── Unavailable             the server stayed full or shut down for all of the time-out
+        ├── Kicked                  an administrator has sent this client away
+        └── Unavailable             the server stayed full, paused or shut down for the time-out
             └── Standby             ... or it was a standby, which serves no workers
 
 An error carries one sentence (what happened, why, what to do next) as its text and its facts in
@@ -41,6 +42,7 @@ __all__ = [
     "ConnectionLost",
     "DamagedState",
     "DeadlineExceeded",
+    "Kicked",
     "LocalProtocolError",
     "NotReady",
     "ProtocolError",
@@ -166,8 +168,17 @@ class Unauthorised(Refused):
     code = "unauthorised"
 
 
+class Kicked(Refused):
+    """An administrator has ended this client's connections (``aiops kick``).
+
+    The server does not welcome this client again; another one is welcome.
+    """
+
+    code = "kicked"
+
+
 class Unavailable(Refused):
-    """The server cannot take this: it is full or shutting down. Clients try again first."""
+    """The server cannot take this: it is full, paused or shutting down. Clients try again first."""
 
     code = "unavailable"
 
@@ -185,7 +196,7 @@ _BY_CODE: Mapping[str, type[Refused]] = {
     kind.code: kind
     for kind in (
         *(Refused, BadPush, StaleGradient, Restarted, NotReady, Unauthorised),
-        *(Unavailable, Standby),
+        *(Kicked, Unavailable, Standby),
     )
 }
 

@@ -13,18 +13,18 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "access": (4, 510),
+    "access": (4, 530),
     "algorithms": (26, 2806),
     "averaging": (4, 519),
     "bandwidth": (9, 1847),
-    "cli": (35, 5840),
+    "cli": (37, 5900),
     "client": (63, 13615),
     "codecs": (11, 2236),
     "common": (13, 1051),
     "durable": (15, 3689),
     "engine": (27, 6838),
     "data": (6, 872),
-    "errors": (1, 217),
+    "errors": (1, 230),
     "filters": (3, 275),
     "kernels": (30, 5610),
     "lab": (95, 15590),
@@ -33,13 +33,13 @@ SIZES = {
     "net": (27, 4149),
     "ray": (14, 2797),
     "server": (1, 21),
-    "serving": (44, 10510),
+    "serving": (46, 11080),
     "shards": (19, 3990),
     "sim": (38, 6858),
     "state": (9, 2033),
     "store": (17, 3970),
     "testing": (1, 237),
-    "wire": (18, 3270),
+    "wire": (19, 3350),
 }
 
 SLACK = 1.02

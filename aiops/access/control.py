@@ -6,18 +6,22 @@ everything: such a server listens on loopback only.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiops.access.tokens import AccessToken, TokenRole, TokenTable
-from aiops.errors import Refused, Unauthorised, Unavailable
+from aiops.errors import Kicked, Refused, Unauthorised, Unavailable
 from aiops.wire.messages import Hello
 from aiops.wire.server_messages import Greeting, LeadHello
 from aiops.wire.standby_messages import StandbyHello
 from aiops.wire.token_keys import FindKeys, TokenKeys
 
 UNNAMED = "a client without a token"
+
+MOST_SENT_AWAY = 4096
+"""Clients that are remembered because an administrator has sent them away: the last ones."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class AccessControl:
         self._table, self._clock = table, clock
         self._uses: dict[bytes, _Use] = {}  # by the token's id: a rotated token is another one
         self._by_peer: dict[int, _Use] = {}
+        self._sent_away: OrderedDict[str, Kicked] = OrderedDict()  # by the client's id
 
     @property
     def find(self) -> FindKeys | None:
@@ -57,6 +62,8 @@ class AccessControl:
 
     def forbids(self, hello: Greeting, key: bytes) -> Refused | None:
         """Return the reason for which the holder of a token may not connect so, or None."""
+        if isinstance(hello, Hello) and hello.client in self._sent_away:
+            return self._sent_away[hello.client]
         if self._table is None:
             return None
         token = self._table.of_id(key)
@@ -82,6 +89,13 @@ class AccessControl:
         use = self._by_peer[peer] = self._use(token)
         use.peers[peer] = _needed(hello)
         return token.name
+
+    def send_away(self, client: str, why: Kicked) -> None:
+        """Admit a client of this id no more; it was told why, and may have missed that."""
+        self._sent_away[client] = why
+        self._sent_away.move_to_end(client)
+        if len(self._sent_away) > MOST_SENT_AWAY:
+            self._sent_away.popitem(last=False)
 
     def left(self, peer: int) -> None:
         """Note that a connection is gone."""

@@ -30,6 +30,12 @@ COMMANDS: Mapping[str, str] = {
     "ping": "Check that a server is alive.",
     "relay": "Let workers that average meet, behind NAT.",
     "promote": "Have a standby take its primary's place.",
+    "kick": "Send a client away from a server.",
+    "pause": "Have a server take no pushes for a while.",
+    "resume": "Have it take pushes again.",
+    "snapshot": "Have a snapshot of a server's state be taken now.",
+    "rollback": "Have a server go back to a snapshot.",
+    "drain": "Have a server end, as SIGTERM does.",
     "tls": "Make certificates: a CA, a server's, the workers'.",
     "token": "Make, list and revoke the tokens of a server.",
     "state": "Look into the directory of a server's --state.",
@@ -41,6 +47,9 @@ COMMANDS: Mapping[str, str] = {
     "experiment": "Reproduce the papers' figures by name.",
 }
 """The subcommands, each in the module of its name, and their lines in ``aiops --help``."""
+
+_MODULES = dict.fromkeys(("kick", "pause", "resume", "snapshot", "rollback", "drain"), "admin")
+"""The modules of those that share one."""
 
 
 class _LazyCommands(typer.core.TyperGroup):
@@ -58,7 +67,7 @@ class _LazyCommands(typer.core.TyperGroup):
 
 def command(name: str) -> Any:
     """Import a subcommand, and return it as typer runs it."""
-    module = importlib.import_module(f"aiops.cli.{name}")
+    module = importlib.import_module(f"aiops.cli.{_MODULES.get(name, name)}")
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

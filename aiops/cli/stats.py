@@ -83,7 +83,7 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Return a report as tables."""
     parts = (
-        *(_facts(report), *_file_errors(report), *_standbys(report)),
+        *(_facts(report), *_paused(report), *_file_errors(report), *_standbys(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_data_sets(report), *_filter(report), *_staleness(report)),
         *(*ledger_tables(report["ledger"]), "", _clients(report), *_tokens(report)),
@@ -131,6 +131,13 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for first in range(0, len(facts), 3):
         grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
     return grid
+
+
+def _paused(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Say why no pushes are taken, if they are not."""
+    if report.get("paused"):
+        yield ""
+        yield Text(f"takes no pushes: {report['paused']}", style="red")
 
 
 def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:

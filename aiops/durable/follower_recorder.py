@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
+from aiops.durable.lead_recorder import LeadReplayer
 from aiops.durable.recorder import WAITS, AppendRow, BeginJournal, KeepSnapshots, WriteSnapshot
 from aiops.durable.recovery import SMALL, Recovered, differs, unexpected
 from aiops.durable.rows import AppliedMark, JournalRow, check_of, events_of, row_of
@@ -387,6 +388,8 @@ class FollowerReplayer:
     lost, taken
         As of `Replayer`.
     """
+
+    bound = LeadReplayer.bound
 
     def __init__(
         self,

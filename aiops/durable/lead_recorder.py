@@ -166,6 +166,8 @@ class LeadReplayer(Replayer):
         What the followers hold, which bounds the rows that are replayed. None: all are.
     """
 
+    bound = "the servers of the model go back to a moment that all have"
+
     def __init__(
         self,
         lead: Lead,

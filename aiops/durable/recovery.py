@@ -14,6 +14,7 @@ from aiops.engine.events import Applied, Apply, Effect, Event, Joined, Received,
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.engine.training import Training
 from aiops.errors import DamagedState
+from aiops.model.parts import LARGEST
 from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
@@ -62,6 +63,8 @@ class Replayer:
         The engine; its clients' answers are thrown away.
     warm
         Begins to compile kernels on another thread. None: that is left to `Recovered.outstanding`.
+    back_to
+        The row to go back to: of later ones none is replayed. None: all are.
 
     Attributes
     ----------
@@ -75,10 +78,20 @@ class Replayer:
     kernels
         Called once, before the first row of a model that is not small: waits for its kernels, if
         that is of use. Without them an update takes several times as long. None: nothing waits.
+    bound
+        The reason for which later moments are not taken, as half a sentence.
     """
 
-    def __init__(self, engine: Engine, warm: Callable[[Warm], object] | None = None) -> None:
+    bound = "an administrator has this server go back"
+
+    def __init__(
+        self,
+        engine: Engine,
+        warm: Callable[[Warm], object] | None = None,
+        back_to: int | None = None,
+    ) -> None:
         self._engine, self._warm, self.lost = engine, warm, 0
+        self._newest = LARGEST if back_to is None else back_to
         self._outstanding: Apply | None = None
         self._row = self._snapshot = self._nbytes = 0
         self._time, self._effects = engine.now, list[Effect]()
@@ -135,11 +148,11 @@ class Replayer:
 
     def begins_with(self, row: int, found: Captured) -> bool:
         """Return whether the state may be that of a snapshot, of this row, or later."""
-        return True
+        return row <= self._newest
 
     def goes_on_with(self, frame: JournalFrame) -> bool:
         """Return whether a row is to be replayed; else the one before it is the last."""
-        return True
+        return frame.number <= self._newest
 
     def begin(self, frame: JournalFrame) -> None:
         """Begin after a state's first row, which has no events."""

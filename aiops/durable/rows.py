@@ -19,6 +19,7 @@ from aiops.engine.events import (
     Initialised,
     Joined,
     Left,
+    Paused,
     Received,
     Resumed,
     SnapshotDue,
@@ -158,6 +159,8 @@ def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:
             return RowKind.SNAPSHOT, [event.number], None
         case Stopping():
             return RowKind.STOPPING, [], None
+        case Paused():
+            return RowKind.PAUSED, [event.why], None
         case _:
             raise TypeError(f"no row has this event: {event!r:.200}")
 
@@ -233,6 +236,8 @@ def _events(
             return [Resumed(time, found["generation"])]
         case RowKind.SNAPSHOT:
             return [SnapshotDue(time, found["number"])]
+        case RowKind.PAUSED:
+            return [Paused(time, str(found["why"]))]
         case RowKind.STOPPING:
             return [Stopping(time, kept=not frame.flags & _FINAL)]
     return []

@@ -129,6 +129,8 @@ class DataSets:
     ----------
     waiting
         The requests that wait. While there are any, `answer` is due after each event.
+    paused
+        Whether pushes are paused: then no task returns for lack of progress.
     """
 
     def __init__(self, membership: Membership, deadline: float) -> None:
@@ -138,6 +140,7 @@ class DataSets:
         self._held: dict[int, set[int]] = {}  # numbers of tasks by holder
         self._absent: dict[int, float] = {}  # by holder: since when it has no connection
         self.waiting: list[_Waiting] = []
+        self.paused = False
         self._numbers = 0
 
     # ------------------------------------------------------------ requests
@@ -366,6 +369,12 @@ class DataSets:
                     self._bar(cover)
         # Of a member that is forgotten nothing can come any more but the answers to its pushes.
 
+    def go_on(self, now: float) -> None:
+        """Begin the deadlines of all tasks again: pushes were paused, and are taken from now on."""
+        self.paused = False
+        for task in self._tasks.values():
+            task.since = now
+
     def _expire(self, now: float) -> None:
         """Take back the tasks of workers that are late, or have been away for long."""
         for holder in [n for n, since in self._absent.items() if now >= since + GRACE]:
@@ -373,7 +382,7 @@ class DataSets:
             self._give_up(holder)
         for holder in sorted(self._held):
             progress = [self._tasks[number].since for number in self._held[holder]]
-            if now >= max(progress) + self._deadline:
+            if not self.paused and now >= max(progress) + self._deadline:
                 self._give_up(holder)
 
     def _next(self, now: float) -> float:

@@ -69,11 +69,12 @@ under the client's sequence number. When the client repeats the push on a new co
 that answer, and the gradient is not applied again. The answers to a client's last
 `aiops.wire.messages.REMEMBERED` pushes are kept; an older push is refused, not applied. A worker
 that is silent at a barrier is excused after the deadline, for which `WakeAt` requests a `Tick`.
-After `Stopping` new pushes are refused, and use up no sequence number; held ones are acknowledged
-if their step was made, and refused if not; queued ones are still carried out. If a successor goes
-on with the state (`Stopping.kept`), held ones stay as they are, for it to answer. Any other
-exception, such as one from a policy, may leave the state half changed: the server ends without
-handling another event.
+After `Paused` new pushes are refused until that ends, and use up no sequence number; queued ones
+are carried out, and no worker is overdue. After `Stopping` new ones are refused too; held ones are
+acknowledged if their step was made, and refused if not; queued ones are still carried out. If a
+successor goes on with the state (`Stopping.kept`), held ones stay as they are, for it to answer.
+Any other exception, such as one from a policy, may leave the state half changed: the server ends
+without handling another event.
 
 **The steady exchange** (`aiops.engine.steady`) is a short way through the same state. A push of a
 whole small model, with nothing queued, held or outstanding, is updated and answered in one call,
@@ -123,6 +124,7 @@ from aiops.engine.events import (
     Joined,
     Left,
     Options,
+    Paused,
     Received,
     Reply,
     Resumed,
@@ -204,6 +206,8 @@ class Engine:
         The time of the last event, in seconds.
     policy, machine
         The policy of this run, and the machine as above.
+    paused
+        The reason for which an administrator has paused pushes; empty: they are taken.
 
     Raises
     ------
@@ -241,6 +245,7 @@ class Engine:
         self.training: Training | None = None
         self.policy = algorithm.policy(workers)
         self._stopping: Stopping | None = None
+        self.paused = ""
         self._shell_report = shell_report
         self.now = 0.0
         self._started: float | None = None  # the time of the first event
@@ -289,6 +294,8 @@ class Engine:
                 effects = self._budget_tick(event)
             case Stopping():
                 effects = self._stop(event)
+            case Paused():
+                effects = self._pause(event)
             case Resumed():
                 effects = self._resume(event)
             case SnapshotDue():
@@ -403,6 +410,7 @@ class Engine:
         return {
             "policy": self.algorithm.name,
             "settings": self.algorithm.settings(),
+            "paused": self.paused,
             **statistics.report(
                 *parts,
                 device="" if device is None else device.name,
@@ -413,17 +421,19 @@ class Engine:
         }
 
     def state(self) -> list[Any]:
-        """Return the times of the last event and the first, and of what is to be its end.
+        """Return the times of the last event and the first, its end if it has one, and its pause.
 
         Its owners have the rest.
         """
         stopping = self._stopping
         ending = None if stopping is None else [stopping.time, stopping.kept]
-        return [self.now, self._started, ending]
+        return [self.now, self._started, ending, self.paused]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Continue with what `state` returned, before there is a model."""
-        self.now, self._started, ending = (*state, None)[:3]  # the third is missing in older ones
+        self.now, self._started = state[:2]
+        ending = state[2] if len(state) > 2 else None  # it and the next are missing in older ones
+        self.paused = state[3] if len(state) > 3 else ""
         if ending is not None:  # rows that follow have refused pushes
             self._stopping = Stopping(*ending)
             self.rendezvous.stop()
@@ -495,9 +505,34 @@ class Engine:
         self._stopping = event
         return self._drain(event) + self.rendezvous.stop()
 
+    @property
+    def _closed(self) -> str:
+        """The reason for which no pushes are taken, as a sentence; empty: they are."""
+        if self._stopping is not None:
+            return "the server is shutting down and takes no more pushes"
+        return self.paused and f"the server takes no pushes at present: {self.paused}"
+
+    def _pause(self, event: Paused) -> list[Effect]:
+        """Take no more pushes, or take them again; then workers have all of their time again."""
+        self.paused, training = event.why, self.training
+        if training is None:
+            return []
+        self._tell_closed(training)
+        if self.paused:
+            return []
+        training.data_sets.go_on(event.time)
+        return training.updates.held.wait_anew(event.time)
+
+    def _tell_closed(self, training: Training) -> None:
+        updates = training.updates
+        updates.closed = self._closed
+        updates.paused = training.data_sets.paused = bool(self.paused)
+
     def _drain(self, event: Stopping) -> list[Effect]:
-        updates = None if self.training is None else self.training.updates
-        return [] if updates is None else updates.stop(event.time, kept=event.kept)
+        if self.training is None:
+            return []
+        self._tell_closed(self.training)
+        return self.training.updates.stop(event.time, kept=event.kept)
 
     def _resume(self, event: Resumed) -> list[Effect]:
         """Have every client that was connected leave; a server that was ending ends no more.
@@ -510,7 +545,8 @@ class Engine:
         if self.budget is not None:
             self.budget.resumed()
         if self.training is not None:
-            self.training.updates.draining = self.training.updates.held.stopping = False
+            self._tell_closed(self.training)
+            self.training.updates.held.stopping = False
             self.training.abandon()
         effects: list[Effect] = []
         for peer in self.membership.peers():
@@ -599,7 +635,7 @@ class Engine:
             if isinstance(before, Error):
                 return [Reply(event.peer, replace(before, id=message.id))]
             raise too_old(message.seq, member)
-        fault = validation.unready(member, stopping=self._stopping is not None)
+        fault = validation.unready(member, self._closed)
         fault = fault or NotReady(f"{_UNDEFINED}: define it before the first push")
         refusal = error_of(message.id, fault, self.version)
         self.membership.refuse(member, message.seq, fault, refusal)
@@ -704,6 +740,7 @@ class Engine:
             *(self.algorithm, self.policy, self.options, self._clients),
             *(self.membership, self.admission, self.budget, self.machine),
         )
+        self._tell_closed(training)
         if self._stopping is not None:
             training.begun += self._drain(self._stopping)
         return training

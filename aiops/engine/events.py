@@ -104,6 +104,17 @@ class Stopping:
 
 
 @value
+class Paused:
+    """An administrator has paused pushes, for the reason ``why``; empty: they are taken again.
+
+    Meanwhile they are refused as `Unavailable`, and no worker is overdue. All else goes on.
+    """
+
+    time: float
+    why: str
+
+
+@value
 class Resumed:
     """The server was started again with the state of an earlier one: all connections are gone."""
 
@@ -196,6 +207,7 @@ Event: TypeAlias = (
     | Tick
     | Applied
     | Stopping
+    | Paused
     | Resumed
     | SnapshotDue
     | BudgetTick

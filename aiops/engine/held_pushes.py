@@ -110,6 +110,11 @@ class HeldPushes:
             membership.late = True
         return notes
 
+    def wait_anew(self, now: float) -> list[Effect]:
+        """Begin the deadline of every worker again: pushes were paused."""
+        self._since = max(self._since, now)
+        return self.wake()
+
     def wake(self) -> list[Effect]:
         """Return the request for the `Tick` at which the next worker is overdue, if any will be."""
         if not self.pushes:

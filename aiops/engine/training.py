@@ -176,7 +176,7 @@ class Training:
                 return self.updates.work(found, event.time)
             return [] if found is None else [found]
         barred = bool(member.covers) and member.bars(message.seq)
-        fault = validation.fault(member, self.store, message, sink, self.updates.draining)
+        fault = validation.fault(member, self.store, message, sink, self.updates.closed)
         fault = fault or self.table_requests.fault(sink, message)
         if barred and fault is None:
             fault = Refused("its examples were given to another worker: go on with a new task")

@@ -110,8 +110,10 @@ class UpdateQueue:
         Gradients that the policy ignored.
     tickets
         The number of the last update that was begun.
-    draining
-        True once the server goes down: it takes no more pushes.
+    closed
+        The reason for which no pushes are taken, as a sentence; empty: they are.
+    paused
+        Whether that is a pause, during which no worker is overdue.
     pace
         Updates per second.
     recall
@@ -142,7 +144,7 @@ class UpdateQueue:
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
         self._working: tuple[int, OnApplied] | None = None  # the same for rows and the replica
         self.tickets = 0
-        self.draining = False
+        self.closed, self.paused = "", False
         tensors = len(store.layout.tensors)
         self._sum = np.zeros(tensors, bool)  # the tensors that the sum in progress holds
         self._collected = 0
@@ -194,7 +196,7 @@ class UpdateQueue:
         held = self.held
         if self._outstanding or self._working or self._queue or held.pushes or self._collected:
             return None
-        if self.draining or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
+        if self.closed or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
             return None
         store = self._store
         rate = self._rate(store.current.number)
@@ -231,10 +233,10 @@ class UpdateQueue:
             return self._replies.repeat(event, member) + self.advance(now)
         barred = bool(member.covers) and member.bars(message.seq)
         if type(message) is Push:
-            fault = validation.fault(member, self._store, message, sink, self.draining)
+            fault = validation.fault(member, self._store, message, sink, self.closed)
             gradient: PushSink | CachedGradient = sink  # type: ignore[assignment]
         else:
-            fault = validation.unready(member, stopping=self.draining)
+            fault = validation.unready(member, self.closed)
             fault = fault or validation.beyond(self._store, message)
             gradient = self.recall.find(member.number)
         if self._screen is not None and fault is None:
@@ -281,14 +283,13 @@ class UpdateQueue:
 
     def tick(self, now: float) -> list[Effect]:
         """Stop waiting for workers that are overdue."""
-        if not self.held.pushes:
+        if self.paused or not self.held.pushes:
             return []
         effects = self.held.excuse_overdue(now) + self.workers_changed(now)
         return effects + self.held.wake()  # for the worker that is overdue next
 
     def stop(self, now: float, *, kept: bool) -> list[Effect]:
-        """Take no more pushes, and answer those that are held unless the state is ``kept``."""
-        self.draining = True
+        """Answer the pushes that are held, unless the state is ``kept``: no more are taken."""
         answered = [] if kept else self.held.stop(now)
         return answered + self.advance(now)
 

@@ -14,23 +14,23 @@ from aiops.wire.sinks import Discard, Sink
 
 
 def fault(
-    member: Member, store: Store, message: Push | PushRows, sink: Sink | None, stopping: bool
+    member: Member, store: Store, message: Push | PushRows, sink: Sink | None, closed: str
 ) -> Refused | None:
-    """Return why a push cannot be taken, or None."""
-    if member.worker and not stopping and type(sink) is RawIncoming:
+    """Return why a push cannot be taken, or None; ``closed``: as `UpdateQueue.closed`."""
+    if member.worker and not closed and type(sink) is RawIncoming:
         cover, level = sink.cover, store.current.level
         known = cover.level is not None and level is not None and cover.level <= level
         if known and sink.fault is None and type(message) is Push and not message.wants:
             return None  # the usual case, for which every check below passes
-    return unready(member, stopping=stopping) or unfit(store, message, sink)
+    return unready(member, closed) or unfit(store, message, sink)
 
 
-def unready(member: Member, *, stopping: bool) -> Refused | None:
+def unready(member: Member, closed: str) -> Refused | None:
     """Return why this client may not push now, or None."""
     if not member.worker:
         return BadPush("an observer may not push; connect with role='worker'")
-    if stopping:
-        return Unavailable("the server is shutting down and takes no more pushes")
+    if closed:
+        return Unavailable(closed)
     return None
 
 

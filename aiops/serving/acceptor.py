@@ -30,6 +30,7 @@ from aiops.serving.profiling import Receiving
 from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.token_file import TokenFile
 from aiops.store.resources import Resources, unmeasured
+from aiops.wire.admin_messages import ADMIN_REQUESTS
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import Error, Hello, Message, Push, Release, Share
@@ -38,7 +39,7 @@ from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.standby_messages import Fence, Promote, StandbyHello
 
-_CONTROL = (Promote, Fence)
+_CONTROL = frozenset({Promote, Fence, *ADMIN_REQUESTS})
 
 _NUMBERS = (1 << 32) - 1
 """Numbers of connections: the row of a steady exchange has 32 bits for them. Then they begin again,

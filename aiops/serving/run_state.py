@@ -21,7 +21,7 @@ from aiops.durable.lead_recorder import LeadReplayer
 from aiops.durable.recovery import Recovered, Replayer, check_begin
 from aiops.engine.engine import Engine
 from aiops.engine.events import Committed, Effect, Event
-from aiops.errors import Superseded, UsageError
+from aiops.errors import Refused, Superseded, UsageError
 from aiops.net.environment import Environment
 from aiops.net.tls import TlsTarget
 from aiops.serving.acceptor import Acceptor, Coordinator
@@ -30,6 +30,7 @@ from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.standby.fencing import fence
 from aiops.serving.state.kept_state import KeptState
 from aiops.serving.state.shard_states import FollowerState, LeadState
+from aiops.serving.state.snapshot_requests import OnSnapshot
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.shards.common_moment import CommonMoment
 from aiops.shards.follower import Follower
@@ -212,6 +213,8 @@ class RunState:
             When the states are of different runs, or have no moment in common.
         """
         moment = CommonMoment(states, files.generations.history)
+        if files.generations.back_to is not None:  # an administrator has it go back
+            moment.end = min(moment.end, files.generations.back_to)
         if why := lead.refused(moment):
             raise UsageError(why)
         recovered = self.recover(LeadReplayer(lead, self._perform, moment))
@@ -289,6 +292,34 @@ class RunState:
     def _committed(self, row: int) -> None:
         if self._config.acknowledgement >= Acks.DURABLE:
             self._post(Committed(self._env.now(), row))
+
+    # ------------------------------------------------------------ what administrators ask for
+
+    def take_snapshot(self, answer: OnSnapshot) -> bool:
+        """Have a snapshot be taken, and ``answer`` called then; return False without a state."""
+        if not isinstance(self.kept, KeptState):
+            return False
+        self.kept.take_snapshot(answer)
+        return True
+
+    def note_rollback(self, version: int) -> bool:
+        """Write that the next start goes back to a version; return False without a state.
+
+        Raises
+        ------
+        Refused
+            When it cannot go back to that.
+        """
+        state, feeds = self.kept, self._feeds
+        if not isinstance(state, KeptState):
+            return False
+        if isinstance(state, LeadState) and feeds is not None and feeds.any:
+            raise Refused(
+                "a model on several servers that have standbys does not go back yet: end the"
+                " standbys, ask again, and start them in empty folders"
+            )
+        state.note_rollback(version)
+        return True
 
     # ------------------------------------------------------------ whose run it is
 

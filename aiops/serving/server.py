@@ -41,6 +41,7 @@ from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageE
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.acceptor import Acceptor, Coordinator
+from aiops.serving.administration import Administration
 from aiops.serving.config import Config
 from aiops.serving.draining import Draining
 from aiops.serving.effects import EffectRunner
@@ -59,6 +60,7 @@ from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.state.frames import JournalFrame
 from aiops.store.resources import Resources, unmeasured
+from aiops.wire.admin_messages import ADMIN_REQUESTS
 from aiops.wire.connection import SinkFor
 from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
@@ -151,6 +153,12 @@ class Server:
             *(self.post, self._perform, self.supersede, self._stop_with),
         )
         self.connections.control, self.connections.refusal = self._control, run_state.refusal
+        self._administration: Administration | None = None
+        if engine is not None:
+            self._administration = Administration(
+                *(engine, self.connections, run_state, self._now, self.post, self.stop),
+                self._roll_back,
+            )
         links = None if lead is None else self._links_of(lead, options.run)
         self._links = links
         self._unix_listener: UnixListener | None = None
@@ -404,6 +412,9 @@ class Server:
 
     def _control(self, number: int, message: Message) -> None:
         """Handle what is asked of this server itself."""
+        if isinstance(message, ADMIN_REQUESTS) and self._administration is not None:
+            self._administration.handle(number, message)
+            return
         text = "this server is no standby, and no other has its run"
         if isinstance(message, Fence):
             if self._run_state.superseded_by(message):
@@ -434,6 +445,15 @@ class Server:
         error = self._run_state.superseded(generation, primary)
         self.connections.refuse(str(error), Superseded.code, error.details)
         self._stop_with(error)
+
+    def _roll_back(self, why: str) -> None:
+        """End at once, to begin again from the snapshot that was noted, and write nothing more."""
+        if self._broken:
+            return
+        self._broken = True
+        self._run_state.stop()
+        self.connections.refuse(f"{why}: what followed is lost; connect again")
+        self._stop_with(RolledBack(why))
 
     def replayer(self, on_loop: Callable[..., object] | None = None) -> Replayer | FollowerReplayer:
         """Return what replays rows to the engine, instead of `start`.

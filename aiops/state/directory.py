@@ -225,9 +225,10 @@ class GenerationFile:
     URL, if that is known, of another server that has the run now; None: this one has it.
     ``secret``: 32 random bytes that all servers of the run share, the key of the proofs of its
     generations; empty before the first. ``predecessors``: the URLs of which one had the run before
-    this server, which was its standby; they are told. ``back_to``: of a follower, the row of its
-    lead's journal to which its next start goes back; None: it goes on. ``led_by``: of a follower,
-    the generation of its last lead, an earlier one of which it refuses; 0: it has had none.
+    this server, which was its standby; they are told. ``back_to``: the row to which its next start
+    goes back (of a follower, a row of its lead's journal); None: it goes on. ``led_by``: of a
+    follower, the generation of its last lead, an earlier one of which it refuses; 0: it has had
+    none.
     """
 
     generation: int

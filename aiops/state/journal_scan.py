@@ -96,7 +96,7 @@ class JournalScan:
 
     def end_before(self, row: int) -> None:
         """Have the journal end before a row that is damaged: the segments behind are void."""
-        self._end(row, [first for first in self._segments if first > row])
+        self._end(row, [first for first in self._segments if first >= row])
 
     def _end(self, row: int, void: list[int]) -> None:
         """Note that the journal ends before a row, and the segments behind it."""

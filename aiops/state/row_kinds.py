@@ -31,6 +31,7 @@ class RowKind(IntEnum):
     PORTION = 15
     SPREAD = 16
     MEASURED = 17
+    PAUSED = 18
 
 
 FIELDS: Mapping[RowKind, tuple[str, ...]] = {
@@ -51,6 +52,7 @@ FIELDS: Mapping[RowKind, tuple[str, ...]] = {
     RowKind.PORTION: ("number", "message"),
     RowKind.SPREAD: ("peer", "message", "fault", "faulted_sink", "number"),
     RowKind.MEASURED: ("ticket", "squares"),
+    RowKind.PAUSED: ("why",),
 }
 """The items of each kind's list, in order; of `STEADY` the fields of its struct."""
 

@@ -9,6 +9,15 @@ from struct import Struct
 
 import msgpack
 
+from aiops.wire.admin_messages import (
+    Done,
+    Drain,
+    Kick,
+    Pause,
+    Resume,
+    RollbackTo,
+    TakeSnapshot,
+)
 from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.messages import (
     Ack,
@@ -108,6 +117,7 @@ KINDS: Mapping[str, type[Message]] = {
         *(ShardState, PushArrived, UpdateDone, SnapshotSaved, TrafficCounted, BudgetUsed),
         *(StandbyHello, StandbyWelcome, SnapshotPart, JournalRows, RowsKept),
         *(Promote, Promoted, Fence),
+        *(Kick, Pause, Resume, TakeSnapshot, Drain, RollbackTo, Done),
     )
 }
 """The class of each kind, in the order of the documentation."""

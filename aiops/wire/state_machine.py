@@ -11,9 +11,10 @@ _REQUESTS = {
     *("define", "describe", "push", "reapply", "fetch", "fetch_rows", "push_rows", "stats"),
     *("ping", "pong", "join_round", "settle_round", "take_task", "cover"),
     *("share", "release", "promote", "fence"),
+    *("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to"),
 }
 _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"} | {
-    *("promoted", "task", "settled"),
+    *("promoted", "task", "settled", "done"),
 }
 
 _ORDERS = {

@@ -169,6 +169,7 @@ class TestUpToDate:
         }  # of shards with a state
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget
         unsent |= {"settle_round", "settled"}  # of workers that average on a data set
+        unsent |= {*page.ADMIN_KINDS}  # each is one request, or its answer
         unsent.add("send_increments")  # tensors as small as those here do not travel coded
         assert sent == set(KINDS) - unsent
 
@@ -195,6 +196,7 @@ class TestThePage:
 
     def test_every_kind_that_a_client_may_send_or_receive_is_on_it(self) -> None:
         servers = {*page.SERVER_KINDS, *page.STANDBY_KINDS, *page.PROMOTION_KINDS}
+        servers |= {*page.ADMIN_KINDS}
         for kind in set(KINDS) - servers:
             assert f"`{kind}`" in PAGE, kind
 

@@ -186,6 +186,11 @@ class StandbyFeeds:
             self._committed(replication.committed)
 
     @property
+    def any(self) -> bool:
+        """True if a standby is connected."""
+        return bool(self._standbys)
+
+    @property
     def behind(self) -> bool:
         """True if a standby that is connected lacks rows."""
         newest = self._state.newest

@@ -41,12 +41,14 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.receive import CopiedIncoming
+from aiops.errors import DamagedState, Refused
 from aiops.kernels.checksum import warm_crc32
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.net.disk import DiskThread
 from aiops.serving.repeated_error import RepeatedError
 from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.snapshot_requests import OnSnapshot, SnapshotRequests
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import GenerationFile
@@ -167,7 +169,8 @@ class KeptState:
             *(files.disk, files.folder, files.segments, None if recording else row),
             alone=self._alone,
         )
-        self._uncaptured = RepeatedError()
+        self._uncaptured, self._requests = RepeatedError(), SnapshotRequests()
+        self._saved_version = 0  # of the model, in the last snapshot of this start
         given = engine, CommitGate(acks), row + 1, files.generations
         self.recorder = self._made_recorder(*given, recording=recording)
         self._writing = self._ended = self._captured = False
@@ -299,6 +302,7 @@ class KeptState:
         now, recorder = self._clock(), self.recorder
         if self._waiting is not None:
             self._write(self._waiting)
+        self._requests.written(self._durable, self._saved_version)
         busy = self._writing or self._resuming is not None or recorder.capturing
         if not busy and recorder.engine.training is not None and self._may_capture():
             if not (recorder.recording or self._captured):
@@ -306,13 +310,68 @@ class KeptState:
                 self._captured = True
             if self.record is not None and not recorder.recording:
                 self._try_again(now)
-            if self._resuming is None and self._rule.due(now, self._unsaved()):
+            due = len(self._requests) > 0 or self._rule.due(now, self._unsaved())
+            if self._resuming is None and due:
                 self._post(SnapshotDue(now, recorder.next))
         self._timer = self._loop.call_later(pause, self._look, pause)
 
     def _may_capture(self) -> bool:
         """Return whether a snapshot can be taken now."""
         return True
+
+    @property
+    def _durable(self) -> int:
+        """The row of the newest snapshot that a start could go on from."""
+        return self._mark.row
+
+    def take_snapshot(self, answer: OnSnapshot) -> None:
+        """Have a snapshot of all that there is now be taken, and ``answer`` called then."""
+        self._requests.ask(self.newest + (not self.recorder.recording), answer)
+
+    def note_rollback(self, version: int) -> None:
+        """Write that the next start goes back to the newest snapshot of a version.
+
+        The caller ends this one at once, and nothing that it has in memory is written.
+
+        Raises
+        ------
+        Refused
+            When there is none, or it cannot be gone back to; then nothing has changed.
+        """
+        row = self._row_of(version)
+        self.stop()
+        self._snapshots.wait()  # else the one that is being written might have it removed
+        try:
+            if self._row_of(version) != row:
+                raise Refused(f"the snapshot of version {version:,} was just removed")
+            self._files.check_snapshot(row)
+            if self._journal is None and self._files.has_journal:
+                raise Refused(
+                    "the journal of an earlier start, with --acks written or more, is there still:"
+                    " ask again after two more snapshots"
+                )
+            self._files.note_back_to(row)
+        except (Refused, DamagedState, OSError) as error:
+            self._timer = self._loop.call_later(_OFTEN, self._look, _OFTEN)
+            if isinstance(error, Refused):
+                raise
+            raise Refused(f"this server cannot go back: {error}") from None
+
+    def _row_of(self, version: int) -> int:
+        """Return the row of the newest snapshot of a version."""
+        found = self._versions()
+        rows = [row for row, its in found.items() if its == version]
+        if not rows:
+            there = ", ".join(f"{its:,}" for its in sorted(set(found.values()))) or "none yet"
+            raise Refused(
+                f"no snapshot of version {version:,} is kept; there are: {there} (`aiops snapshot`"
+                " takes one, and --state keeps the last two)"
+            )
+        return max(rows)
+
+    def _versions(self) -> dict[int, int]:
+        """Return the versions of the model in the snapshots that can be gone back to, by row."""
+        return {row: head.versions[0] for row, head in self._files.headers() if head.versions}
 
     def _try_again(self, now: float) -> None:
         """Say once a minute that there is no journal; have one again if there is room."""
@@ -405,6 +464,7 @@ class KeptState:
 
     def _written(self, effect: WriteSnapshot, mark: _Mark, began: float, nbytes: int) -> None:
         """Take note that a snapshot was written, or was not."""
+        versions = effect.capture.versions
         effect.capture.release()
         self._writing, now = False, self._clock()
         if self._ended:
@@ -416,7 +476,7 @@ class KeptState:
         self._rule.written(now, effect.pause, now - began)
         first, self._capture_bytes = not self._capture_bytes, effect.capture.nbytes
         self._seconds = effect.pause, now - began
-        self._mark, self._earlier = mark, 0
+        self._mark, self._earlier, self._saved_version = mark, 0, versions[0]
         if first:
             _log.info(
                 "%s: the first snapshot, of row %d: %.1f MiB written in %.2f s; to capture it took"
@@ -437,6 +497,7 @@ class KeptState:
 
     def _not_written(self, now: float, why: str) -> None:
         self._rule.failed(now)
+        self._requests.failed(why)
         if self.recorder.resuming:  # the journal would follow nothing
             self._post(JournalEnded(now, why))
 

@@ -150,7 +150,7 @@ class RecoveryFiles:
                 if why:
                     raise DamagedState(f"{why}: put back the file that was there", file=name)
                 if not replayer.begins_with(row, snapshot.header):
-                    _log.warning("%s: other servers of the model may not have its moment", name)
+                    _log.warning("%s is not taken: %s", name, replayer.bound)
                     self._later.append(row)
                     continue
                 queued = self._queued(needed_rows(snapshot.header.owners))
@@ -235,7 +235,7 @@ class RecoveryFiles:
         while (found := rows.taken()) is not None:
             if found.number > base and not replayer.goes_on_with(found):
                 scan.end_before(found.number)
-                self._undone(scan.lost)
+                self._undone(scan.lost, replayer.bound)
                 break
             last, kind = max(last, found.number), found.kind
             self.found.longest = max(self.found.longest, found.end - found.at)
@@ -281,13 +281,10 @@ class RecoveryFiles:
                 *(self._folder, row),
             )
 
-    def _undone(self, rows: int) -> None:
+    def _undone(self, rows: int, why: str) -> None:
         """Say that rows are no part of the journal any more."""
         _log.error(
-            "%s: its last %d rows are undone: other servers of the model do not have what they"
-            " follow from; all go back to the newest moment that they have together, and clients"
-            " are told",
-            *(self._folder, rows),
+            "%s: its last %d rows are undone: %s, and clients are told", self._folder, rows, why
         )
 
     def _read_to(self, base: int, scan: JournalScan, last: int) -> None:

@@ -118,6 +118,16 @@ class LeadState(KeptState):
         """Return whether all servers are there, and have written the snapshots before."""
         return not (self._lead.lost or self._lead.sets.writing)
 
+    @property
+    def _durable(self) -> int:
+        """The row of the newest snapshot, once all servers have theirs of it."""
+        return self._mark.row if self._mark.row in self._lead.sets.whole else 0
+
+    def _versions(self) -> dict[int, int]:
+        """Return the versions of the model in the sets of snapshots that are whole, by row."""
+        whole = self._lead.sets.whole
+        return {row: its for row, its in super()._versions().items() if row in whole}
+
     def _not_written(self, now: float, why: str) -> None:
         super()._not_written(now, why)
         self._post(SnapshotWritten(now, self._lead.sets.cut, why))

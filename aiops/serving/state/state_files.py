@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
 from aiops.state.directory import SHARD, GenerationFile, StateIdentity, StateListing
-from aiops.state.snapshot_file import SnapshotFile
+from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 
 _log = logging.getLogger("aiops.server")
 
@@ -206,20 +207,44 @@ class StateFiles:
 
     def cuts(self) -> dict[int, int]:
         """Return the rows of a follower's snapshots, by the row of its lead's that each is of."""
-        found = {}
-        for row in StateListing(self.disk.names(self.folder)).snapshots:
-            name = directory.snapshot_name(row)
-            file = self.disk.open(self.folder / name)
+        cuts = ((row, header.owners.get("cut")) for row, header in self.headers())
+        return {cut: row for row, cut in cuts if type(cut) is int}
+
+    def headers(self) -> Iterator[tuple[int, SnapshotHeader]]:
+        """Yield the rows of the snapshots, the newest first, with their headers."""
+        for row in self.snapshots:
             try:
-                header = SnapshotFile(partial(read_at, file), file.size(), name).header
-                cut = header.owners.get("cut")
-                if type(cut) is int:
-                    found[cut] = row
+                with self._snapshot(row) as snapshot:
+                    header = snapshot.header
             except DamagedState as error:
                 _log.error("%s", error)
-            finally:
-                file.close()
-        return found
+                continue
+            yield row, header
+
+    def check_snapshot(self, row: int) -> None:
+        """Compare all of a snapshot with its checksums.
+
+        Raises
+        ------
+        DamagedState, OSError
+            When it is not whole, or cannot be read.
+        """
+        with self._snapshot(row) as snapshot:
+            snapshot.verify()
+
+    @contextlib.contextmanager
+    def _snapshot(self, row: int) -> Iterator[SnapshotFile]:
+        name = directory.snapshot_name(row)
+        file = self.disk.open(self.folder / name)
+        try:
+            yield SnapshotFile(partial(read_at, file), file.size(), name)
+        finally:
+            file.close()
+
+    @property
+    def has_journal(self) -> bool:
+        """True if there are rows beside the snapshots."""
+        return bool(StateListing(self.disk.names(self.folder)).segments)
 
     def identify(self, run: str, shard: int, shards: int) -> None:
         """Write that the directory holds the state of this shard of this run.
@@ -273,7 +298,7 @@ class StateFiles:
         UsageError
             When the server was started with other settings.
         """
-        replayer = replayer or Replayer(engine, warm)
+        replayer = replayer or Replayer(engine, warm, self.generations.back_to)
         replayer.kernels = kernels
         reading = RecoveryFiles(self.folder, self.disk, self.origin, loading)
         return self._read_with(reading, reading.recover(engine, policy, replayer))
@@ -379,26 +404,37 @@ class StateFiles:
             drawn = self._salt() % DRAWN
             if not self.generations.secret:
                 self.generations = replace(self.generations, secret=self._new_secret())
+            back_to = self.generations.back_to
             self.generations = self.generations.started(
                 row, versions, drawn, promoted=promoted, predecessors=self.predecessors
             )
-            self._replace(directory.GENERATION_FILE, self.generations.pack())
+            # A start that ends before its journal begins leaves later rows, to be undone again.
+            begun = replace(self.generations, back_to=back_to)
+            self._replace(directory.GENERATION_FILE, begun.pack())
             self.generation = self.generations.generation
             self._clean()
             if acks is Acks.APPLIED:
+                self._went_back(back_to)
                 return None
             earlier, synced = self._found.earlier, self._found.base
             if promoted or acks >= Acks.DURABLE or self._found.void:
                 earlier, synced = [], row
                 self._sync_journal()
-            return JournalWriter(
+            writer = JournalWriter(
                 *(self.disk, self.folder, self.run, self.generation, row + 1, acks),
                 *(self._salt, post, self.segments, self._shard or (0, 1)),
                 synced=synced,
                 earlier=earlier,
             )
+            self._went_back(back_to)
+            return writer
         except OSError as error:
             raise UsageError(f"{self._flag} {self.folder}: {error.strerror}") from None
+
+    def _went_back(self, back_to: int | None) -> None:
+        """Write that the next start goes on, if this one was to go back to a row."""
+        if back_to is not None:
+            self._replace(directory.GENERATION_FILE, self.generations.pack())
 
     def _new_secret(self) -> bytes:
         """Return what the servers of a new run are to share."""
@@ -440,7 +476,7 @@ class StateFiles:
         self.generations = replace(self.generations, secret=secret)
 
     def note_back_to(self, row: int) -> None:
-        """Write that the next start goes back to a row of the lead's journal.
+        """Write that the next start goes back to a row; of a follower, of its lead's journal.
 
         Raises
         ------

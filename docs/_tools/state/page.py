@@ -60,6 +60,7 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
         "At a lead: a push of which followers have portions, as kind 6; `number`: at all shards.",
         "the lead's part of the gradient",
     ),
+    RowKind.PAUSED: ("Pushes are paused, for this reason; empty: they are taken again.", ""),
     RowKind.MEASURED: (
         "At a lead: the squared norm of an update's gradient, to which its step is clipped.",
         "",

@@ -18,6 +18,15 @@ from aiops.model.layout import Bytes, Layout
 from aiops.model.parts import Part, Parts
 from aiops.state.frames import SegmentHead, frame
 from aiops.wire import messages
+from aiops.wire.admin_messages import (
+    Done,
+    Drain,
+    Kick,
+    Pause,
+    Resume,
+    RollbackTo,
+    TakeSnapshot,
+)
 from aiops.wire.connection import Connection, Messages, with_sinks
 from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.encoding import KINDS, encode
@@ -223,6 +232,7 @@ def one_of_each() -> list[Example]:
         _sent("client", m.Release(3)),
         *_of_shards(row),
         *_of_standbys(),
+        *_of_administrators(),
         _sent("client", RingHello(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
         _sent("client", RingChunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
         _sent("client", relay_hello()),
@@ -334,6 +344,15 @@ def _of_standbys() -> list[Example]:
         _sent("server", Promoted(1, 65536, 44)),
         _sent("client", _fence()),
     ]
+
+
+def _of_administrators() -> list[Example]:
+    """Return one message of each kind that directs a server."""
+    requests = (
+        *(Kick(1, "w3", "it holds up the others"), Pause(2, "maintenance"), Resume(3)),
+        *(TakeSnapshot(4), Drain(5), RollbackTo(6, 44)),
+    )
+    return [*(_sent("client", each) for each in requests), _sent("server", Done(1, 50, 1))]
 
 
 def _fed() -> Conversation:

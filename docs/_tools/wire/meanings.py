@@ -35,6 +35,7 @@ ANSWERS: Mapping[str, str] = {
     "journal_rows": "`rows_kept`",
     "promote": "`promoted`",
     "fence": "a fatal `error`",
+    **dict.fromkeys(("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to"), "`done`"),
 }
 """The answer to each request (any may be answered by ``error`` instead)."""
 
@@ -287,6 +288,10 @@ MEANINGS: Mapping[str, str] = {
     "promoted.generation": "The first of the next term.",
     "fence.run": "The run whose standby was promoted.",
     "primary": "The server's URL.",
+    "kick.client": "A client's `name`; or `#` and its number in the statistics.",
+    "rollback_to.version": "The model's version in a snapshot that the server keeps.",
+    "done.version": "The model's at present; of the snapshot that was taken, or is gone back to.",
+    "done.count": "The connections that a `kick` has ended, else 0.",
     "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
     " by kind of: messages, bytes of overhead, bytes of payload.",
 }

@@ -51,6 +51,9 @@ STANDBY_KINDS = ("standby_hello", "standby_welcome", "snapshot_part", "journal_r
 PROMOTION_KINDS = ("promote", "promoted", "fence")
 """The kinds that make another server the server of a run; no worker sends them."""
 
+ADMIN_KINDS = ("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to", "done")
+"""The kinds by which an administrator directs a server."""
+
 CLIENT_STATES = ("start", "greeted", "challenged", "proved", "open", "left")
 
 
@@ -134,7 +137,7 @@ def states_table(states: Sequence[str]) -> str:
 
 
 _ELSEWHERE = {
-    *(*MEMORY_KINDS, *ROUND_KINDS, *RELAY_KINDS, *DATA_KINDS, *PROMOTION_KINDS),
+    *(*MEMORY_KINDS, *ROUND_KINDS, *RELAY_KINDS, *DATA_KINDS, *PROMOTION_KINDS, *ADMIN_KINDS),
     *("shard_hello", "lead_hello", "standby_hello"),
 }
 """Kinds that the table of wire.md leaves to other pages."""
@@ -159,7 +162,8 @@ _CODES = {
     "stale": "The policy wants the gradient computed again, on the current parameters.",
     "unauthorised": "The token is missing, wrong, over, or has not the role for it. Fatal, but to a"
     " request.",
-    "unavailable": "The server is full (fatal) or shutting down: try later.",
+    "kicked": "An administrator has sent this client away. Fatal: do not come back.",
+    "unavailable": "The server is full (fatal), paused or shutting down: try later.",
     "protocol": "The protocol's version, the role or the first message is not for this server."
     " Fatal.",
 }
@@ -337,6 +341,7 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
             partial(conversations_block, "Two workers of a round, through a relay"),
         ),
     },
+    "wire-admin.md": {"requests": _section(ADMIN_KINDS, (*_BEFORE_OTHER, *OTHER_KINDS))},
     "wire-servers.md": {
         "states": partial(
             states_table,
