@@ -23,12 +23,14 @@ False
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from aiops.kernels.rule import Rule
 from aiops.kernels.rule_parser import parse
-from aiops.kernels.rule_program import Expression, Literal, Name, Operation, Program
+from aiops.kernels.rule_program import COMPARISONS, Expression, Literal, Name, Program
 
 __all__ = ["Interval", "bounded_for"]
 
@@ -41,11 +43,32 @@ _ROUNDS = 16
 _ZERO: Interval = (0.0, 0.0)
 
 
-class _Value(NamedTuple):
-    """The interval ``a·x + c``; a truth value has any."""
+_Value: TypeAlias = tuple[Interval, Interval]
+"""``a`` and ``c`` of the interval ``a·x + c``; a truth value has any."""
 
-    a: Interval
-    c: Interval
+
+class _Step(NamedTuple):
+    """An operation on values that came before it.
+
+    ``place``: that of its value; ``arguments``: theirs. ``odd``: of a product of which some factors
+    are squared, the places of the others; if these are not negative, neither is the product.
+    """
+
+    place: int
+    word: str
+    arguments: tuple[int, ...]
+    odd: tuple[int, ...] | None
+
+
+class _Steps(NamedTuple):
+    """A program as a list of values: the given ones, by name or as a literal, then the steps'.
+
+    ``results``: the places of the new ``w`` and of each new state.
+    """
+
+    given: tuple[str | float, ...]
+    steps: tuple[_Step, ...]
+    results: tuple[int, ...]
 
 
 class _Unbounded(Exception):
@@ -82,18 +105,19 @@ def bounded_for(
     updates
         The number of updates.
     """
-    program, boxes = parse(rule), dict(arrays)
+    steps, boxes = _steps(parse(rule)), dict(arrays)
+    places = dict(zip(("w", *rule.state), steps.results, strict=True))
     constants = {name: (value, value) for name, value in rule.constants.items()}
     try:
         for _ in range(_ROUNDS):
             reads = dict.fromkeys(rule.reads, boxes["w"])
             given = {**numbers, **constants, **reads}
-            found = {
-                name: _after(arrays[name], _result(program, name, boxes, given, largest), updates)
-                for name in boxes
-            }
-            if any(max(-low, high) > limits[name] for name, (low, high) in found.items()):
-                return False
+            found = dict[str, Interval]()
+            for name in boxes:
+                values = _run(steps, {**given, **boxes}, name, largest)
+                low, high = found[name] = _after(arrays[name], values[places[name]], updates)
+                if max(-low, high) > limits[name]:
+                    return False
             if all(_hull(box, found[name]) == box for name, box in boxes.items()):
                 return True
             boxes = {name: _hull(box, _doubled(found[name])) for name, box in boxes.items()}
@@ -102,21 +126,65 @@ def bounded_for(
     return False
 
 
-def _result(
-    program: Program,
-    array: str,
-    boxes: Mapping[str, Interval],
-    numbers: Mapping[str, Interval],
-    largest: float,
-) -> _Value:
-    """Return the new value of an array, with that array as x."""
-    values = {name: _Value(_ZERO, each) for name, each in (*numbers.items(), *boxes.items())}
-    values[array] = _Value((1.0, 1.0), _ZERO)
-    run = _Run(values, boxes[array], largest)
+@lru_cache(maxsize=256)
+def _steps(program: Program) -> _Steps:
+    """Return a program's operations in order, each of which is there once."""
+    expressions = [*(each.value for each in program.body), *program.results]
+    literals = dict.fromkeys(value for each in expressions for value in _literals(each))
+    names = ("w", "g", *program.reads, *program.states, "step", *program.scalars)
+    given: tuple[str | float, ...] = (*names, *program.constants, *literals)
+    known = {each: place for place, each in enumerate(given)}
+    steps: dict[tuple[str, tuple[int, ...]], _Step] = {}
+    factors: dict[int, Counter[int]] = {}  # of each product
+
+    def place_of(expression: Expression) -> int:
+        if isinstance(expression, Literal):
+            return known[expression.value]
+        if isinstance(expression, Name):
+            return known[expression.name]
+        word, places = key = expression.word, tuple(map(place_of, expression.arguments))
+        if key not in steps:
+            odd = None
+            if word == "multiply":
+                one, other = (factors.get(each, Counter([each])) for each in places)
+                counts = factors[len(given) + len(steps)] = one + other
+                odd = tuple(each for each, count in counts.items() if count % 2)
+                odd = odd if len(odd) < len(counts) else None
+            steps[key] = _Step(len(given) + len(steps), word, places, odd)
+        return steps[key].place
+
     for assignment in program.body:
-        values[assignment.name] = run.value(assignment.value)
-    place = 0 if array == "w" else 1 + program.states.index(array)
-    return run.value(program.results[place])
+        known[assignment.name] = place_of(assignment.value)
+    results = tuple(map(place_of, program.results))
+    return _Steps(given, tuple(steps.values()), results)
+
+
+def _literals(expression: Expression) -> list[float]:
+    if isinstance(expression, Literal):
+        return [expression.value]
+    if isinstance(expression, Name):
+        return []
+    return [value for each in expression.arguments for value in _literals(each)]
+
+
+def _run(
+    steps: _Steps, intervals: Mapping[str, Interval], array: str, largest: float
+) -> list[_Value]:
+    """Return the values of a program's steps, with an array as x."""
+    x = intervals[array]
+    values: list[_Value] = [
+        (_ZERO, intervals[each] if isinstance(each, str) else (each, each)) for each in steps.given
+    ]
+    values[steps.given.index(array)] = (1.0, 1.0), _ZERO
+    for _place, word, arguments, odd in steps.steps:
+        found = _operation(word, [values[place] for place in arguments], x)
+        low, high = _range(found, x)
+        if odd is not None and low < 0 and all(_range(values[each], x)[0] >= 0 for each in odd):
+            found, low = (_ZERO, (0.0, high)), 0.0
+        if not -largest <= low <= high <= largest:
+            raise _Unbounded
+        values.append(found)
+    return values
 
 
 def _after(first: Interval, value: _Value, updates: int) -> Interval:
@@ -133,64 +201,39 @@ def _after(first: Interval, value: _Value, updates: int) -> Interval:
     return -bound, bound
 
 
-class _Run:
-    """The program run on intervals; ``x``: that of the array whose growth is bounded."""
+def _range(value: _Value, x: Interval) -> Interval:
+    """Return the interval of a value, with that of x in it."""
+    a, c = value
+    if a == _ZERO:
+        return c
+    low, high = _times(a, x)
+    return low + c[0], high + c[1]
 
-    def __init__(self, values: Mapping[str, _Value], x: Interval, largest: float) -> None:
-        self._values, self._x, self._largest = values, x, largest
 
-    def value(self, expression: Expression) -> _Value:
-        """Return the interval of an expression."""
-        if isinstance(expression, Literal):
-            return _Value(_ZERO, (expression.value, expression.value))
-        if isinstance(expression, Name):
-            return self._values[expression.name]
-        found = self._operation(expression)
-        if expression.word == "multiply" and self._not_negative(expression):
-            low, high = self._range(found)
-            found = _Value(_ZERO, (max(low, 0.0), high))
-        low, high = self._range(found)
-        if not max(-low, high) <= self._largest:
-            raise _Unbounded
-        return found
-
-    def _not_negative(self, product: Operation) -> bool:
-        """Return whether each factor of a product is there twice, or is not negative."""
-        factors = _factors(product)
-        odd = [each for each in factors if factors.count(each) % 2]
-        if len(odd) == len(factors):
-            return False
-        return all(self._range(self.value(each))[0] >= 0 for each in odd)
-
-    def _range(self, value: _Value) -> Interval:
-        """Return the interval of a value, with that of x in it."""
-        product = _times(value.a, self._x)
-        return product[0] + value.c[0], product[1] + value.c[1]
-
-    def _operation(self, expression: Operation) -> _Value:
-        word, arguments = expression.word, [self.value(each) for each in expression.arguments]
-        if expression.boolean:
-            return _Value(_ZERO, (0.0, 1.0))
-        one, other = arguments[0], arguments[-1]
-        if word == "add":
-            return _Value(_plus(one.a, other.a), _plus(one.c, other.c))
-        if word == "subtract":
-            other = _Value(_minus(other.a), _minus(other.c))
-            return _Value(_plus(one.a, other.a), _plus(one.c, other.c))
-        if word == "negative":
-            return _Value(_minus(one.a), _minus(one.c))
-        if word == "multiply":
-            if one.a != _ZERO and other.a == _ZERO:
-                one, other = other, one
-            if one.a != _ZERO:
-                one = _Value(_ZERO, self._range(one))
-            return _Value(_wider(_times(one.c, other.a)), _wider(_times(one.c, other.c)))
-        if word == "divide":
-            inverse = _inverse(self._range(other))
-            return _Value(_wider(_times(one.a, inverse)), _wider(_times(one.c, inverse)))
-        if word == "where":
-            return _Value(_hull(arguments[1].a, other.a), _hull(arguments[1].c, other.c))
-        return _Value(_ZERO, _word(word, [self._range(each) for each in arguments]))
+def _operation(word: str, arguments: list[_Value], x: Interval) -> _Value:
+    (a, c), (other_a, other_c) = arguments[0], arguments[-1]
+    if word in COMPARISONS:
+        return _ZERO, (0.0, 1.0)
+    if word == "add":
+        return _plus(a, other_a), _plus(c, other_c)
+    if word == "subtract":
+        return _plus(a, _minus(other_a)), _plus(c, _minus(other_c))
+    if word == "negative":
+        return _minus(a), _minus(c)
+    if word == "multiply":
+        # One of them becomes a number: that without x, if there is one.
+        if other_a == _ZERO:
+            number = other_c
+        else:
+            number, a, c = _range((a, c), x), other_a, other_c
+        return _wider(_times(number, a)), _wider(_times(number, c))
+    if word == "divide":
+        inverse = _inverse(_range((other_a, other_c), x))
+        return _wider(_times(a, inverse)), _wider(_times(c, inverse))
+    if word == "where":
+        one_a, one_c = arguments[1]
+        return _hull(one_a, other_a), _hull(one_c, other_c)
+    return _ZERO, _word(word, [_range(each, x) for each in arguments])
 
 
 def _word(word: str, ranges: list[Interval]) -> Interval:
@@ -210,13 +253,9 @@ def _word(word: str, ranges: list[Interval]) -> Interval:
     return -1.0, 1.0
 
 
-def _factors(expression: Expression) -> list[Expression]:
-    if isinstance(expression, Operation) and expression.word == "multiply":
-        return [each for argument in expression.arguments for each in _factors(argument)]
-    return [expression]
-
-
 def _plus(one: Interval, other: Interval) -> Interval:
+    if other == _ZERO:
+        return one
     return _wider((one[0] + other[0], one[1] + other[1]))
 
 
@@ -225,7 +264,12 @@ def _minus(one: Interval) -> Interval:
 
 
 def _times(one: Interval, other: Interval) -> Interval:
-    ends = [x * y for x in one for y in other]
+    if one == _ZERO or other == _ZERO:
+        return _ZERO
+    (low, high), (other_low, other_high) = one, other
+    if low >= 0 and other_low >= 0:
+        return low * other_low, high * other_high
+    ends = low * other_low, low * other_high, high * other_low, high * other_high
     return min(ends), max(ends)
 
 

@@ -15,6 +15,7 @@ was restarted, a standby and a replay refuse the same updates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -134,14 +135,30 @@ class FiniteGuard:
         columns = () if scalars is None else scalars.T
         ends = [(float(each.min()), float(each.max())) for each in columns if each.size]
         boxes = measured()
+        most, *others, least = product(_UPDATES, _SPARE)
         for self.narrow in (False, True):
             self.magnitude = min(_LARGER * magnitude(), LIMIT) if self.narrow else LIMIT
-            for updates, spare in product(_UPDATES, _SPARE):
-                self._step = spare * step
-                self._scalars = [(_below(low, spare), -_below(-high, spare)) for low, high in ends]
-                if all(self._proven(index, box, updates) for index, box in enumerate(boxes)):
-                    self._left, self._resting = updates, 0
-                    return
+            tried = partial(self._try, boxes, step, ends)
+            # Where the least cannot be proven, no more can.
+            if tried(most) or (tried(least) and (any(map(tried, others)) or tried(least))):
+                self._resting = 0
+                return
+
+    def _try(
+        self,
+        boxes: Sequence[Mapping[str, Interval]],
+        step: float,
+        scalars: Sequence[Interval],
+        goal: tuple[int, float],
+    ) -> bool:
+        """Use a proof, if it holds; ``goal``: the number of updates, and how much is to spare."""
+        updates, spare = goal
+        self._step = spare * step
+        self._scalars = [(_below(low, spare), -_below(-high, spare)) for low, high in scalars]
+        if not all(self._proven(index, box, updates) for index, box in enumerate(boxes)):
+            return False
+        self._left = updates
+        return True
 
     def _proven(self, index: int, box: Mapping[str, Interval], updates: int) -> bool:
         if not np.isfinite(list(box.values())).all():
