@@ -54,7 +54,7 @@ ARROWS: Mapping[str, str] = {
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
-    "ray":            "errors common net client state serving launch model wire shards",
+    "ray":            "errors common net client data state serving launch model wire shards",
     "testing":        "errors net sim",
     "lab":            "_version errors common model codecs wire algorithms bandwidth engine durable"
                       " net serving client data sim",

@@ -86,17 +86,32 @@ class RowRanges:
         these rows.
     unit
         Rows that are read at a time, at ``unit`` times 0, 1, 2, … Set it to the ``shuffle`` of
-        `batches`.
+        `batches`. Or, for units of different sizes, the first row of each: 0, and rising.
     kept
         The number of units that are kept in memory.
+
+    Raises
+    ------
+    UsageError
+        When a number is less than 1, or the first rows do not rise from 0.
     """
 
     def __init__(
-        self, length: int, read: Callable[[int, int], Any], *, unit: int = 1024, kept: int = 4
+        self,
+        length: int,
+        read: Callable[[int, int], Any],
+        *,
+        unit: int | Sequence[int] | Ints = 1024,
+        kept: int = 4,
     ) -> None:
-        if length < 1 or unit < 1 or kept < 1:
+        self._length, self._read, self._most = length, read, kept
+        self._unit: int | Ints
+        if isinstance(unit, Sequence | np.ndarray):
+            self._unit = _firsts(unit, length)
+        else:
+            self._unit = int(unit)
+        if length < 1 or kept < 1 or (isinstance(self._unit, int) and self._unit < 1):
             raise UsageError("the length, the unit and the number kept must be 1 or more")
-        self._length, self._read, self._unit, self._most = length, read, unit, kept
         self._kept: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -104,10 +119,10 @@ class RowRanges:
 
     def rows(self, indices: Ints) -> Any:
         """Return rows, in any order, of as many units as they are in."""
-        units = indices // self._unit
+        units = self._units(indices)
         pieces = [
-            (units == unit, self._read_unit(int(unit)), indices[units == unit] - unit * self._unit)
-            for unit in np.unique(units)
+            (units == unit, self._read_unit(unit), indices[units == unit] - self._first(unit))
+            for unit in np.unique(units).tolist()
         ]
         first = pieces[0][1]
         if isinstance(first, Mapping):
@@ -118,11 +133,22 @@ class RowRanges:
             )
         return _joined(pieces)
 
+    def _units(self, indices: Ints) -> Ints:
+        """Return the unit of each row."""
+        if isinstance(self._unit, int):
+            return indices // self._unit
+        return np.searchsorted(self._unit, indices, side="right") - 1
+
+    def _first(self, unit: int) -> int:
+        """Return the first row of a unit; of the one after the last, or any later: the length."""
+        if isinstance(self._unit, int):
+            return min(unit * self._unit, self._length)
+        return int(self._unit[unit]) if unit < len(self._unit) else self._length
+
     def _read_unit(self, unit: int) -> Any:
         found = self._kept.pop(unit, None)
         if found is None:
-            start = unit * self._unit
-            found = self._read(start, min(start + self._unit, self._length))
+            found = self._read(self._first(unit), self._first(unit + 1))
             while len(self._kept) >= self._most:
                 del self._kept[next(iter(self._kept))]
         self._kept[unit] = found
@@ -131,11 +157,24 @@ class RowRanges:
 
 def _joined(pieces: Sequence[tuple[Any, Any, Ints]]) -> Any:
     """Return rows of several arrays as one; each piece: which of the result, an array, its rows."""
-    first = np.asarray(pieces[0][1])
-    found = np.empty((len(pieces[0][0]), *first.shape[1:]), first.dtype)
-    for here, array, rows in pieces:
-        found[here] = np.asarray(array)[rows]
+    arrays = [np.asarray(array) for _here, array, _rows in pieces]
+    dtype = np.result_type(*arrays)  # texts of two units may differ in length, integers in size
+    found = np.empty((len(pieces[0][0]), *arrays[0].shape[1:]), dtype)
+    for (here, _array, rows), array in zip(pieces, arrays, strict=True):
+        found[here] = array[rows]
     return found
+
+
+def _firsts(unit: Sequence[int] | Ints, length: int) -> Ints:
+    """Return the first row of each unit as an array."""
+    firsts = np.asarray(unit, np.int64)
+    ends = np.append(firsts, length)
+    if not len(firsts) or firsts[0] != 0 or (np.diff(ends) < 1).any():
+        raise UsageError(
+            "the first rows of the units must rise from 0, and stay below the length; leave out"
+            " units without rows"
+        )
+    return firsts
 
 
 def source_of(data: Any) -> Source:

@@ -310,8 +310,11 @@ class DataSets:
                 row for row in zip(names, given, known, strict=True) if row[1] != row[2]
             )
             raise BadPush(
-                f"data set {message.name!r} has {name}={other}, and this worker says {name}={mine}:"
-                " give all workers the same data, or the data sets different names"
+                f"data set {message.name!r} has {name}={other}, and this worker says {name}={mine},"
+                f" so that a position would mean another example; {data.epoch:,} epochs of it are"
+                f" complete and {data.seen[data.epoch]:,} examples of the next are seen. Give all"
+                " workers of a run the same data; data that has changed since needs another name,"
+                " which begins with epoch 0"
             )
         return data
 

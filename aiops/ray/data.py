@@ -1,23 +1,34 @@
 """Ray Data as input: an actor deals the blocks of a dataset, workers cut them into mini-batches.
 
 Ray Train's own way (``streaming_split``) has all consumers begin an epoch together, so that one
-that is lost stops the others. Here an epoch is dealt block by block (`aiops.ray.dealing`). A block
-itself travels through Ray's object store, from the node that made it to the worker.
+that is lost stops the others. Here there are two ways:
+
+* `DatasetShard.iter_batches` deals an epoch block by block (`aiops.ray.dealing`), as Ray Data makes
+  them. The rows of a lost worker's block are seen again as far as it had come.
+* `aiops.data.batches` takes the shard as its data: then the server hands out ranges of rows, which
+  pushes cover, and each row counts once an epoch. For that a row needs a number that stays: the
+  actor executes the dataset once, and all blocks stay in Ray's object store (which writes to the
+  disks what has no room in memory).
+
+A block itself travels through the object store, from the node that made it to the worker.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import ray
 
+from aiops.data.source import RowRanges
 from aiops.errors import UsageError
-from aiops.model.layout import Array
+from aiops.model.layout import Array, Ints
 from aiops.ray.dealing import Dealing, DealtBlock, EpochOver
 
 _ANSWER = 600.0  # seconds that Ray Data may take to make the next block
+_ALL = 24 * 3600.0  # seconds that it may take to make all of them
 
 
 class DealerActor:
@@ -34,6 +45,7 @@ class DealerActor:
         self._blocks: dict[DealtBlock, Any] = {}  # references to those that are not finished
         self._source: Iterator[Any] = iter(())
         self._source_epoch = -1
+        self._numbered: list[tuple[Any, int, int]] | None = None
 
     def begin(self, rank: int, start: int) -> int:
         """Return the epoch with which a worker begins."""
@@ -58,6 +70,23 @@ class DealerActor:
         self._blocks = {k: v for k, v in self._blocks.items() if k in unfinished}
         return None if isinstance(found, EpochOver) else (self._blocks[found],)
 
+    def numbered(self) -> list[tuple[Any, int, int]]:
+        """Execute the dataset, once; return its blocks in an order that stays.
+
+        Each is a reference, the first of its rows that belong to the dataset, and the one after the
+        last of these. Blocks without rows are left out.
+        """
+        if self._numbered is None:
+            found, self._dataset = [], self._dataset.materialize()
+            for bundle in self._dataset.iter_internal_ref_bundles():
+                for entry, part in zip(bundle.blocks, bundle.slices, strict=True):
+                    rows = (0, entry.metadata.num_rows)
+                    if part is not None:
+                        rows = (part.start_offset, part.end_offset)
+                    found.append((entry.ref, *rows))
+            self._numbered = [block for block in found if block[1] < block[2]]
+        return self._numbered
+
     def _references(self) -> Iterator[Any]:
         for bundle in self._dataset.iter_internal_ref_bundles():
             yield from bundle.block_refs
@@ -65,6 +94,9 @@ class DealerActor:
 
 class DatasetShard:
     """A worker's part of a dataset: the blocks that it is dealt, in mini-batches.
+
+    It may be the data of `aiops.data.batches`, too, which then shares out the rows of the whole
+    dataset, each once an epoch; a mini-batch is a dict of arrays by column.
 
     Parameters
     ----------
@@ -79,6 +111,57 @@ class DatasetShard:
     def __init__(self, name: str, dealer: Any, rank: int, start: int) -> None:
         self._name, self._dealer, self._rank, self._start = name, dealer, rank, start
         self._epoch: int | None = None
+        self._whole: RowRanges | None = None
+        self._process = os.getpid()
+
+    # ------------------------------------------------------------ as data of `aiops.data.batches`
+
+    def __len__(self) -> int:
+        """Return the number of rows of the whole dataset; the first call executes it."""
+        return len(self._rows())
+
+    def rows(self, indices: Ints) -> dict[str, Array]:
+        """Return rows of the whole dataset by their numbers (int64), as arrays by column.
+
+        Raises
+        ------
+        UsageError
+            In another process than the worker's, which is not connected to Ray.
+        """
+        found: dict[str, Array] = self._rows().rows(indices)
+        return found
+
+    def _rows(self) -> RowRanges:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"dataset {self._name!r} is read in the worker's own process, not in a fork of it:"
+                " leave num_workers at 0"
+            )
+        if self._whole is None:
+            blocks = ray.get(self._dealer.numbered.remote(), timeout=_ALL)
+            if not blocks:
+                raise UsageError(f"dataset {self._name!r} is empty")
+            ends = np.cumsum([stop - start for _reference, start, stop in blocks])
+            firsts = [0, *ends[:-1].tolist()]
+            numbers = {first: number for number, first in enumerate(firsts)}
+
+            def read(start: int, stop: int) -> Any:
+                reference, first, last = blocks[numbers[start]]
+                accessor = ray.data.block.BlockAccessor.for_block(
+                    ray.get(reference, timeout=_ANSWER)
+                )
+                if accessor.num_rows() < last:
+                    raise UsageError(
+                        f"dataset {self._name!r}: Ray Data has made a block again, and it has"
+                        f" {accessor.num_rows()} rows in place of {last}: what makes the dataset"
+                        " must give the same rows each time"
+                    )
+                return _arrays(accessor.slice(first, last))
+
+            self._whole = RowRanges(int(ends[-1]), read, unit=firsts)
+        return self._whole
+
+    # ------------------------------------------------------------ as dealt
 
     @property
     def epoch(self) -> int:

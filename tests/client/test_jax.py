@@ -73,6 +73,26 @@ class Module:
 
 
 @pytest.mark.slow
+def test_workers_share_a_data_set_that_is_in_jax_arrays(asgd: ServerThread) -> None:
+    """Each step adds 1 at its examples' places; one worker leaves with a mini-batch unused."""
+    numbers, params = jnp.arange(30), {"w": jnp.zeros((2, 30))}
+    gradients = jax.jit(jax.grad(lambda params, epoch, batch: -2 * params["w"][epoch, batch].sum()))
+
+    def train(steps: int) -> None:
+        with RemoteTree(params, asgd.url) as remote:
+            shared = aiops.data.batches(remote, numbers, batch_size=5, epochs=2, task_size=10)
+            for taken, batch in enumerate(shared):
+                if taken == steps:
+                    break
+                assert remote.step(gradients(remote.params, shared.epoch, batch)).used
+
+    train(steps=7)
+    assert fetched(asgd)["w"].sum() == 35
+    train(steps=100)
+    assert (fetched(asgd)["w"] == 1).all()
+
+
+@pytest.mark.slow
 def test_a_lone_worker_trains_as_sgd_does(asgd: ServerThread) -> None:
     x = jax.random.normal(jax.random.key(1), (16, 4))
     y = x.sum(axis=1, keepdims=True)

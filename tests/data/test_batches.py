@@ -170,6 +170,26 @@ async def test_a_run_goes_on_where_it_was() -> None:
     seen.check()
 
 
+@testing.virtual()
+async def test_a_run_that_goes_on_with_other_data_is_refused() -> None:
+    machine = ServerMachine(policy="asgd", state="state", acks="durable", seed=1)
+    await machine.start()
+    await work(machine.url, Seen(), epochs=2)
+    await machine.stop()
+    await machine.start()
+    told = (
+        r"'data' has examples=60, and this worker says examples=61, .*; 2 epochs of it are complete"
+        r" and 0 examples of the next are seen\. .* needs another name, which begins with epoch 0"
+    )
+    async with aiops.AsyncWorker(machine.url, MODEL) as worker:
+        with pytest.raises(BadPush, match=told):
+            await anext(aiter(data.batches(worker, np.arange(61), **settings())))
+        again = data.batches(worker, np.arange(61), **settings(name="data-2"))
+        assert len(await anext(aiter(again))) == 4
+        assert (again.epoch, worker.version) == (0, 30)
+    await machine.stop()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_each_example_is_used_once_though_the_server_crashes(seed: int) -> None:
     async def main() -> None:

@@ -77,6 +77,25 @@ class TestRowRanges:
         source.rows(np.array([0]))
         assert asked[-1] == (0, 10), "two are kept"
 
+    def test_units_of_different_sizes_and_types(self) -> None:
+        blocks = {
+            0: np.array(["a", "b"]),
+            2: np.array(["long"]),
+            3: np.array(["c", "longer", "d"]),
+        }
+        asked: list[tuple[int, int]] = []
+
+        def read(start: int, stop: int) -> Any:
+            asked.append((start, stop))
+            return blocks[start]
+
+        source = RowRanges(6, read, unit=[0, 2, 3])
+        assert source.rows(np.array([5, 1, 2, 4])).tolist() == ["d", "b", "long", "longer"]
+        assert asked == [(0, 2), (2, 3), (3, 6)]
+
     def test_bad_sizes(self) -> None:
         with pytest.raises(UsageError, match="1 or more"):
             RowRanges(0, lambda start, stop: None)
+        for unit in [], [1, 2], [0, 3, 3], [0, 6]:
+            with pytest.raises(UsageError, match="rise from 0"):
+                RowRanges(6, lambda start, stop: None, unit=unit)

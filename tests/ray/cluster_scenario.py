@@ -8,6 +8,7 @@ that a server that moves to another has another address.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ import aiops
 import aiops.ray
 from aiops.errors import UsageError
 from aiops.ray import running_server
+from aiops.ray.data import DatasetShard
 from benchmarks.ray_nodes import RayNodes, ray_nodes
 
 PATIENCE = 60.0
@@ -41,25 +43,46 @@ def until(condition: Callable[[], Any], what: str) -> None:
 # ---------------------------------------------------------------- a job from begin to end
 
 
+def zeros() -> dict[str, Any]:
+    return {"w": np.zeros(1, np.float32), "rows": np.zeros((2, 20), np.float32)}
+
+
 def reporting_loop(config: dict[str, Any]) -> dict[str, Any]:
-    """See each row of the dataset once; fail once; report."""
+    """See each row of the dataset once, dealt and then shared; fail once, die once; report."""
     context, shard = aiops.ray.get_context(), aiops.ray.get_dataset_shard("numbers")
-    rank, seen = context.get_world_rank(), []
-    with aiops.Worker(params={"w": np.zeros(1, np.float32)}) as worker:
+    rank, given = context.get_world_rank(), Path(config["folder"])
+    with aiops.Worker(params=zeros()) as worker:
         while shard.epoch < 2:
             for batch in shard.iter_batches(batch_size=4):
-                seen += batch["data"].tolist()
-                worker.step({"w": -np.ones(1, np.float32) * len(batch["data"])})
+                worker.step({**zeros(), "w": -np.ones(1, np.float32) * len(batch["data"])})
                 aiops.ray.report({"seen": len(batch["data"]), "near": worker.near})
                 if rank == 1 and not context.restarts:
                     raise ValueError("once")
-        folder = Path(config["folder"]) / f"from-{rank}"
+        share_rows(worker, shard, dies=rank == 1 and context.restarts == 1, marker=given / "dies")
+        folder = given / f"from-{rank}"
         folder.mkdir()
         np.savez(folder / "model.npz", **worker.params)
         aiops.ray.report({"done": rank}, ray.train.Checkpoint.from_directory(folder))
         if rank == 0:
             aiops.ray.report({"last": 1.0})
-    return {"url": os.environ["AIOPS_URL"], "threads": os.environ["OMP_NUM_THREADS"]}
+    with aiops.Client() as client:
+        rows = client.fetch()["rows"]
+    environment = {"url": os.environ["AIOPS_URL"], "threads": os.environ["OMP_NUM_THREADS"]}
+    return {**environment, "rows": rows}
+
+
+def share_rows(worker: aiops.Worker, shard: DatasetShard, *, dies: bool, marker: Path) -> None:
+    """Add 1 to the place of each row, for two epochs; one process dies amid a step of a task."""
+    if not dies:
+        until(marker.exists, "the other one has died")
+    batches = aiops.data.batches(worker, shard, batch_size=2, epochs=2, task_size=6)
+    for number, batch in enumerate(batches):
+        if dies and number == 4:
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        grads = zeros()
+        grads["rows"][batches.epoch, batch["data"]] = -1
+        worker.step(grads)
 
 
 def a_job(folder: Path) -> None:
@@ -76,6 +99,7 @@ def a_job(folder: Path) -> None:
     assert result.error is None
     assert result.metrics == {"last": 1.0}
     assert result.return_value["threads"] == "1"
+    assert (result.return_value["rows"] == 1).all(), result.return_value["rows"]
     assert not result.return_value["url"].startswith("aiops://127.0.0.1:"), result.return_value
     table = result.metrics_dataframe
     # 40 rows, and again those of the block in whose middle worker 1 failed.
@@ -234,12 +258,13 @@ def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
 def main(folder: Path) -> None:
     begin = time.monotonic()
     with ray_nodes(2, 3, folder) as nodes:
-        for part in (
-            lambda: a_job(folder),
-            jobs_that_fail,
-            lambda: a_node_is_killed(folder / "restarted", nodes),
-            lambda: a_standby_takes_over(folder / "standby", nodes),
-        ):
+        parts: dict[str, Callable[[], None]] = {
+            "a_job": lambda: a_job(folder),
+            "jobs_that_fail": jobs_that_fail,
+            "a_node_is_killed": lambda: a_node_is_killed(folder / "restarted", nodes),
+            "a_standby_takes_over": lambda: a_standby_takes_over(folder / "standby", nodes),
+        }
+        for part in (parts[name] for name in sys.argv[2:] or parts):
             print(f"{time.monotonic() - begin:.1f} s", flush=True)
             part()
     print(f"all is well after {time.monotonic() - begin:.1f} s")
