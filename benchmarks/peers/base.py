@@ -70,7 +70,9 @@ SAME_HOST: Mapping[str, str] = {
 """The peers that share memory, likewise."""
 GPU: Mapping[str, str] = {"cuda": "benchmarks.peers.cuda"}
 """aiops on a GPU, beside aiops on the host: `shared`."""
-MODULES: Mapping[str, str] = {**TCP, **SAME_HOST, **GPU}
+TLS: Mapping[str, str] = {"tls": "benchmarks.peers.tls"}
+"""aiops over TLS, beside aiops over TCP."""
+MODULES: Mapping[str, str] = {**TCP, **SAME_HOST, **GPU, **TLS}
 """All of them."""
 KEEP_MEMORY: Mapping[str, str] = {
     "MALLOC_ARENA_MAX": "1",
@@ -105,6 +107,7 @@ RATIOS = (
     Ratio("mpi", ("mpi",), SAME_HOST),
     Ratio("ray", ("ray",), SAME_HOST),
     Ratio("host", ("shared",), GPU),
+    Ratio("plain", ("aiops",), TLS),
 )
 """``raw`` and ``memcpy`` are limits rather than peers to beat. MPI over TCP is shown, but is not
 among the best: it waits in a busy loop, at the price of a core per process, and the others do not.

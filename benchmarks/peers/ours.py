@@ -53,6 +53,9 @@ def check_transport(client: aiops.Client | aiops.AsyncClient, job: Job) -> None:
 class Server:
     """The real server, in a process of its own with default flags."""
 
+    worker: type[Worker]
+    """The workers that it is for."""
+
     def __init__(self, job: Job) -> None:
         self._job = job
         self._url = ""
@@ -82,7 +85,7 @@ class Server:
 
     def parameters(self) -> Array:
         """Exchange a gradient of zeros, which changes nothing and brings the parameters."""
-        worker = Worker(self._job, self._url, -1)
+        worker = self.worker(self._job, self._url, -1)
         worker.gradient["w"][:] = 0
         worker.cycle()
         worker.close()
@@ -102,11 +105,11 @@ class Server:
 class Worker:
     """A blocking client that exchanges."""
 
-    def __init__(self, job: Job, address: str, index: int) -> None:
+    def __init__(self, job: Job, address: str, index: int, tls: aiops.Tls | None = None) -> None:
         import aiops
 
         self.gradient: dict[str, Array] = {"w": gradient(job.elements)}
-        self._client = aiops.Client(address, role="worker")
+        self._client = aiops.Client(address, role="worker", tls=tls)
         self._client.__enter__()
         check_transport(self._client, job)
         self._tensors = self._client.define({"w": np.zeros(job.elements, np.float32)})
@@ -120,3 +123,6 @@ class Worker:
     def close(self) -> None:
         """Say goodbye."""
         self._client.__exit__(None, None, None)
+
+
+Server.worker = Worker
