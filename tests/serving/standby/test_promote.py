@@ -22,6 +22,7 @@ from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.serving.state import kept_state
 from tests import zygote
+from tests.certificates import ours
 from tests.proxy import Proxy
 from tests.support import PATIENCE, Process, ServerThread
 
@@ -168,6 +169,24 @@ def test_all_servers_of_a_sharded_model_are_killed_while_workers_push(pair: Star
         assert params.version == 2 * steps
         assert (params["w"] == -2 * steps).all()
         assert (one.rolled_back, other.rolled_back) == (0, 0)
+
+
+@pytest.mark.slow
+def test_all_of_it_over_tls(pair: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standby's link, the worker, the command: each shows a certificate, and asks for one."""
+    monkeypatch.setenv("AIOPS_NO_SHM", "1")
+    for name, file in {"CA": ours().ca, "CERT": ours().client}.items():
+        monkeypatch.setenv(f"AIOPS_TLS_{name}", str(file))
+    files = [f"--{name.replace('_', '-')}={file}" for name, file in ours().settings().items()]
+    servers = pair(*PLAIN, "--acks", "replicated", *files)
+    assert servers.both.startswith("aiops+tls://")
+    with aiops.Worker(servers.both, ZEROS, timeout=30) as worker:
+        for step in range(1, 9):
+            if step == 5:
+                servers.primary.kill()
+                assert "version 4" in promote(servers.other)
+            assert worker.step(ONES).version == step
+        assert (worker.params["w"] == -8).all()
 
 
 @pytest.mark.slow
