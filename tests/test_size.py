@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "access": (4, 530),
+    "access": (5, 690),
     "algorithms": (26, 2806),
     "averaging": (4, 519),
     "bandwidth": (9, 1847),
@@ -33,7 +33,7 @@ SIZES = {
     "net": (27, 4149),
     "ray": (14, 2880),
     "server": (1, 21),
-    "serving": (46, 11080),
+    "serving": (47, 11200),
     "shards": (19, 3990),
     "sim": (38, 6858),
     "state": (9, 2033),

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiops.access.quotas import Meter, Quota
 from aiops.access.tokens import AccessToken, TokenRole, TokenTable
 from aiops.errors import Kicked, Refused, Unauthorised, Unavailable
 from aiops.wire.messages import Hello
 from aiops.wire.server_messages import Greeting, LeadHello
 from aiops.wire.standby_messages import StandbyHello
 from aiops.wire.token_keys import FindKeys, TokenKeys
+from aiops.wire.traffic import Traffic
 
 UNNAMED = "a client without a token"
 
@@ -31,6 +33,7 @@ class _Use:
     token: AccessToken
     peers: dict[int, TokenRole] = field(default_factory=dict)  # with what each needs
     refused: int = 0  # connections and requests
+    quota: Quota = field(default_factory=Quota)
 
 
 class AccessControl:
@@ -96,6 +99,17 @@ class AccessControl:
         self._sent_away.move_to_end(client)
         if len(self._sent_away) > MOST_SENT_AWAY:
             self._sent_away.popitem(last=False)
+
+    def meter(self, peer: int, traffic: Traffic, now: float) -> Meter | None:
+        """Return what counts a connection's traffic; None: its token has no quota of any.
+
+        ``now``: the time by the clock with which it is read, in seconds.
+        """
+        use = self._by_peer.get(peer)
+        if use is None:
+            return None
+        use.quota.limit(use.token, now)
+        return Meter(use.quota, traffic) if use.quota.bounded else None
 
     def left(self, peer: int) -> None:
         """Note that a connection is gone."""
@@ -166,7 +180,7 @@ class AccessControl:
     # ------------------------------------------------------------ what it tells
 
     def report(self) -> list[dict[str, Any]]:
-        """Return a line for each token: name, role, expiry, connections, refusals."""
+        """Return a line for each token: name, role, expiry, use, refusals, quotas."""
         now, found = self._clock(), []
         for token in self._table or ():
             use = self._uses.get(token.keys.id)
@@ -178,6 +192,10 @@ class AccessControl:
                     "expired": token.expired(now),
                     "connections": 0 if use is None else len(use.peers),
                     "refused": 0 if use is None else use.refused,
+                    "bytes_per_second": token.bytes_per_second,
+                    "requests_per_second": token.requests_per_second,
+                    "waiting": 0 if use is None else use.quota.waiting,
+                    "waited": 0.0 if use is None else round(use.quota.waited, 3),
                 }
             )
         return found

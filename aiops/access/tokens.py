@@ -1,4 +1,4 @@
-"""The tokens of a server, as a file lists them: names, roles and expiry.
+"""The tokens of a server, as a file lists them: names, roles, expiry and quotas.
 
 The file is TOML, with a table for each token::
 
@@ -9,6 +9,8 @@ The file is TOML, with a table for each token::
     server = "…64 hexadecimal digits…"
     expires = 2026-12-31T00:00:00Z
     connections = 4
+    bytes_per_second = 2000000
+    requests_per_second = 50
 
 ``id``, ``stored`` and ``server`` are `aiops.wire.token_keys.TokenKeys`: the token itself is not in
 it, and cannot be found from them. ``aiops token`` writes such files.
@@ -34,6 +36,11 @@ OWN = "--token"
 
 _NAME = re.compile(r"[\w.@+-]{1,64}")
 _KEY = 32  # bytes
+
+QUOTAS = ("connections", "bytes_per_second", "requests_per_second")
+"""The quotas of a token, as the file and `AccessToken` name them."""
+
+_MOST = 1 << 50  # of each
 
 
 class TokenRole(IntEnum):
@@ -68,6 +75,9 @@ class AccessToken:
         Seconds since 1970; None: never.
     connections
         The most that its holders may have at a time; None: no bound of their own.
+    bytes_per_second, requests_per_second
+        What they may use, all connections together; None: as much as there is. Bytes are counted
+        both ways.
     """
 
     name: str
@@ -75,6 +85,8 @@ class AccessToken:
     keys: TokenKeys
     expires: float | None = None
     connections: int | None = None
+    bytes_per_second: int | None = None
+    requests_per_second: int | None = None
 
     def expired(self, now: float) -> bool:
         """Return whether its time is over, at ``now`` in seconds since 1970."""
@@ -216,8 +228,9 @@ def _read(name: str, row: Any) -> AccessToken:
     )
 
 
-def _limits(name: str, row: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    expires, most = row.get("expires"), row.get("connections")
+def _limits(name: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the date at which a token expires, and its quotas."""
+    expires = row.get("expires")
     if expires is not None:
         if getattr(expires, "tzinfo", None) is None:
             raise UsageError(
@@ -225,9 +238,11 @@ def _limits(name: str, row: Mapping[str, Any]) -> tuple[float | None, int | None
                 f" 2026-12-31T00:00:00Z, not {expires}"
             )
         expires = float(expires.timestamp())
-    if most is not None and (type(most) is not int or most < 1):
-        raise UsageError(f"token {name!r}: connections must be a number from 1, not {most!r}")
-    return expires, most
+    quotas = [row.get(key) for key in QUOTAS]
+    for key, most in zip(QUOTAS, quotas, strict=True):
+        if most is not None and (type(most) is not int or not 1 <= most <= _MOST):
+            raise UsageError(f"token {name!r}: {key} must be a number from 1, not {most!r}")
+    return expires, *quotas
 
 
 def read_role(word: object, what: str) -> TokenRole:
@@ -261,10 +276,10 @@ def _written(token: AccessToken, date: Callable[[float], str]) -> str:
     ]
     if token.expires is not None:
         lines.append(f"expires = {date(token.expires)}")
-    if token.connections is not None:
-        lines.append(f"connections = {token.connections}")
+    quotas = ((key, getattr(token, key)) for key in QUOTAS)
+    lines += [f"{key} = {most}" for key, most in quotas if most is not None]
     return "\n".join(lines) + "\n"
 
 
 _SIZES = {"id": KEY_ID, "stored": _KEY, "server": _KEY}
-_FIELDS = ("role", *_SIZES, "expires", "connections")
+_FIELDS = ("role", *_SIZES, "expires", *QUOTAS)

@@ -342,10 +342,13 @@ def _tokens(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     rows = report.get("tokens", ())
     if not rows:
         return
-    table = empty_table("token", "role", "connections", "refused", "")
+    table = empty_table("token", "role", "connections", "refused", "waited", "")
     for row in rows[:_MOST]:
         numbers = f"{row['connections']:,}", f"{row['refused']:,}"
-        table.add_row(row["name"], row["role"], *numbers, "expired" if row["expired"] else "")
+        waited = formatting.seconds(row["waited"]) if row["waited"] else "–"
+        now = f"{row['waiting']:,} wait: over its quota" if row["waiting"] else ""
+        said = "expired" if row["expired"] else now
+        table.add_row(row["name"], row["role"], *numbers, waited, said)
     yield ""
     yield table
 

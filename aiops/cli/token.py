@@ -14,12 +14,14 @@ from typing import Annotated
 import typer
 
 from aiops.access.tokens import (
+    QUOTAS,
     ROLE_WORDS,
     AccessToken,
     TokenTable,
     check_name,
     read_role,
 )
+from aiops.bandwidth.units import parse_rate
 from aiops.cli.flags import Json
 from aiops.cli.tables import console, table
 from aiops.errors import UsageError
@@ -42,6 +44,13 @@ Most = Annotated[
     int | None, typer.Option("--connections", help="The most that it may have at a time.")
 ]
 
+Rate = Annotated[
+    str | None, typer.Option("--bytes-per-second", help="What it may move, both ways: 2MB/s.")
+]
+Requests = Annotated[
+    int | None, typer.Option("--requests-per-second", help="The most that it may make.")
+]
+
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -52,22 +61,28 @@ def new(
     role: Role = "train",
     expires: Expires = None,
     connections: Most = None,
+    bytes_per_second: Rate = None,
+    requests_per_second: Requests = None,
 ) -> None:
     """Print a new token, which is nowhere else, and note in the file what a server needs of it."""
     check_name(name)
     found = read_tokens(file) if file.exists() else TokenTable()
     secret = f"aiops_{secrets.token_urlsafe(32)}"
     until = None if expires is None else time.time() + seconds_of(expires)
-    if connections is not None and connections < 1:
-        raise UsageError(f"--connections must be 1 or more, not {connections}")
-    token = AccessToken(name, read_role(role, "--role"), keys_of(secret), until, connections)
+    for flag, most in ("connections", connections), ("requests-per-second", requests_per_second):
+        if most is not None and most < 1:
+            raise UsageError(f"--{flag} must be 1 or more, not {most}")
+    given = bytes_per_second
+    rate = None if given is None else parse_rate("--bytes-per-second", given)
+    quotas = connections, rate, requests_per_second
+    token = AccessToken(name, read_role(role, "--role"), keys_of(secret), until, *quotas)
     _write(file, found.with_token(token))
     print(secret)
 
 
 @app.command()
 def ls(file: TokensFile, as_json: Json = False) -> None:
-    """List the tokens of the file: names, roles and expiry."""
+    """List the tokens of the file: names, roles, expiry and quotas."""
     now, found = time.time(), read_tokens(file)
     rows = [
         {
@@ -75,20 +90,20 @@ def ls(file: TokensFile, as_json: Json = False) -> None:
             "role": each.role.word,
             "expires": None if each.expires is None else date_of(each.expires),
             "expired": each.expired(now),
-            "connections": each.connections,
+            **{key: getattr(each, key) for key in QUOTAS},
         }
         for each in found
     ]
     if as_json:
         print(json.dumps(rows))
         return
-    shown = table("token", "role", "expires", "connections")
+    shown = table("token", "role", "expires", "connections", "bytes/s", "requests/s")
     for row in rows:
         until = row["expires"] or "never"
         shown.add_row(
             *(str(row["name"]), str(row["role"])),
             f"{until} (over)" if row["expired"] else str(until),
-            str(row["connections"] or "any"),
+            *(f"{row[key]:,}" if row[key] else "any" for key in QUOTAS),
         )
     console().print(shown)
 

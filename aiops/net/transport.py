@@ -24,6 +24,7 @@ from aiops.wire.sinks import Sink
 
 _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # bytes: a peer with more unsent is not read from
+_HELD = "held"  # the reason for which a peer is not read from: its owner says so
 
 
 class TransportOwner(Protocol):
@@ -125,7 +126,7 @@ class MessageTransport(asyncio.BufferedProtocol):
             messages = wire.received(nbytes)
             while True:
                 for message, sink in messages:
-                    if self._received or "behind" in self._unread:
+                    if self._received or not self._passes:
                         self._received.append((message, sink))
                     else:
                         self._owner.link_received(self, message, sink)
@@ -206,13 +207,28 @@ class MessageTransport(asyncio.BufferedProtocol):
 
         A few bytes can request many models. A peer that does not read its answers gets no more.
         """
-        while self._received and "behind" not in self._unread:
+        while self._received and self._passes:
             self._owner.link_received(self, *self._received.popleft())
 
     @property
     def reading(self) -> bool:
         """True if this peer is read from."""
         return not self._unread
+
+    @property
+    def _passes(self) -> bool:
+        """True if messages are passed on as they come."""
+        return not self._unread or not ("behind" in self._unread or _HELD in self._unread)
+
+    def hold(self) -> None:
+        """Read nothing from this peer, and pass on nothing that it has sent, until `release`."""
+        self._stop_reading(_HELD)
+
+    def release(self) -> None:
+        """Read from this peer again."""
+        self._go_on_reading(_HELD)
+        if not self._closing:
+            self._pass_on()
 
     def held(self, now: float) -> float:
         """Return the seconds so far for which a bandwidth budget, not the peer, held it up."""

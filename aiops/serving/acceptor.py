@@ -27,6 +27,7 @@ from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
+from aiops.serving.quota_holds import QuotaHolds
 from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.token_file import TokenFile
 from aiops.store.resources import Resources, unmeasured
@@ -151,6 +152,7 @@ class Acceptor:
         self.most, self.strangers = config.max_connections, StrangerPool()
         self._token_file = TokenFile(config.tokens, config.token)
         self.access = AccessControl(self._token_file.read(), env.wall_clock)
+        self._quotas = QuotaHolds(self.access, env.now)
         if pacing is not None:
             self.pace(pacing)
         self.busy_poll = BusyPoll(env.spin(), usable())
@@ -195,10 +197,12 @@ class Acceptor:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
-        self._look_at_tokens()
+        self._take_tokens(self._token_file.changed())
         pools = self._coordinator.pools  # of pushes and of rows; a follower has two of each
         crowded = [any(pool.waiting > 0 for pool in pools[kind::2]) for kind in (0, 1)]
         for peer in list(self.peers.values()):
+            if peer.meter is not None:  # of a long message, as it comes
+                self._quotas.read(peer, 0)
             error = peer.fault(config, now, *crowded)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
@@ -209,11 +213,16 @@ class Acceptor:
                 _log.warning("dropping %s: %s", late.link.peer_name, why)
                 late.link.fault(DeadlineExceeded(why))
 
-    def _look_at_tokens(self) -> None:
-        """Take the token file's changes, and end the connections of tokens that are of no use."""
-        table: TokenTable | None = self._token_file.changed()
-        for line in self.access.change(table) if table is not None else ():
-            _log.info("%s: %s", self._config.tokens, line)
+    def reload_tokens(self) -> None:
+        """Read the token file again, whether it seems to have changed or not."""
+        self._take_tokens(self._token_file.read_again())
+
+    def _take_tokens(self, table: TokenTable | None) -> None:
+        """Take changed tokens, if they are; end the connections of those that are of no use."""
+        if table is not None:
+            for line in self.access.change(table):
+                _log.info("%s: %s", self._config.tokens, line)
+            self._quotas.measure(self.peers.values())
         for number, why in self.access.ended():
             peer = self.peers.get(number)
             if peer is not None and peer.link.wire.state != "closed":
@@ -314,6 +323,8 @@ class Acceptor:
                     self._take_shortcut(peer, steady)
         else:
             self._handshake(peer, message)
+        if peer.meter is not None:
+            self._quotas.read(peer, 1)
         busy_poll = self.busy_poll
         busy_poll.received = True
         if busy_poll.idle:
@@ -333,7 +344,8 @@ class Acceptor:
     def _take_shortcut(self, peer: Peer, steady: Steady) -> None:
         """Have a connection's exchanges answered by `Steady.exchange` from here on."""
         peer.steady = steady
-        peer.link.shortcut = self._measure("policy", partial(self._exchange, steady))
+        exchange = self._measure("policy", partial(self._exchange, steady))
+        peer.link.shortcut = self._quotas.counted(peer, exchange)
 
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link
@@ -347,6 +359,8 @@ class Acceptor:
         hello = answer.hello
         self.strangers.gone(link.number)
         holder = self.access.admit(link.number, hello, answer.key)
+        if isinstance(hello, Hello | ShardHello):  # other servers have none
+            self._quotas.measure([peer])
         if isinstance(link, PacedTransport) and not isinstance(hello, Hello | ShardHello):
             link.exempt()  # the budget is of clients
         if isinstance(hello, StandbyHello):
@@ -377,6 +391,7 @@ class Acceptor:
         self.strangers.gone(link.number)
         self.access.left(link.number)
         peer.lost()
+        self._quotas.lost(peer)
         hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"
         _log.log(self.log_level, "%s at %s is gone: %s", name, link.peer_name, error)

@@ -53,12 +53,13 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     def reload(_number: int) -> None:
         running = server if standby is None else standby
         if running is not None:
-            running.reload_tls()
-        children.reload_tls()
+            running.reload()
+        children.reload()
 
     asks = promote if config.standby is not None else None
     children = ShardProcesses(config)
-    with signals.handled(end, asks, reload if config.tls else None):
+    reloads = config.tls or config.tokens is not None
+    with signals.handled(end, asks, reload if reloads else None):
         async with children:
             if config.standby is not None:
                 standby = StandbyServer(children.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+from aiops.access.quotas import Meter
 from aiops.engine.steady import Steady
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Bytes
@@ -30,13 +31,14 @@ class Peer:
     """The server's record of one connection, beside its transport."""
 
     __slots__ = (
-        *("_lent", "handshake", "last_in", "link", "pinged", "rows", "since", "slow_in"),
+        *("_lent", "handshake", "last_in", "link", "meter", "pinged", "rows", "since", "slow_in"),
         *("slow_out", "steady"),
     )
 
     def __init__(self, link: MessageTransport, handshake: ServerHandshake, now: float) -> None:
         self.link, self.handshake = link, handshake
         self.steady: Steady | None = None  # answers its steady exchanges
+        self.meter: Meter | None = None  # counts what crosses, if its token has a quota
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
@@ -92,6 +94,8 @@ class Peer:
         """
         link = self.link
         now -= link.held(now)  # without the time that the server's own budget held it up
+        if self.meter is not None:
+            now -= self.meter.held(now)  # nor that for which its quota did
         if self.handshake.admitted is None and now - self.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in

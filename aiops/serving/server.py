@@ -364,12 +364,13 @@ class Server:
                 " itself is never sent): --tls-cert encrypts them"
             )
 
-    def reload_tls(self) -> None:
-        """Read the certificates again, for the connections made from here on.
+    def reload(self) -> None:
+        """Read again the certificates, for the connections made from here on, and the tokens.
 
         A file that cannot be used is logged, and all stay as they are.
         """
         reload_certificates(self._tls)
+        self.connections.reload_tokens()
 
     def _initial_model(self) -> Initialised | None:
         """Return the model of `--init`, or None: there is none, or the state has one already."""

@@ -171,8 +171,8 @@ class ShardProcesses(AsyncClosing):
         _host, port = urls.parse(line)
         return port
 
-    def reload_tls(self) -> None:
-        """Have all of them read their certificates again."""
+    def reload(self) -> None:
+        """Have all of them read their certificates and tokens again."""
         for process in self._processes:
             if process.returncode is None:
                 process.send_signal(signal.SIGHUP)

@@ -53,6 +53,12 @@ class TokenFile:
         """
         if self._path is None or self._present() == self._stamp:
             return None
+        return self.read_again()
+
+    def read_again(self) -> TokenTable | None:
+        """Return the tokens of the file, if there is one that can be read; else None, as above."""
+        if self._path is None:
+            return None
         try:
             found = self.read()
         except UsageError as error:

@@ -107,6 +107,10 @@ def test_connections_are_bounded() -> None:
         "expired": False,
         "connections": 1,
         "refused": 1,
+        "bytes_per_second": None,
+        "requests_per_second": None,
+        "waiting": 0,
+        "waited": 0.0,
     }
 
 

@@ -37,6 +37,8 @@ def test_the_token_is_not_in_the_file() -> None:
         ("2027-01-15T08:00:00Z", "7", "expires must be a date"),
         ("connections = 4", "connections = 0", "connections must be a number from 1"),
         ("connections = 4", "connections = true", "connections must be a number from 1"),
+        ("connections = 4", "bytes_per_second = 0", "bytes_per_second must be a number from 1"),
+        ("connections = 4", "requests_per_second = 0.5", "requests_per_second must be a number"),
         ("connections = 4", "conections = 4", "no key 'conections'; did you mean 'connections'"),
         (ALICE.keys.stored.hex(), "12", "'alice': stored must be 64 hexadecimal digits"),
         (ALICE.keys.id.hex(), BOB.keys.id.hex(), "it is that of 'alice'"),

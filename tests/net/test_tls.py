@@ -239,7 +239,7 @@ def reload(running: ServerThread) -> None:
 
     def call() -> None:
         assert running.server is not None
-        running.server.reload_tls()
+        running.server.reload()
         done.set()
 
     assert running._loop is not None

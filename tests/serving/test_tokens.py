@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aiops.cli import token as commands
+from aiops.cli.asking import asked
 from aiops.client.sync.client import Client
 from aiops.client.sync.worker import Worker
 from aiops.errors import Unauthorised, UsageError
 from aiops.serving.config import Config
 from aiops.serving.token_file import TokenFile
-from tests.peers import Peer, eventually
-from tests.support import ServerThread
+from aiops.wire.admin_messages import Done, Pause
+from aiops.wire.messages import Ping, Pong
+from tests.peers import Peer, eventually, frame
+from tests.support import PATIENCE, ServerThread, server_process
 
 
-def made(file: Path, name: str, role: str, capsys: pytest.CaptureFixture[str]) -> str:
+def made(
+    file: Path, name: str, role: str, capsys: pytest.CaptureFixture[str], **quotas: Any
+) -> str:
     """Make a token as the command does, and return it."""
-    commands.new(file, name, role)
+    commands.new(file, name, role, **quotas)
     return capsys.readouterr().out.strip()
 
 
@@ -44,6 +53,124 @@ def test_roles_rotation_and_revocation(tmp_path: Path, capsys: pytest.CaptureFix
         assert not admits(server.url, trainer)
         file.write_text("[[")
         assert admits(server.url, later), "a file that is broken changes nothing"
+
+
+class TestQuotas:
+    """Over its quota a token's connections are read later; nothing is refused."""
+
+    @pytest.mark.parametrize("no_shm", [True, False])
+    def test_requests(
+        self, no_shm: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "tokens.toml"
+        slow = made(file, "slow", "train", capsys, requests_per_second=100)
+        free = made(file, "free", "observe", capsys)
+        model = {"w": np.zeros(3, np.float32)}
+        with (
+            ServerThread(policy="asgd", kernels="numpy", tokens=file, no_shm=no_shm) as server,
+            Worker(server.url, model, token=slow) as worker,
+        ):
+            began = time.monotonic()
+            for _ in range(130):  # most of them by the short way
+                worker.step({"w": np.ones(3, np.float32)})
+            assert time.monotonic() - began > 0.25
+            with Client(server.url, token=free) as client:
+                rows = {row["name"]: row for row in client.stats()["tokens"]}
+            assert rows["slow"]["requests_per_second"] == 100
+            assert rows["slow"]["waited"] > 0.2
+            assert rows["free"]["waited"] == 0
+
+    def test_requests_that_come_in_one_piece_wait_their_turn(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "tokens.toml"
+        slow = made(file, "slow", "observe", capsys, requests_per_second=50)
+        with (
+            ServerThread(policy="asgd", kernels="numpy", tokens=file) as server,
+            Peer(server.url, "observer", token=slow) as peer,
+        ):
+            peer.send(b"".join(frame(Ping(id)) for id in range(1, 101)))
+            for _ in range(51):
+                assert isinstance(peer.receive(), Pong)
+            answered = server.call(lambda s: [p.link.pumped for p in s.connections.peers.values()])
+            assert answered[0] < 90 * len(frame(Pong(100))) + 600  # and the welcome
+            for _ in range(20):  # they are read later
+                assert isinstance(peer.receive(), Pong)
+
+    def test_bytes_both_ways_of_all_connections(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "tokens.toml"
+        token = made(file, "slow", "train", capsys, bytes_per_second="8MB/s")
+        model = {"w": np.zeros(1 << 18, np.float32)}
+        with (
+            ServerThread(policy="asgd", kernels="numpy", tokens=file, no_shm=True) as server,
+            Worker(server.url, model, token=token) as one,
+            Worker(server.url, model, token=token) as other,
+        ):
+            began = time.monotonic()
+            for _ in range(3):  # 2 MiB each, of which 8 MB are there at once
+                for worker in (one, other):
+                    worker.step({"w": np.ones(1 << 18, np.float32)})
+            assert time.monotonic() - began > 0.3
+
+    def test_a_long_wait_is_no_silence(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "tokens.toml"
+        token = made(file, "slow", "observe", capsys, requests_per_second=5)
+        with (
+            ServerThread(policy="asgd", kernels="numpy", tokens=file, heartbeat=0.1) as server,
+            Peer(server.url, "observer", token=token, pongs=True) as peer,
+        ):
+            peer.send(b"".join(frame(Ping(id)) for id in range(1, 10)))
+            found = [peer.receive() for _ in range(8)]  # 0.4 s, over three heartbeats
+            assert found[-1].id == 8
+
+
+class TestProcesses:
+    """The same with a server that is a process."""
+
+    def test_sighup_and_what_ends_a_connection(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file, name = tmp_path / "tokens.toml", "chief"
+        chief = made(file, name, "admin", capsys)
+        short = made(file, "short", "observe", capsys)
+        with server_process("--policy", "asgd", "--tokens", str(file)) as server:
+            with Client(server.url, token=short) as client:
+                asked(server.url, Pause(1, "now"), Done, chief, PATIENCE)
+                demoted(file)
+                server.signal(signal.SIGHUP)
+                eventually(lambda: not directs(server.url, chief), "the file was read")
+                client.ping()
+                expired(file)
+                with pytest.raises(Unauthorised, match="the token 'short' has expired"):
+                    eventually(lambda: client.ping() < 0, "its connection ended")
+            server.signal(signal.SIGTERM)
+            status, _out, err = server.end()
+        assert status == 0
+        assert "token 'chief' has changed: train" in err
+
+
+def demoted(file: Path) -> None:
+    """Change the file's admin, so that nothing but its content tells."""
+    before = file.stat()
+    file.write_text(file.read_text().replace('"admin"', '"train"'))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def expired(file: Path) -> None:
+    """Have the time of the last token be over."""
+    with file.open("a") as end:
+        end.write("expires = 2001-01-01T00:00:00Z\n")
+
+
+def directs(url: str, token: str) -> bool:
+    """Return whether a token is one of an administrator."""
+    with contextlib.suppress(Unauthorised):
+        return bool(asked(url, Pause(1, ""), Done, token, PATIENCE))
+    return False
 
 
 def train(worker: Worker) -> None:

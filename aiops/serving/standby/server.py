@@ -305,12 +305,13 @@ class StandbyServer:
         if self._copy is not None:
             self._copy.close()
 
-    def reload_tls(self) -> None:
-        """Read the certificates again, as `aiops.serving.server.Server.reload_tls`."""
+    def reload(self) -> None:
+        """Read certificates and tokens again, as `aiops.serving.server.Server.reload`."""
         if self.server is None:
             reload_certificates(self._tls)
+            self.connections.reload_tokens()
         else:
-            self.server.reload_tls()
+            self.server.reload()
 
     # ------------------------------------------------------------ the feed
 
