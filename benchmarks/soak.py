@@ -59,7 +59,7 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "shards": ("--no-shm", "--shards", "2", "--shard-bytes", "4096", *_CODED),
 }
 """The flags of each server."""
-_PATIENT = ("--heartbeat", f"{PATIENCE}", "--stall-deadline", f"{PATIENCE}")
+_PATIENT = ("--failure-timeout", f"{PATIENCE}", "--stall-deadline", f"{PATIENCE}")
 """Over an hour a machine may be suspended, or all processes be stopped."""
 BLOCKS = 60
 _WARM = 0.1  # of the time, which does not count

@@ -84,7 +84,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Return a report as tables."""
     parts = (
         *(_facts(report), *_paused(report), *_file_errors(report), *_standbys(report)),
-        *(*_budget(report), *_profile(report), *_shards(report)),
+        *(*_waits(report), *_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_data_sets(report), *_filter(report), *_staleness(report)),
         *(*ledger_tables(report["ledger"]), "", _clients(report), *_tokens(report)),
     )
@@ -138,6 +138,14 @@ def _paused(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     if report.get("paused"):
         yield ""
         yield Text(f"takes no pushes: {report['paused']}", style="red")
+
+
+def _waits(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """List the waits that follow from --failure-timeout."""
+    if waits := report.get("waits"):
+        yield ""
+        listed = ", ".join(f"{name} {seconds:g} s" for name, seconds in waits.items())
+        yield Text(f"waits: {listed}", style="dim")
 
 
 def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aiops.lab.torture.trial_series import TrialFindings, TrialSeries
 
 _COUNTS = (
+    "partitions_by_kind",
     *("outcomes", "answers", "faults", "trials_by_policy", "trials_by_acks"),
     *("kills_by_policy", "kills_by_transport", "kills_by_acks", "kills_by_layout", "ended_at"),
 )
@@ -222,6 +223,30 @@ def handshakes(
     _end(found.report(), cells, report, as_json, right=found.right)
 
 
+@app.command(
+    "partitions", help="Part workers from their server: noticed, healed, each push counts once."
+)
+def partitions(
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Begin no trial after this many partitions.")
+    ] = None,
+    seconds: Seconds = None,
+    seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Networks at the same time.")] = 4,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this way to cut; may be repeated.")
+    ] = None,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Cut networks of namespaces, which takes Linux and root; most of the time it waits."""
+    from aiops.lab.torture.partitions import PartitionCampaign
+    from aiops.lab.torture.routed_network import CUTS
+
+    bounds = count, _seconds(count, seconds), seed, jobs
+    _torture(PartitionCampaign("partitions", *bounds, _chosen(only, CUTS)), report, as_json)
+
+
 def _end(
     record: Mapping[str, Any],
     cells: Mapping[str, str],
@@ -269,7 +294,7 @@ def _chosen(only: list[str] | None, known: Collection[str]) -> tuple[str, ...]:
     """Return the variants of ``--only``; default: all that are known."""
     for name in only or ():
         if name not in known:
-            raise UsageError(f"--only {name} is not a policy here; {nearest(name, known)}")
+            raise UsageError(f"--only {name}: there is none here; {nearest(name, known)}")
     return tuple(only or known)
 
 
@@ -337,7 +362,20 @@ def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
     if what == "sessions":
         frames = f"{report['tried']:,} frames, {report['bytes']:,} bytes"
         found["tried"] = f"{frames}, in {report['sessions']:,} sessions"
+    if what == "partitions":
+        found["acknowledged"] = f"{report['acknowledged']:,} pushes"
+        for name in ("server_noticed", "worker_noticed", "healed"):
+            found[name.replace("_", " ")] = _spread(report[f"{name}_seconds"])
     if what == "clusters":
         found["acknowledged"] = f"{report['acknowledged']:,} pushes"
         found["lost"] = f"{report['lost']:,} of them, as their workers were told"
     return found
+
+
+def _spread(seconds: dict[str, float]) -> str:
+    if not seconds["count"]:
+        return "never"
+    return (
+        f"after {seconds['median']:g} s (median of {seconds['count']:,}), p99 {seconds['p99']:g} s,"
+        f" at most {seconds['longest']:g} s"
+    )

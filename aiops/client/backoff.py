@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from aiops.common import urls
+from aiops.common.failure_waits import FailureWaits
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
     AiopsError,
@@ -17,17 +18,15 @@ from aiops.errors import (
     UsageError,
 )
 
-FIRST, LONGEST = 0.05, 1.0
+_WAITS: Final = FailureWaits()  # before a welcome a client knows no other
+
+FIRST, LONGEST = _WAITS.first_pause, _WAITS.longest_pause
 """Seconds: the first pause between attempts, and the longest."""
 
-ATTEMPT: Final = 1.5
-"""Seconds that an attempt to connect to one address may take, and a look-up of a host's.
+ATTEMPT: Final = _WAITS.attempt
+"""Seconds that an attempt to connect to one address may take, and a look-up of a host's."""
 
-The kernel repeats an unanswered request to connect after 1 s. So a network that is restored is
-noticed within this time: by the repetition, or by the attempt after the pause.
-"""
-
-LONGEST_WELCOME: Final = 6.0
+LONGEST_WELCOME: Final = _WAITS.welcome
 """Seconds that a server which takes connections may leave a client waiting for its welcome."""
 
 Said = TypeVar("Said", bound=AiopsError)

@@ -16,6 +16,7 @@ from aiops.client.params import Params
 from aiops.client.rows import Rows
 from aiops.client.unsettled import Unsettled
 from aiops.codecs.choice import CodecChoice
+from aiops.common.failure_waits import FailureWaits
 from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.layout import Layout
@@ -51,6 +52,8 @@ class ServerInfo:
         The server's run, its generation, and what is left of earlier ones.
     policy, settings, plan
         The server's algorithm, its settings, and the workers' part of it.
+    waits
+        What follows from the server's time-out of failures.
     layout
         The model's tensors; None until they are known.
     rows
@@ -79,6 +82,7 @@ class ServerInfo:
         self.policy = ""
         self.settings: Mapping[str, Any] = {}
         self.plan: Mapping[str, Any] = {}
+        self.waits = FailureWaits()
         self.layout: Layout | None = None
         self.rows = Rows()
         self.placement: Placement | None = None
@@ -163,6 +167,8 @@ class ServerInfo:
         self.rows.connection = self.connection
         self._welcomed = True
         self.policy, self.settings, self.plan = welcome.policy, welcome.settings, welcome.plan
+        if "heartbeat" in self.plan:
+            self.waits = FailureWaits(self.plan["heartbeat"])
         if self.layout is not None and self.coding is None:
             self._plan_coding(self.layout)
 

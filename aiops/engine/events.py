@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiops.common import failure_waits
 from aiops.common.frozen import value
 from aiops.engine.table_receive import RowsSink
 from aiops.errors import ConflictError, UsageError
@@ -385,7 +386,7 @@ class Options:
     relaxed: bool = False
     max_model: int = 8 << 30
     backend: str = "auto"
-    heartbeat: float = 20.0
+    heartbeat: float = failure_waits.DEFAULT
     run: str = ""
     budget: int | None = None
     worker_budget: int | None = None

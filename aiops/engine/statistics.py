@@ -20,6 +20,7 @@ _OF_THE_PROCESS = (
     *(
         "profile",
         "file_errors",
+        "waits",
         "state",
         "tokens",
         "aiops",

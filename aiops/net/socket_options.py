@@ -5,36 +5,46 @@ from __future__ import annotations
 import array
 import contextlib
 import socket
+import sys
 from typing import Protocol
 
+from aiops.common.failure_waits import FailureWaits
 from aiops.common.urls import is_loopback
 
 SEND_BUFFER = 1 << 20
 """SO_SNDBUF in bytes. Measured on loopback at 64 MiB: 256 KiB 3.1 GB/s, 1 MiB 3.9, 4 MiB 3.0."""
 
+_MOST_PROBES, _LONGEST_PAUSE, _LONGEST = 127, 32767, (1 << 31) - 1  # what the kernel takes
+
 _SHARE, _NARROWEST = 32, 4096
 """A paced socket's buffers: a 32nd of a second's budget (doubled by Linux), at least 4 KiB."""
 
-_IDLE, _INTERVAL, _PROBES = 15, 5, 4  # seconds of silence, between probes, and their number
+_WAITS = FailureWaits()
+_TCP_RTO_MAX_MS = 44  # Linux 6.15; `socket` does not have it
 
 
-def tune(sock: socket.socket) -> None:
-    """Send small messages at once, large ones fast, and notice a peer whose machine is gone.
+def tune(sock: socket.socket, waits: FailureWaits = _WAITS) -> None:
+    """Send small messages at once, large ones fast, and have a peer's machine give signs of life.
 
-    A silent peer is probed after 15 s; data not acknowledged for 35 s end the connection.
+    A silent one is probed, each second by default, and lost packets are repeated as often, so that
+    a healed network is noticed at once. `aiops.net.path_watch` ends a connection without signs of
+    life; where the system does not tell, TCP does so after the time that a silent process is given.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", _IDLE),
-        ("TCP_KEEPINTVL", _INTERVAL),
-        ("TCP_KEEPCNT", _PROBES),
-        ("TCP_USER_TIMEOUT", 1000 * (_IDLE + _INTERVAL * _PROBES)),
+        ("TCP_KEEPIDLE", min(_LONGEST_PAUSE, waits.probe)),
+        ("TCP_KEEPINTVL", min(_LONGEST_PAUSE, waits.probe)),
+        ("TCP_KEEPCNT", min(_MOST_PROBES, max(1, int(waits.unanswered // waits.probe)))),
+        ("TCP_USER_TIMEOUT", min(_LONGEST, int(1000 * waits.unanswered))),
     ):
         option = getattr(socket, name, None)  # Linux has all, other systems some
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an older kernel, or more than its longest
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000 * waits.probe)
 
 
 def unpace(sock: socket.socket, host: str) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from aiops.common import forks
+from aiops.common.failure_waits import FailureWaits
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
+from aiops.net.path_watch import PathWatch, cut_off
 from aiops.net.socket_options import tune, unacknowledged
 from aiops.net.unix_socket import UnixSide
 from aiops.store.snapshots import Lease
@@ -63,6 +65,8 @@ class MessageTransport(asyncio.BufferedProtocol):
         Called first when bytes have come and neither side has anything else under way. Returns the
         answer if they are a request that is answered at once, or ``b""`` if they begin one. None:
         they are parsed by the connection as usual.
+    waits
+        How long the peer's machine may be unheard; to be set before the connection is made.
     """
 
     _at_once = _CHUNK  # bytes: a smaller message is written without being queued
@@ -83,6 +87,8 @@ class MessageTransport(asyncio.BufferedProtocol):
         self.pumped = 0  # bytes handed to the transport
         self.shortcut: Callable[[int], bytes | None] | None = None
         self._received: deque[tuple[Message, Sink | None]] = deque()  # complete, not passed on yet
+        self.waits = FailureWaits()
+        self._watch: PathWatch | None = None
 
     def hand_over(self, owner: TransportOwner, sink_for: SinkFor) -> None:
         """Report to another owner from here on, which gives the sinks."""
@@ -99,11 +105,15 @@ class MessageTransport(asyncio.BufferedProtocol):
         self.transport = transport
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            tune(sock)
+            tune(sock, self.waits)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple) and len(address) >= 2:
             self.peer_name = f"{address[0]}:{address[1]}"
         transport.set_write_buffer_limits(high=_CHUNK // 2)
+        self._watch = PathWatch(transport, lambda: self.waits.unheard, self._cut_off)
+
+    def _cut_off(self, seconds: float) -> None:
+        self.fault(cut_off(self.peer_name, seconds))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the connection's buffer."""
@@ -149,6 +159,8 @@ class MessageTransport(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
         self.wire.lost()
+        if self._watch is not None:
+            self._watch.stop()
         if self.side is not None:
             self.side.close()
         for _view, lease in self._out:

@@ -167,9 +167,10 @@ class Acceptor:
         while self._number in self.peers:
             self._number = self._number % _NUMBERS + 1
         given = Connection("server"), self, self._number, self._sinks_of(self._number)
-        if self.pacing is None:
-            return MessageTransport(*given)
-        return PacedTransport(*given, self.pacing.pacer)
+        pacing = self.pacing
+        link = MessageTransport(*given) if pacing is None else PacedTransport(*given, pacing.pacer)
+        link.waits = self._config.waits
+        return link
 
     def pace(self, pacing: Pacing) -> None:
         """Keep the connections that come from here on to a bandwidth budget."""
@@ -194,7 +195,7 @@ class Acceptor:
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Sweep, now and at intervals: drop peers that stall, ping peers that are silent."""
         config = self._config
-        shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
+        shortest = min(config.hello_deadline, config.stall_deadline, config.failure_timeout)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
         self._take_tokens(self._token_file.changed())

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from aiops.bandwidth.units import parse_rate
+from aiops.common import failure_waits
+from aiops.common.failure_waits import FailureWaits
 from aiops.common.urls import (
     PORT,
     RELAY_PORT,
@@ -32,9 +34,17 @@ from aiops.kernels.cupy_device import number_of
 from aiops.state.directory import SHARD
 
 _SECONDS = (
-    *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
+    *("failure_timeout", "worker_deadline", "hello_deadline", "stall_deadline", "drain_deadline"),
     *("save_every", "snapshot_every", "standby_deadline"),
 )
+_DERIVED = {
+    "hello_deadline": "hello",
+    "stall_deadline": "stall",
+    "drain_deadline": "drain",
+    "standby_deadline": "standby",
+}
+"""The settings that follow from ``failure_timeout`` unless they are given, and their wait."""
+
 _COUNTS = (
     "workers",
     "live_versions",
@@ -133,7 +143,9 @@ class Config:
         None, "With --follower --standby: be the standby of this shard of the run at that URL."
     )
     standby_deadline: float = _option(
-        10.0, "Seconds that 'replicated' waits for a standby before it means 'durable'."
+        None,
+        "Seconds that 'replicated' waits for a standby before it means 'durable'; by default twice"
+        " --failure-timeout.",
     )
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     profile: Path | None = _option(None, "Write where the server's time went here, at the end.")
@@ -144,15 +156,27 @@ class Config:
     device: str = _option("cpu", "Where the model is kept and updated: 'cpu', 'cuda', 'cuda:1'.")
     max_model: int = _option(8 << 30, "Largest model a worker may define, in bytes.")
     max_connections: int = _option(4096, "Connections beyond this are refused.")
-    hello_deadline: float = _option(10.0, "Seconds a new connection has to introduce itself.")
-    stall_deadline: float = _option(30.0, "Seconds a peer may be slower than --min-rate.")
+    failure_timeout: float = _option(
+        failure_waits.DEFAULT,
+        "Seconds within which a dead network is noticed; other waits follow from it (the log says"
+        " which).",
+    )
+    hello_deadline: float = _option(
+        None,
+        "Seconds a new connection has to introduce itself; by default twice --failure-timeout.",
+    )
+    stall_deadline: float = _option(
+        None, "Seconds a peer may be slower than --min-rate; by default six --failure-timeout."
+    )
     min_rate: int = _option(1024, "Bytes per second a peer must manage in mid-message.")
     bandwidth_budget: str | None = _option(
         None, "Bytes per second that cross, both ways, all clients together: 2MB/s, 16Mbit/s."
     )
     worker_budget: str | None = _option(None, "The same for each client: 200KB/s.")
-    heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
-    drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
+    drain_deadline: float = _option(
+        None,
+        "Seconds that answers still unsent at the end get; by default twice --failure-timeout.",
+    )
     no_shm: bool = _option(False, "Have clients on this machine use TCP, too: no shared memory.")
     shards: int = _option(
         1,
@@ -185,6 +209,9 @@ class Config:
         UsageError
             Naming the setting, what it must be, and what to do.
         """
+        for name, wait in _DERIVED.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self.waits, wait))
         shards: object = self.shards
         if isinstance(shards, str):
             if shards != "auto":
@@ -425,6 +452,11 @@ class Config:
             )
         return total, each
 
+    @property
+    def waits(self) -> FailureWaits:
+        """The waits that follow from ``failure_timeout``."""
+        return FailureWaits(self.failure_timeout)
+
     def options(self) -> Options:
         """Return the engine's options."""
         total, each = self.budgets()
@@ -435,7 +467,7 @@ class Config:
             relaxed=self.consistency == "relaxed",
             max_model=self.max_model,
             backend=self.kernels,
-            heartbeat=self.heartbeat,
+            heartbeat=self.waits.heartbeat,
             budget=total,
             worker_budget=each,
             gate=self.gate,
@@ -460,7 +492,8 @@ class Config:
         defaults = {each.name: each.default for each in dataclasses.fields(self)}
         for name in [n for n in defaults if n not in _SECRETS] if names is None else names:
             value, flag = getattr(self, name), "--" + name.replace("_", "-")
-            if value in (None, defaults[name]):
+            derived = _DERIVED.get(name)
+            if value in (None, getattr(self.waits, derived) if derived else defaults[name]):
                 continue
             if isinstance(value, bool):
                 found.append(flag)

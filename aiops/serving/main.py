@@ -56,6 +56,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
             running.reload()
         children.reload()
 
+    _log.info("--failure-timeout %g: %s", config.failure_timeout, config.waits)
     asks = promote if config.standby is not None else None
     children = ShardProcesses(config)
     reloads = config.tls or config.tokens is not None

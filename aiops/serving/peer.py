@@ -130,13 +130,13 @@ class Peer:
             self.last_in, self.pinged = (now, came), False
         quiet = now - self.last_in[0]
         admitted = self.handshake.admitted
-        if admitted is None or not admitted.hello.pongs or quiet < config.heartbeat:
+        if admitted is None or not admitted.hello.pongs or quiet < config.waits.heartbeat:
             return None
         if not self.pinged:
             self.pinged = True
             if self.link.wire.state in _PINGED:
                 self.link.send(self.link.wire.send(Ping(0)))
-        elif quiet > 3 * config.heartbeat:
+        elif quiet > config.waits.unanswered:
             return DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s")
         return None
 

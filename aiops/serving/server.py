@@ -194,7 +194,7 @@ class Server:
         return ShardLinks(
             config.follower_addresses(),
             *(config.token, run, algorithm.name, algorithm.settings()),
-            *(config.heartbeat, self._env),
+            *(config.waits, self._env),
             lead.sink_for_follower,
             self.post,
             lead.refusal,
@@ -217,6 +217,7 @@ class Server:
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
             "state": self.state_report(),
             "tokens": self.connections.access.report(),
+            "waits": self.config.waits.table(),
             "aiops": __version__,
             "time": self._env.wall_clock(),
         }

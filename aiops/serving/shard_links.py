@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiops._version import __version__
+from aiops.common.failure_waits import FailureWaits
 from aiops.engine.events import Event, Lost, Order, Reported
 from aiops.errors import (
     AiopsError,
@@ -66,8 +67,8 @@ class ShardLinks:
         The secret that the lead and its followers share; the name of their run.
     policy, settings
         The lead's algorithm.
-    heartbeat
-        Seconds of silence after which a follower is pinged; after three times as long it is lost.
+    waits
+        The silence after which a follower is pinged, and after which it is lost.
     env
         The lead's clock and entropy.
     sink_for
@@ -96,7 +97,7 @@ class ShardLinks:
         run: str,
         policy: str,
         settings: Mapping[str, Any],
-        heartbeat: float,
+        waits: FailureWaits,
         env: Environment,
         sink_for: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
@@ -111,7 +112,7 @@ class ShardLinks:
         self._standby, self._tls = standby, tls
         self._addresses, self._token, self._run = list(addresses), token, run
         self._policy, self._settings = policy, settings
-        self._heartbeat, self._env, self._sink_for, self._post = heartbeat, env, sink_for, post
+        self._waits, self._env, self._sink_for, self._post = waits, env, sink_for, post
         self._followers: dict[int, FollowerLink] = {}  # by shard, the number of their connections
         self._changed = asyncio.Event()  # a follower is attached, or lost
         self._sweeper: asyncio.TimerHandle | None = None
@@ -329,6 +330,7 @@ class ShardLinks:
         self._epochs += 1
         sink_for = partial(self._sink_for, shard)
         link = MessageTransport(Connection("client", _LIMITS), self, shard, sink_for)
+        link.waits = self._waits
         generation = self._generation() or 0
         hello = LeadHello(
             id=0,
@@ -468,7 +470,7 @@ class ShardLinks:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ping silent followers; end the connection of one that does not answer."""
-        self._sweeper = loop.call_later(min(1.0, self._heartbeat / 4), self._sweep, loop)
+        self._sweeper = loop.call_later(min(1.0, self._waits.heartbeat / 4), self._sweep, loop)
         now = self._env.now()
         for follower in self._followers.values():
             link = follower.link
@@ -478,10 +480,12 @@ class ShardLinks:
             if came != follower.last_in[1]:
                 follower.last_in, follower.pinged = (now, came), False
             quiet = now - follower.last_in[0]
-            if quiet > 3 * self._heartbeat:
+            if quiet > self._waits.unanswered:
                 link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))
             elif (
-                quiet >= self._heartbeat and not follower.pinged and link.wire.state == "lead open"
+                quiet >= self._waits.heartbeat
+                and not follower.pinged
+                and link.wire.state == "lead open"
             ):
                 follower.pinged = True
                 link.send(link.wire.send(Ping(0)))

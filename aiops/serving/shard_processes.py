@@ -49,7 +49,7 @@ FOLLOWERS_SETTINGS = (
         "max_model",
         "no_shm",
     ),
-    *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
+    *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "failure_timeout"),
     *("drain_deadline", "log_format", "log_level", "acks", "snapshot_every", "keep_journal"),
     *("standby_deadline", "tls_cert", "tls_key", "tls_ca", "tokens"),
 )

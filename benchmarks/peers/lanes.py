@@ -42,7 +42,7 @@ class Server(ours.Server):
 
     def flags(self) -> list[str]:
         """Return its command-line flags."""
-        return [*super().flags(), "--heartbeat", _SILENCE]
+        return [*super().flags(), "--failure-timeout", _SILENCE]
 
     def check(self, cycles: int) -> None:
         """Fail unless every push was applied once."""

@@ -34,13 +34,17 @@ def ones(params: Mapping[str, Array], times: float = 1) -> dict[str, Array]:
 
 
 def serve(
-    policy: str = "asgd", workers: int = 1, port: int = 0, heartbeat: float = 15.0, **settings: Any
+    policy: str = "asgd",
+    workers: int = 1,
+    port: int = 0,
+    failure_timeout: float = 5.0,
+    **settings: Any,
 ) -> contextlib.AbstractAsyncContextManager[Server]:
     return aiops.serve(
         policy=policy,
         workers=workers,
         port=port,
-        heartbeat=heartbeat,
+        failure_timeout=failure_timeout,
         set=settings or {"lr": 1},
         kernels="numpy",
         worker_deadline=PATIENCE,
@@ -744,7 +748,7 @@ class TestClock:
 
     @testing.virtual()
     async def test_pings_are_answered_while_nobody_calls(self) -> None:
-        async with serve(heartbeat=15.0) as server, AsyncWorker(server.url, START) as worker:
+        async with serve(failure_timeout=15.0) as server, AsyncWorker(server.url, START) as worker:
             [link] = [peer.link for peer in server.connections.peers.values()]
             before = link.wire.traffic.messages_in
             await asyncio.sleep(10 * 15)
@@ -753,7 +757,7 @@ class TestClock:
             assert list(server.connections.peers) == [link.number]
 
     async def test_pings_are_answered_over_sockets_of_the_machine(self) -> None:
-        async with serve(heartbeat=0.05) as server, AsyncWorker(server.url, START) as worker:
+        async with serve(failure_timeout=0.05) as server, AsyncWorker(server.url, START) as worker:
             [link] = [peer.link for peer in server.connections.peers.values()]
             before = link.wire.traffic.messages_in
             await until(lambda: link.wire.traffic.messages_in >= before + 1, "a ping answered")

@@ -208,7 +208,7 @@ class TestThread:
     def test_it_answers_pings(self) -> None:
         """As often as the server's heartbeat asks for: it is told."""
         with (
-            ServerThread(policy="asgd", heartbeat=0.1, kernels="numpy") as server,
+            ServerThread(policy="asgd", failure_timeout=0.1, kernels="numpy") as server,
             Worker(server.url, START, name="busy") as worker,
         ):
             [link] = server.call(lambda s: [peer.link for peer in s.connections.peers.values()])
@@ -222,7 +222,7 @@ class TestThread:
 
     def test_a_client_that_answers_no_ping_is_dropped(self) -> None:
         with (
-            ServerThread(policy="asgd", heartbeat=0.1) as server,
+            ServerThread(policy="asgd", failure_timeout=0.025) as server,
             Client(server.url, pongs=True) as silent,
         ):
             gone = threading.Event()
@@ -232,7 +232,7 @@ class TestThread:
 
     def test_a_client_that_promised_nothing_may_be_silent(self) -> None:
         with (
-            ServerThread(policy="asgd", heartbeat=0.05) as server,
+            ServerThread(policy="asgd", failure_timeout=0.02) as server,
             Proxy(server.url) as proxy,
             Client(proxy.url) as silent,
             Client(server.url, pongs=True),
@@ -245,7 +245,7 @@ class TestThread:
 
     def test_reading_slowly_is_a_sign_of_life(self) -> None:
         """An answer may take longer than a client may be silent."""
-        with ServerThread(policy="asgd", heartbeat=0.15, kernels="numpy") as server:
+        with ServerThread(policy="asgd", failure_timeout=0.04, kernels="numpy") as server:
             model = {"w": np.zeros(6 << 18, np.float32)}
             with Client(server.url, role="worker") as definer:
                 definer.define(model)

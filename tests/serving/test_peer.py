@@ -11,7 +11,7 @@ from aiops.serving.config import Config
 from aiops.serving.peer import Peer
 from aiops.wire.messages import Ping
 
-CONFIG = Config(stall_deadline=30.0, min_rate=1024, heartbeat=20.0)
+CONFIG = Config(stall_deadline=30.0, min_rate=1024, failure_timeout=5.0)
 
 
 def member(**link: Any) -> tuple[Peer, Any]:
@@ -78,9 +78,9 @@ def test_a_silent_peer_is_pinged_and_then_dropped(state: str) -> None:
     peer, link = member(send=sent.append)
     peer.handshake.admitted.hello.pongs = True  # type: ignore[union-attr,misc]
     link.wire.state, link.wire.midway, link.wire.send = state, False, lambda message: message
-    assert peer.fault(CONFIG, 19.0) is None
+    assert peer.fault(CONFIG, 4.0) is None
     assert sent == []
-    assert peer.fault(CONFIG, 21.0) is None
-    assert peer.fault(CONFIG, 22.0) is None
+    assert peer.fault(CONFIG, 6.0) is None
+    assert peer.fault(CONFIG, 59.0) is None
     assert sent == ([] if state == "left" else [Ping(0)])
     assert "has not answered a ping for 61 s" in str(peer.fault(CONFIG, 61.0))

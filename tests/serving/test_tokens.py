@@ -120,7 +120,9 @@ class TestQuotas:
         file = tmp_path / "tokens.toml"
         token = made(file, "slow", "observe", capsys, requests_per_second=5)
         with (
-            ServerThread(policy="asgd", kernels="numpy", tokens=file, heartbeat=0.1) as server,
+            ServerThread(
+                policy="asgd", kernels="numpy", tokens=file, failure_timeout=0.1
+            ) as server,
             Peer(server.url, "observer", token=token, pongs=True) as peer,
         ):
             peer.send(b"".join(frame(Ping(id)) for id in range(1, 10)))

@@ -112,7 +112,7 @@ def test_a_follower_that_is_gone_delays_the_end_by_the_grace_period_at_most(
     try:
         urls = [follower.line().removeprefix("aiops://")]
         given = {**SETTINGS, "shards": 2, "followers": urls, "state": tmp_path / "lead"}
-        with ServerThread(**given, drain_deadline=1.0, heartbeat=PATIENCE) as lead:
+        with ServerThread(**given, drain_deadline=1.0, failure_timeout=PATIENCE) as lead:
             with Client(lead.url, role="worker") as client:
                 client.exchange(client.define(MODEL), gradients(0))
             follower.signal(number)

@@ -124,7 +124,7 @@ def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
 
 @pytest.mark.slow
 def test_a_shard_that_falls_silent_is_given_up() -> None:
-    flags = (*FLAGS, "--shards", "2", "--heartbeat", "0.3")
+    flags = (*FLAGS, "--shards", "2", "--failure-timeout", "0.1")
     with server_process(*flags) as server:
         with Client(server.url, role="worker", timeout=PATIENCE) as client:
             params = client.define(MODEL)

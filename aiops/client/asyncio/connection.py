@@ -15,8 +15,10 @@ from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
 from aiops.common import forks
+from aiops.common.failure_waits import FailureWaits
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array
+from aiops.net.path_watch import PathWatch, cut_off
 from aiops.net.socket_options import tune
 from aiops.net.tls import explained
 from aiops.net.unix_socket import UnixSide
@@ -74,6 +76,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._steady: SteadyExchange | None = None  # whose exchange is under way, with
         self._received = 0  # the bytes of its answer that have come,
         self._done: asyncio.Future[Receipt | Request] | None = None  # and its outcome
+        self._watch: PathWatch | None = None
 
     def following(self, lead: AsyncConnection) -> AsyncConnection:
         """Be ended together with the connection to the lead of the shards; return this one."""
@@ -90,8 +93,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if sock is not None and self._shared is None:
             tune(sock)
         transport.set_write_buffer_limits(high=_CHUNK // 2)
+        self._watch = PathWatch(transport, self._unheard, self._cut_off)
         self._views = [memoryview(buffer) for buffer in self._session.connected(self._shared)]
         self.flush()
+
+    def _unheard(self) -> float:
+        """Return how long the server's machine may be unheard."""
+        session = self._lead._session
+        waits = session.info.waits if isinstance(session, Session) else FailureWaits()
+        return waits.unheard
+
+    def _cut_off(self, seconds: float) -> None:
+        self.end(cut_off(self._session.server, seconds))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes: the session's, or the steady exchange's."""
@@ -279,6 +292,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._views = []
         if self._side is not None:
             self._side.close()
+        if self._watch is not None:
+            self._watch.stop()
         if self.transport is not None:
             self.transport.abort()
         self.progress.set()

@@ -24,6 +24,7 @@ from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailab
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.path_watch import cut_off, unheard
 from aiops.net.tls import TlsClient
 from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
 from aiops.net.unix_socket import UnixSide
@@ -33,7 +34,7 @@ from aiops.wire.shared_payloads import SharedPayloads
 _MOMENT = 0.001
 """Seconds between two requests within which what can wait (a pong, say) waits for the second."""
 
-_BEAT = 1.0  # seconds between looks at the clock in a call that waits
+_BEAT = 0.5  # seconds between looks, at the clock and at the network, in a call that waits
 _ASIDE = 1.0  # seconds that messages may take that no call waits for: a pong, a leave
 
 
@@ -352,7 +353,8 @@ class BlockingConnection:
             shard.queue(channel.connected(_shared_by(side)))
             self._sockets.append(shard)
         while not move_all(self._sockets, min(_BEAT, self._left(until))):
-            pass
+            for shard in self._sockets:
+                self._check_path(shard.socket)
 
     def attend(self) -> None:
         """Take in and answer what the server sent unasked; does not wait.
@@ -367,6 +369,7 @@ class BlockingConnection:
             return
         try:
             self._take_in(sock)
+            self._check_path(sock)
             self._send_the_rest(time.monotonic() + _ASIDE)
             self._settled()
         except (AiopsError, OSError) as error:
@@ -473,7 +476,7 @@ class BlockingConnection:
             try:
                 sent = sock.sendmsg(buffers) if buffers else 0
             except BlockingIOError:
-                self._left(until)
+                self._look(sock, until)
         if sent == total:
             return
         views = without(buffers, sent)
@@ -481,7 +484,7 @@ class BlockingConnection:
             try:
                 send_some(sock, views)
             except BlockingIOError:
-                self._left(until)
+                self._look(sock, until)
 
     def _receive(self, until: float) -> None:
         sock, wire = self.socket, self._session.wire
@@ -500,7 +503,7 @@ class BlockingConnection:
                 count = sock.recv_into(buffer, 0, flags)
                 break
             except BlockingIOError:
-                self._left(until)
+                self._look(sock, until)
         self._session.received(count)
 
     def _wait_for_welcome(self, sock: StreamSocket, until: float) -> None:
@@ -511,6 +514,16 @@ class BlockingConnection:
         else:
             select.select([sock], [], [], left)
         self._left(until)
+
+    def _look(self, sock: StreamSocket, until: float) -> None:
+        """Look after a beat whether there is time left, and the server is still heard of."""
+        self._left(until)
+        self._check_path(sock)
+
+    def _check_path(self, sock: StreamSocket) -> None:
+        silence = unheard(sock)
+        if silence >= self._session.info.waits.unheard:
+            raise cut_off(self._session.server, silence)
 
     def _left(self, until: float) -> float:
         left = until - time.monotonic()

@@ -35,7 +35,7 @@ __all__ = ["Compute", "Gradients", "Worker"]
 
 Compute: TypeAlias = Callable[[Params], Gradients]
 
-_BEAT = 2.0  # seconds between looks at an idle connection, at most
+_BEAT = 0.5  # seconds between looks at an idle connection, at most
 _GOODBYE = 2.0  # seconds that `close` waits for the thread, which may wait for a silent host
 
 

@@ -356,7 +356,7 @@ class StandbyServer:
             _log.info("fed by %s, from %s on", url, what)
             self._tell()
             while True:
-                message, sink = await link.receive(config.heartbeat)
+                message, sink = await link.receive(config.waits.unanswered / 3)
                 await self._take(message, sink)
         finally:
             link.close()

@@ -71,7 +71,7 @@ class ShardStandbys:
         self._keep, self._deadline = keep, config.hello_deadline
         self._group = StandbyGroup(run, names, servers)
         self._links = ShardLinks(
-            *(addresses, config.token, run, policy, settings, config.heartbeat, env),
+            *(addresses, config.token, run, policy, settings, config.waits, env),
             *(lambda shard, message: Discard(), self._post, self._group.refusal, generation),
             prove,
             lambda error: None,  # it is never to go back

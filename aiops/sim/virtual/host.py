@@ -48,6 +48,8 @@ class Host:
         Seconds that the host adds for a time, as a fault: to what is sent from then on.
     alive, silent
         Whether it runs, and whether nothing comes from it (`Network.kill` and `Network.silence`).
+    silent_since
+        The time since which it is silent.
     restored
         Set while it is not silent.
     ends
@@ -84,6 +86,7 @@ class Host:
         self.latency, self.jitter = latency, jitter
         self.delay = 0.0
         self.alive, self.silent = True, False
+        self.silent_since = 0.0
         self.restored = asyncio.Event()
         self.restored.set()
         self.ends: dict[HostEnd, None] = {}

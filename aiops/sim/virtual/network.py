@@ -200,7 +200,8 @@ class Network:
         No peer is told. Bytes that are sent meanwhile arrive when it is restored.
         """
         host = self._host(name)
-        host.silent = True
+        if not host.silent:
+            host.silent, host.silent_since = True, self.loop.time()
         host.restored.clear()
 
     def restore(self, name: str) -> None:

@@ -49,7 +49,7 @@ class MemoryTransport(asyncio.Transport):
     # ------------------------------------------------------------ asyncio's side
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return ``peername`` and ``sockname``; there is no socket."""
+        """Return ``peername``, ``sockname`` and ``unheard``; there is no socket."""
         return self._names.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -165,8 +165,14 @@ class MemoryTransport(asyncio.Transport):
         self._names = {
             "peername": (peer.host.name, peer_port),
             "sockname": (self.host.name, port),
+            "unheard": self._unheard,
         }
         self.host.ends[self] = None
+
+    def _unheard(self) -> float:
+        """Return the seconds for which nothing has come from the other end's host."""
+        since = [host.silent_since for host in (self.host, self.peer.host) if host.silent]
+        return self._medium.loop.time() - min(since) if since else 0.0
 
     def begin(self) -> None:
         """Tell the protocol that it is connected."""

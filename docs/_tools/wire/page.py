@@ -187,8 +187,9 @@ def limits_table() -> str:
         f"connections | {settings.max_connections:,} (`--max-connections`)",
         f"time from connecting to *open* | {settings.hello_deadline:g} s (`--hello-deadline`)",
         f"slowest peer in mid-message, either way | {rate} (`--min-rate`, `--stall-deadline`)",
-        f"silence before the server pings | {settings.heartbeat:g} s (`--heartbeat`);"
-        f" after {3 * settings.heartbeat:g} s the connection ends",
+        "silence before the server pings |"
+        f" {settings.waits.heartbeat:g} s (`--failure-timeout`); after"
+        f" {settings.waits.unanswered:g} s the connection ends",
         f"answers to pushes remembered per client | {messages.REMEMBERED}",
         f"clients remembered after their connection ended | {DEPARTED:,}",
     ]

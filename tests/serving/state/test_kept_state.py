@@ -443,7 +443,9 @@ def test_other_settings_are_refused(changed: dict[str, Any], said: str, tmp_path
         train(server.url, PLAIN, 1, 2)
     with pytest.raises(UsageError, match=said), ServerThread(**{**settings, **changed}):
         pass
-    with ServerThread(**settings, heartbeat=3.0, max_connections=7) as server:  # these may change
+    with ServerThread(
+        **settings, failure_timeout=3.0, max_connections=7
+    ) as server:  # these may change
         train(server.url, PLAIN, 2, 2)
 
 
