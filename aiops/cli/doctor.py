@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from rich.text import Text
 from aiops.cli.flags import Json, Timeout, Token
 from aiops.common import urls
 from aiops.common.launchers import WorkerPlace, detect
+from aiops.errors import UsageError
 from aiops.launch.findings import (
     BROKEN,
     GOOD,
@@ -25,12 +27,23 @@ from aiops.launch.findings import (
     judge_reach,
     judge_state,
 )
+from aiops.launch.security_findings import (
+    CertificateSeen,
+    TokensSeen,
+    judge_certificate,
+    judge_encryption,
+    judge_tokens,
+)
+from aiops.serving.token_file import read_tokens
 
 ServerUrl = Annotated[
     str | None, typer.Argument(help="The server; default: AIOPS_URL, or what the launcher tells.")
 ]
 State = Annotated[
     Path | None, typer.Option(help="The folder that a server is to keep its state in.")
+]
+Tokens = Annotated[
+    Path | None, typer.Option(envvar="AIOPS_TOKENS", help="The file of a server's --tokens.")
 ]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The port of a server here.")]
 Workers = Annotated[
@@ -54,6 +67,7 @@ def doctor(
     url: ServerUrl = None,
     token: Token = None,
     state: State = None,
+    tokens: Tokens = None,
     port: Port = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -71,10 +85,13 @@ def doctor(
     findings = list(judge_place(place if url is None else detect({**os.environ, "AIOPS_URL": url})))
     here = measuring.machine(os.environ, token, port)
     model, reached = 0, []
+    seen: list[CertificateSeen | None] = [*measuring.certificates(os.environ)]
     for server in urls.parse_all(where) if where else ():
         found = measuring.reach(server, token, timeout)
         reached.append(found)
-        findings += judge_reach(found, place, here)
+        findings += [*judge_reach(found, place, here), *judge_encryption(found)]
+        if found.ip is not None and server.tls:
+            seen.append(measuring.served_certificate(server, found.ip, timeout))
         model = max(model, 4 * int((found.report or {}).get("parameters", 0)))
     if len(reached) > 1 and any(not found.error for found in reached):
         findings = [_softened(each) for each in findings]
@@ -82,11 +99,23 @@ def doctor(
     findings += judge_machine(here, count, model)
     if state is not None:
         findings += judge_state(measuring.state_disk(state), model)
+    findings += [judge_certificate(each, time.time()) for each in seen if each is not None]
+    if tokens is not None:
+        findings += judge_tokens(tokens_seen(tokens), time.time())
     if as_json:
         print(json.dumps(_plain(place, findings), indent=1))
     else:
         _print(place, findings)
     raise typer.Exit(1 if any(each.state == BROKEN for each in findings) else 0)
+
+
+def tokens_seen(path: Path) -> TokensSeen:
+    """Return the facts of a file of tokens."""
+    try:
+        table = read_tokens(path)
+    except UsageError as error:
+        return TokensSeen(str(error))
+    return TokensSeen("", tuple((token.name, token.expires) for token in table))
 
 
 def _softened(finding: Finding) -> Finding:

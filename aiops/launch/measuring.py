@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -12,14 +13,19 @@ from pathlib import Path
 
 from aiops._version import __version__
 from aiops.client.sync.client import Client
+from aiops.client.variables import tls_files
 from aiops.common import urls
 from aiops.common.launchers import PORT
+from aiops.common.tls_files import CA, CERT
 from aiops.common.urls import ServerAddress
 from aiops.errors import AiopsError, Unauthorised
 from aiops.launch.findings import Machine, Reach, StateDisk
+from aiops.launch.security_findings import CertificateSeen
 from aiops.net import dns, unix_socket
+from aiops.net.certificates import expiry
 from aiops.net.cpu_count import BLAS, usable
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsClient
 
 _PACKAGES = (
     *("numpy", "numba", "uvloop", "safetensors", "torch", "jax"),
@@ -66,6 +72,31 @@ def reach(server: ServerAddress, token: str | None, timeout: float) -> Reach:
             )
     except AiopsError as error:
         return Reach(server.url, stages, ip, str(error), isinstance(error, Unauthorised))
+
+
+def served_certificate(server: ServerAddress, ip: str, timeout: float) -> CertificateSeen | None:
+    """Return the certificate that a server of TLS shows; None: it shows none that is accepted."""
+    with contextlib.suppress(OSError, AiopsError):
+        target = TlsClient(tls_files(None)).target(server.host)
+        with (
+            socket.create_connection((ip, server.port), timeout) as plain,
+            target.context.wrap_socket(plain, server_hostname=target.host) as secure,
+        ):
+            until = (secure.getpeercert() or {}).get("notAfter")
+        if isinstance(until, str):
+            return CertificateSeen(f"that of {server.url}", ssl.cert_time_to_seconds(until))
+    return None
+
+
+def certificates(environment: Mapping[str, str]) -> list[CertificateSeen]:
+    """Return the certificates that are set here, as far as they can be read."""
+    found = []
+    for variable in (CA, CERT):
+        path = environment.get(variable)
+        if path:
+            with contextlib.suppress(AiopsError):  # who uses them says what is wrong
+                found.append(CertificateSeen(f"{variable} {path}", expiry(Path(path))))
+    return found
 
 
 def machine(environment: Mapping[str, str], token: str | None, port: int | None) -> Machine:

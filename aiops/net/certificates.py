@@ -175,6 +175,24 @@ def _write(folder: Path, name: str, key: Any, certificate: Any) -> None:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
+def expiry(path: Path) -> float:
+    """Return when the first certificate of a PEM file ends, in seconds since 1970.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be read, or the package cryptography is missing.
+    """
+    need_cryptography()
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no certificate"
+        raise UsageError(f"{path} cannot be read: {why}") from None
+
+
 def need_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
