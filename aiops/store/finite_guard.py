@@ -72,6 +72,8 @@ class FiniteGuard:
 
     def __init__(self, rule: Rule, largest: Sequence[tuple[float, float]]) -> None:
         self._rule, self._largest = rule, largest
+        # The narrowest numbers first: if there is no proof, it is for these that there is none.
+        self._order = sorted(range(len(largest)), key=largest.__getitem__)
         self._left = 0  # updates that the proof is for
         self._resting = 0  # updates for which none is sought
         self.magnitude, self.narrow = LIMIT, False
@@ -155,7 +157,7 @@ class FiniteGuard:
         updates, spare = goal
         self._step = spare * step
         self._scalars = [(_below(low, spare), -_below(-high, spare)) for low, high in scalars]
-        if not all(self._proven(index, box, updates) for index, box in enumerate(boxes)):
+        if not all(self._proven(index, boxes[index], updates) for index in self._order):
             return False
         self._left = updates
         return True
