@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,21 @@ import aiops
 from aiops.algorithms import find
 from aiops.algorithms.asgd import ASGD
 from aiops.common.generations import generation_text
-from aiops.durable import snapshot_rule
+from aiops.durable import recovery, snapshot_rule
 from aiops.durable.commit_gate import Acks
 from aiops.engine import statistics
 from aiops.engine.capture import needed_rows
 from aiops.engine.digest import digest
 from aiops.engine.engine import Engine
 from aiops.engine.events import Reply
+from aiops.engine.update_queue import UpdateQueue
 from aiops.errors import AiopsError, ConflictError, DamagedState, UsageError
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array
 from aiops.net import disk
 from aiops.net.disk import SystemDisk
 from aiops.net.thread_pool import pool_of
+from aiops.net.update_thread import UpdateThread
 from aiops.serving.config import Config
 from aiops.serving.draining import Draining
 from aiops.serving.shard_processes import ShardProcesses
@@ -45,6 +48,7 @@ from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.state.directory import journal_name
 from aiops.state.frames import SegmentScan
 from aiops.state.snapshot_file import SnapshotHeader
+from aiops.store.parameters import UpdateJob
 from aiops.store.resources import Resources
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
@@ -142,12 +146,33 @@ async def push_together(url: str, model: Mapping[str, Array]) -> None:
         await asyncio.gather(*(client.push(params, gradient) for gradient in gradients))
 
 
-@pytest.mark.slow
+@pytest.fixture
+def an_update_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of a small model have a thread, too; the first one waits until a push is queued."""
+    waiting, pushes = threading.Event(), count(1)
+    push, run = UpdateQueue.push, UpdateJob.run
+
+    def queued(queue: UpdateQueue, *given: Any) -> Any:
+        if next(pushes) == 2:
+            waiting.set()
+        return push(queue, *given)
+
+    def held(job: UpdateJob) -> Any:
+        assert waiting.wait(PATIENCE), "no push came while another was applied"
+        return run(job)
+
+    monkeypatch.setattr(UpdateQueue, "push", queued)
+    monkeypatch.setattr(UpdateJob, "run", held)
+    monkeypatch.setattr(UpdateThread, "at_once", 0.0)
+    monkeypatch.setattr(recovery, "SMALL", 0)
+
+
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+@pytest.mark.usefixtures("an_update_that_waits")
 def test_a_row_that_is_read_while_another_is_replayed(torn: bool, tmp_path: Path) -> None:
     """Its memory is another, also where a row is not whole and the rest is searched for more."""
     settings = {"policy": "fasgd", "kernels": "numpy"}
-    model = {"w": np.zeros(3 << 20, np.float32)}  # its updates take 72 MiB: they have a thread
+    model = {"w": np.zeros(1 << 18, np.float32)}  # a row is read in several pieces
     with ServerThread(**settings, state=tmp_path / "s", snapshot_every=1000.0) as server:
         asyncio.run(push_together(server.url, model))
         expected, _report = copy(server, tmp_path / "s", tmp_path / "state")
