@@ -57,7 +57,8 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Add what another one has counted, but for what is settled."""
         self.whole += other.whole
-        self._add(other)
+        if other._each is not None:
+            self._add(other)
 
     def _add(self, other: Tally) -> None:
         if other._each is not None:
