@@ -338,16 +338,16 @@ def state(engine: Engine) -> dict[str, Any]:
 
 
 class Effects:
-    """Notes the effects of every engine, in order, while it is entered."""
+    """Notes the effects of every engine, in order, also of servers that other tests have left."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.of: dict[int, list[Any]] = {}
+        self.of: dict[Engine, list[Any]] = {}  # not by `id`, which an engine that ends leaves free
         handle = Engine.handle
 
         def noted(engine: Engine, event: Event, leased: bool | None = None) -> list[Effect]:
             effects = handle(engine, event, leased)
             if not passes(event):
-                self.of.setdefault(id(engine), []).append([shown(effect) for effect in effects])
+                self.of.setdefault(engine, []).append([shown(effect) for effect in effects])
             return effects
 
         monkeypatch.setattr(Engine, "handle", noted)
@@ -387,7 +387,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, world: World, *, kept: bool = False
     seen = state(world.engine)
     replayed = again(world)
     assert replayed.complete
-    recorded, repeated = effects.of[id(world.engine)], effects.of[id(replayed.engine)]
+    recorded, repeated = effects.of[world.engine], effects.of[replayed.engine]
     for number, (before, after) in enumerate(zip(recorded, repeated, strict=True)):
         assert after == before, f"event {number}"
     found = state(replayed.engine)
