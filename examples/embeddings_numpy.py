@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 VOCABULARY, WIDTH = 10_000_000, 16
 TOPICS, WORDS_PER_TOPIC = 8, 250
-STEPS, PAIRS, NEGATIVES = 1000, 256, 4
+STEPS, PAIRS, NEGATIVES = 500, 512, 4
 
 # One table for words and one for their contexts, as in word2vec.
 TABLES = {
@@ -80,7 +80,7 @@ def train(url: str) -> float:
             worker.push_rows("contexts", context.ravel(), by_context.reshape(-1, WIDTH))
             pushed, (word, context, labels) = word, text.batch()
             receipt, words = worker.exchange_rows("words", pushed, by_word, word)
-            if step % 300 == 0:
+            if step % 100 == 0:
                 print(f"version {receipt.version:5}  staleness {receipt.staleness}  {loss:.4f}")
         return same_topic(worker, text)
 
