@@ -22,8 +22,8 @@ settings.load_profile("aiops")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads for matrix products wait for the next one in a busy loop, which other tests pay: NumPy gets
-# one, and those of PyTorch wait without it (a hundred steps of a small network: 0.04 s, not 1.2 s).
+# Threads for matrix products wait for the next one in a busy loop, which other tests pay. So NumPy
+# gets one, and PyTorch's wait otherwise (a hundred steps of a small network: 0.04 s, not 1.2 s).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
