@@ -36,6 +36,9 @@ _LARGER = 4.0
 
 _REST = 256
 
+_SEEN = 32
+"""Arrays of rates that are known to be within those of a proof."""
+
 _REFUSED = np.iinfo(np.int64).min
 
 
@@ -79,7 +82,8 @@ class FiniteGuard:
         self.magnitude, self.narrow = LIMIT, False
         self._step = 0.0  # the largest learning rate of the proof
         self._scalars: list[Interval] = []
-        self._seen: tuple[Array | None, Array | None] = (None, None)  # within both
+        self._seen: dict[int, Array] = {}  # rates within that of the proof, by `id`
+        self._seen_scalars: Array | None = None  # within those of the proof
 
     def covers(self, steps: Array, scalars: Array | None, magnitude: float) -> bool:
         """Return whether an update is proven to be finite, and count it.
@@ -89,22 +93,29 @@ class FiniteGuard:
         """
         if not self._left or magnitude > self.magnitude:
             return False
-        if steps is not self._seen[0] or scalars is not self._seen[1]:
-            if not self._within(steps, scalars):
-                return False
-            self._seen = steps, scalars
+        # Rates are arrays that come again, one for each staleness.
+        if self._seen.get(id(steps)) is not steps and not self._has_rates(steps):
+            return False
+        if scalars is not self._seen_scalars and not self._has_scalars(scalars):
+            return False
         self._left -= 1
         return True
 
-    def _within(self, steps: Array, scalars: Array | None) -> bool:
+    def _has_rates(self, steps: Array) -> bool:
         if steps.max(initial=0.0) > self._step or steps.min(initial=0.0) < 0:
             return False
-        if scalars is None or not scalars.size:
-            return True
-        return all(
-            low <= column.min() and column.max() <= high
-            for column, (low, high) in zip(scalars.T, self._scalars, strict=True)
-        )
+        if len(self._seen) >= _SEEN:
+            self._seen.clear()
+        self._seen[id(steps)] = steps
+        return True
+
+    def _has_scalars(self, scalars: Array | None) -> bool:
+        if scalars is not None and scalars.size:
+            pairs = zip(scalars.T, self._scalars, strict=True)
+            if not all(low <= each.min() and each.max() <= high for each, (low, high) in pairs):
+                return False
+        self._seen_scalars = scalars
+        return True
 
     def renew(
         self,
@@ -126,7 +137,8 @@ class FiniteGuard:
         magnitude
             Returns the largest of this update's gradient, times its factor.
         """
-        self._left, self._seen = 0, (None, None)
+        self._left, self._seen_scalars = 0, None
+        self._seen.clear()
         if self._resting:
             self._resting -= 1
             return

@@ -84,3 +84,24 @@ def test_where_there_is_none_four_are_tried_and_then_none_for_a_while(
     assert proofs.asked == 4
     guard.renew(lambda: [{"w": (-1.0, 1.0)}], STEPS, None, lambda: 2.0)
     assert proofs.asked == 8
+
+
+def test_rates_that_take_turns_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = renewed(monkeypatch, Proofs(65_536, 0.2, LIMIT))
+    looked: list[float] = []
+    has_rates = FiniteGuard._has_rates
+
+    def look(self: FiniteGuard, steps: Any) -> bool:
+        looked.append(float(steps[0]))
+        return has_rates(self, steps)
+
+    monkeypatch.setattr(FiniteGuard, "_has_rates", look)
+    slow, large = 0.5 * STEPS, 3.0 * STEPS
+    for _ in range(5):
+        assert guard.covers(STEPS, None, LIMIT)
+        assert guard.covers(slow, None, LIMIT)
+    assert looked == [0.1, 0.05]
+    assert not guard.covers(large, None, LIMIT)
+    guard.renew(lambda: [{"w": (-1.0, 1.0)}], 2.0 * slow, None, lambda: 2.0)
+    assert guard.covers(slow, None, LIMIT)
+    assert looked[-1] == 0.05  # it was within the last proof, and may not be within this one

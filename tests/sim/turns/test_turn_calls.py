@@ -21,10 +21,10 @@ from tests.sim.turns.cases import simulation
 
 pytestmark = pytest.mark.usefixtures("none_pending")
 
-STEADY = 42
+STEADY = 39
 """Calls of a turn by the short way (`aiops.sim.turns.steady`)."""
 
-GENERAL = 153
+GENERAL = 150
 """Calls of the same turn by messages."""
 
 POLICIES = ["asgd", "sasgd", "fasgd", "exponential", "ringmaster"]
