@@ -136,7 +136,7 @@ class MessageTransport(asyncio.BufferedProtocol):
             messages = wire.received(nbytes)
             while True:
                 for message, sink in messages:
-                    if self._received or not self._passes:
+                    if self._received or (self._unread and not self._passes):
                         self._received.append((message, sink))
                     else:
                         self._owner.link_received(self, message, sink)
