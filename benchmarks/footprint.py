@@ -67,6 +67,17 @@ def held(*pids: int) -> Footprint:
     return Footprint(own, sum(segments.values()))
 
 
+def forget_peak(pid: int) -> None:
+    """Have `peak` begin from here."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak(pid: int) -> int:
+    """Return the most bytes that a process has had in memory since `forget_peak`."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(_bytes(line) for line in status if line.startswith("VmHWM"))
+
+
 def family(pid: int) -> list[int]:
     """Return a process and all that descend from it: a server and its shards."""
     parents = dict[int, int]()

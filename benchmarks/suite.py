@@ -139,6 +139,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--sizes 4KiB --policies asgd --rounds 1 --seconds 0.1",
         *(90, 6),
     ),
+    "hostile": Entry(
+        "hostile",
+        "--size 1MiB --workers 1 --readers 4 --writers 4 --rounds 1 --seconds 0.3",
+        *(120, 6),
+    ),
     "algorithms": Entry(
         "algorithms",
         "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"

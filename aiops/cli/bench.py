@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "policies": "Measure the cost of a step under every policy, beside asgd.",
     "scale": "Measure throughput and latency with up to 64 workers, and with several shards.",
     "memory": "Measure a server's memory against what its parameters, versions and buffers need.",
+    "hostile": "Measure honest workers and a server's memory beside a crowd that stalls.",
     "soak": "Measure the growth of a server's memory over minutes and hours of a mixed load.",
     "ray": "Measure a job on a Ray cluster whose nodes are killed, and a step's cost under Ray.",
     "all": "Run all benchmarks, one after the other; --quick runs a short form of each.",

@@ -124,8 +124,10 @@ def _facts(report: Mapping[str, Any]) -> Table:
         ("tensors", f"{report['tensors']:,}"),
         ("v̄", formatting.optional(report["vbar"], ".4g")),
         ("kernels", report.get("device") or report["kernels"] or "–"),
-        ("versions alive", f"{report['versions_alive']} ({report['versions_copied']} copied)"),
+        ("versions alive", f"{report['versions_alive']}"),
         ("versions spare", f"{report['versions_spare']}"),
+        ("readers cut", f"{report['readers_cut']}"),
+        *_memory(report),
         ("waiting", f"{report['waiting']} of {len(report['waited_for'])}"),
     ]
     for first in range(0, len(facts), 3):
@@ -146,6 +148,14 @@ def _waits(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield ""
         listed = ", ".join(f"{name} {seconds:g} s" for name, seconds in waits.items())
         yield Text(f"waits: {listed}", style="dim")
+
+
+def _memory(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    memory = report.get("memory")
+    if memory is not None:
+        held = memory["resident"]
+        text = "–" if held is None else formatting.nbytes(held)
+        yield "memory", f"{text} of {formatting.nbytes(memory['bound'])} at most"
 
 
 def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:

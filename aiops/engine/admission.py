@@ -27,7 +27,8 @@ from aiops.model.tables import MAX_ROWS_BYTES, Tables
 from aiops.wire.messages import Define, FetchRows, Message, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 
-_ROOM = 64 << 20  # bytes: the bound on the buffers of pushes, unless `buffers` models are larger
+ROOM, BUFFERS = 64 << 20, 4
+"""The bound on the buffers of pushes: that many bytes, or that many models if these are larger."""
 
 
 class Admission:
@@ -60,13 +61,15 @@ class Admission:
         The model's, once it is defined.
     incoming
         The sink of a push whose parts are all raw.
+    on_defined
+        Called when the model is defined.
     """
 
     def __init__(
         self,
         max_model: int,
         backend: str = "auto",
-        buffers: int = 4,
+        buffers: int = BUFFERS,
         *,
         budget: int | None = None,
         shards: tuple[int, int] = (1, 1),
@@ -76,13 +79,14 @@ class Admission:
         self.max_model, self.buffers, self.budget = max_model, buffers, budget
         self._shards = shards
         self._backend, self._parallel_map = backend, parallel_map
-        self.pool, self.row_pool = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
+        self.pool, self.row_pool = BufferPool(ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
         self.full_pool = self.pool
         self.layout: Layout | None = None
         self.incoming: type[RawIncoming] = RawIncoming
         self._surveys: list[Surveyor] = []  # one per section
         self._tables: TableAdmission | None = None
         self._defining = False
+        self.on_defined: Callable[[], None] = lambda: None
 
     def too_slow(self, layout: Layout) -> str | None:
         """Return why the bandwidth budget cannot carry a model, or None."""
@@ -95,9 +99,10 @@ class Admission:
     def defined(self, layout: Layout, tables: Tables | None = None) -> None:
         """Check payloads against this model from now on; None: rows are refused."""
         self.layout, self._surveys = layout, self._surveys_of(layout)
-        self.pool.bound = max(_ROOM, self.buffers * layout.nbytes)
+        self.pool.bound = max(ROOM, self.buffers * layout.nbytes)
         if tables is not None:
             self._tables = TableAdmission(tables, self.pool, self.row_pool, self._backend)
+        self.on_defined()
 
     def surveyors(self, layout: Layout) -> list[Surveyor]:
         """Return one surveyor per section; it returns the index of its first bad value, or -1."""

@@ -351,6 +351,9 @@ OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]
 # ---------------------------------------------------------------- how an engine is run
 
 
+_VERSIONS = 64 << 20
+"""Bytes of versions that may be sent at once, even if they are more than `Options.live`."""
+
 _DECIDING = (
     *("workers", "worker_deadline", "max_model", "heartbeat", "budget", "worker_budget", "gate"),
     *("recall", "push_codec", "fetch_codec", "fetch_lag", "shards", "shard_bytes"),
@@ -365,7 +368,7 @@ class Options:
     """The settings of a server, beside its algorithm.
 
     ``workers``: the number that take part (None: any). ``worker_deadline``: seconds a barrier waits
-    for one worker. ``live``: the most versions of the parameters alive at once. ``relaxed``: reads
+    for one worker. ``live``: as `live_of` has it. ``relaxed``: reads
     may mix versions. ``max_model``: bytes. ``backend``: the kernels used. ``heartbeat``: seconds of
     silence after which a client is pinged. ``run``: the run's name, random (clients find it in the
     welcome, and so notice another run). ``budget``, ``worker_budget``: bytes per second, both ways,
@@ -382,7 +385,7 @@ class Options:
 
     workers: int | None = None
     worker_deadline: float = 300.0
-    live: int = 8
+    live: int = 16
     relaxed: bool = False
     max_model: int = 8 << 30
     backend: str = "auto"
@@ -425,6 +428,10 @@ class Options:
     def table_shards(self) -> int:
         """The number of servers that the rows of a table lie on."""
         return self.shards if self.spread_tables else 1
+
+    def live_of(self, nbytes: int) -> int:
+        """Return the most versions of ``nbytes`` parameters that may be sent at once."""
+        return max(self.live, _VERSIONS // max(nbytes, 1))
 
     def deciding(self) -> dict[str, Any]:
         """Return the options that a replay needs, because the engine decides by them."""

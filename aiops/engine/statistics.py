@@ -19,6 +19,7 @@ from aiops.errors import StaleGradient
 _OF_THE_PROCESS = (
     *(
         "profile",
+        "memory",
         "file_errors",
         "waits",
         "state",
@@ -30,7 +31,7 @@ _OF_THE_PROCESS = (
         "versions_alive",
         "versions_spare",
     ),
-    *("versions_copied", "receive_bytes", "receive_bytes_peak", "rows_bytes", "rows_bytes_peak"),
+    *("readers_cut", "receive_bytes", "receive_bytes_peak", "rows_bytes", "rows_bytes_peak"),
 )
 _OF_CONNECTIONS = (
     *("bytes", "messages", "model", "other", "overhead", "overhead_by_kind", "unfinished"),
@@ -95,7 +96,7 @@ def report(
         "device": device,
         "versions_alive": store.alive if store else 0,
         "versions_spare": store.spare if store else 0,
-        "versions_copied": store.copies if store else 0,
+        "readers_cut": store.cut if store else 0,
         "receive_bytes": admission.pool.out,
         "receive_bytes_peak": admission.pool.peak,
         "rows_bytes": admission.row_pool.out,

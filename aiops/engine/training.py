@@ -105,7 +105,7 @@ class Training:
                 layout,
                 algorithm.rule(),
                 backend=options.backend,
-                live=options.live,
+                live=options.live_of(held.nbytes),
                 relaxed=options.relaxed,
                 arena=machine.memory.holding(held, data),
                 machine=machine,
@@ -121,6 +121,7 @@ class Training:
         if plan.fetched:
             replica = DeltaReplica(
                 *(store.current, plan.fetched, options.backend, options.fetch_lag),
+                live=options.live_of(held.nbytes),
                 placement=placement,
                 parallel_map=machine.parallel_map,
             )

@@ -2,7 +2,7 @@
 
 Bytes are received straight into the buffers that the connection offers. Messages are sent in chunks
 as the peer takes them, so that the bytes unsent to a slow peer are counted, and a version of the
-parameters that it holds up can be let go (`aiops.store.snapshots.Lease.evict`).
+parameters that it holds up can be let go (`aiops.store.snapshots.Sender`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from aiops.common import forks
 from aiops.common.failure_waits import FailureWaits
-from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
+from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError, Unavailable
 from aiops.net.path_watch import PathWatch, cut_off
 from aiops.net.socket_options import tune, unacknowledged
 from aiops.net.unix_socket import UnixSide
@@ -27,6 +27,7 @@ from aiops.wire.sinks import Sink
 _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # bytes: a peer with more unsent is not read from
 _HELD = "held"  # the reason for which a peer is not read from: its owner says so
+_SHORTEST = 0.001  # seconds: what event loops' timers can tell apart
 
 
 class TransportOwner(Protocol):
@@ -67,6 +68,8 @@ class MessageTransport(asyncio.BufferedProtocol):
         they are parsed by the connection as usual.
     waits
         How long the peer's machine may be unheard; to be set before the connection is made.
+    on_queued
+        Called with their number when bytes that are no version's begin to wait for the peer.
     """
 
     _at_once = _CHUNK  # bytes: a smaller message is written without being queued
@@ -80,12 +83,14 @@ class MessageTransport(asyncio.BufferedProtocol):
         self.side: UnixSide | None = None  # receives segments, on a connection within one machine
         self._out: deque[tuple[memoryview, Lease | None]] = deque()
         self._unsent = 0  # bytes in _out
+        self._waits = 0.0, 0  # when _out was last empty, and the value of `pumped` then
         self._full = False  # the transport takes no more now
         self._unread: set[str] = set()  # the reasons for which this peer is not read from
         self._closing = False
         self._error: AiopsError | None = None
         self.pumped = 0  # bytes handed to the transport
         self.shortcut: Callable[[int], bytes | None] | None = None
+        self.on_queued: Callable[[int], None] | None = None
         self._received: deque[tuple[Message, Sink | None]] = deque()  # complete, not passed on yet
         self.waits = FailureWaits()
         self._watch: PathWatch | None = None
@@ -163,11 +168,7 @@ class MessageTransport(asyncio.BufferedProtocol):
             self._watch.stop()
         if self.side is not None:
             self.side.close()
-        for _view, lease in self._out:
-            if lease is not None:
-                lease.evict = None
-        self._out.clear()
-        self._unsent = 0
+        self._let_go()
         for _message, sink in self._received:
             if sink is not None:
                 sink.abandoned()
@@ -274,6 +275,17 @@ class MessageTransport(asyncio.BufferedProtocol):
         sock = self.transport.get_extra_info("socket")
         return self.pumped - waiting - (0 if sock is None else unacknowledged(sock))
 
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent, without those of versions of the parameters."""
+        return sum(len(view) for view, lease in self._out if lease is None)
+
+    def pace(self) -> float:
+        """Return the bytes per second at which the peer has read, since bytes wait for it."""
+        since, before = self._waits
+        elapsed = max(asyncio.get_running_loop().time() - since, _SHORTEST)
+        return max(self.sent - before, 0) / elapsed
+
     def send(self, buffers: list[Buffer], lease: Lease | None = None) -> None:
         """Send these buffers, in order; the views of a lease are dropped as they are sent."""
         if self.transport is None or self.transport.is_closing():
@@ -287,13 +299,18 @@ class MessageTransport(asyncio.BufferedProtocol):
             self.pumped += len(buffers[0])
             self.transport.write(buffers[0])
             return
+        if not self._out:
+            self._waits = asyncio.get_running_loop().time(), self.sent
+        before = self._unsent
         for buffer in buffers:
             view = memoryview(buffer)
             self._out.append((view, lease))
             self._unsent += len(view)
         if lease is not None:
-            lease.evict = self._evict
+            lease.sender = self
         self._pump()
+        if lease is None and self._out and self.on_queued is not None:
+            self.on_queued(self._unsent - before)
         if self._unsent > _BEHIND:
             self._stop_reading("behind")
 
@@ -320,11 +337,18 @@ class MessageTransport(asyncio.BufferedProtocol):
         if not self._out and self._closing and self.transport is not None:
             self.transport.close()
 
-    def _evict(self, lease: Lease) -> None:
-        """Copy the unsent bytes of a lease, so that its version can be let go."""
-        self._out = deque(
-            (memoryview(bytes(view)), None) if of is lease else (view, of) for view, of in self._out
-        )
+    def cut_off(self, why: str) -> None:
+        """End the connection, as its peer reads too slowly, and drop the views that are unsent."""
+        self._let_go()
+        self.fault(Unavailable(why))
+
+    def _let_go(self) -> None:
+        """Drop what is unsent."""
+        for _view, lease in self._out:
+            if lease is not None:
+                lease.sender = None
+        self._out.clear()
+        self._unsent = 0
 
     # ------------------------------------------------------------ ending
 

@@ -24,10 +24,12 @@ from aiops.net.paced_transport import PacedTransport
 from aiops.net.transport import MessageTransport
 from aiops.net.unix_socket import welcome
 from aiops.serving.config import Config
+from aiops.serving.newcomers import Newcomers
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
 from aiops.serving.quota_holds import QuotaHolds
+from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
 from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.token_file import TokenFile
 from aiops.store.resources import Resources, unmeasured
@@ -112,6 +114,11 @@ class Acceptor:
         Bound on the number of those that are admitted.
     strangers
         Those that are not, which have a bound of their own.
+    newcomers
+        Those that have not sent a push whole yet, which share few receive buffers.
+    answers, headers
+        Bounds on what all of them hold together: of answers that are not read, and of headers that
+        have come in part.
     peers
         The open connections, by number.
     busy_poll
@@ -150,6 +157,13 @@ class Acceptor:
         self.log_level = logging.INFO
         self.pacing: Pacing | None = None
         self.most, self.strangers = config.max_connections, StrangerPool()
+        self.answers = SharedBound(
+            ANSWERS, _queued, "it reads its answers slowest, and too many are unread", self._links
+        )
+        self.headers = SharedBound(
+            HEADERS, _lengthened, "it began a long header, as too many others did", self._links
+        )
+        self.newcomers = Newcomers(lambda: coordinator.pools[0].bound, coordinator.wait)
         self._token_file = TokenFile(config.tokens, config.token)
         self.access = AccessControl(self._token_file.read(), env.wall_clock)
         self._quotas = QuotaHolds(self.access, env.now)
@@ -166,11 +180,26 @@ class Acceptor:
         self._number = self._number % _NUMBERS + 1
         while self._number in self.peers:
             self._number = self._number % _NUMBERS + 1
-        given = Connection("server"), self, self._number, self._sinks_of(self._number)
+        wire = Connection("server")
+        wire.on_long = self.headers.grew
+        number, sinks = self._number, self._sinks_of(self._number)
+        if not self._config.follower:  # which gives buffers as its lead has them given
+            sinks = partial(self._sink_for, number, sinks)
+        given = wire, self, number, sinks
         pacing = self.pacing
         link = MessageTransport(*given) if pacing is None else PacedTransport(*given, pacing.pacer)
-        link.waits = self._config.waits
+        link.waits, link.on_queued = self._config.waits, self.answers.grew
         return link
+
+    def _sink_for(self, number: int, sinks: SinkFor, message: Message) -> Sink | None:
+        """Return the sink of a message's payloads; None: no room, or it is not its turn."""
+        if type(message) is Push and not self.newcomers.admits(number, _nbytes(message)):
+            return None
+        return sinks(message)
+
+    def _links(self) -> list[MessageTransport]:
+        """Return the open connections, the oldest first."""
+        return [peer.link for peer in self.peers.values()]
 
     def pace(self, pacing: Pacing) -> None:
         """Keep the connections that come from here on to a bandwidth budget."""
@@ -204,7 +233,8 @@ class Acceptor:
         for peer in list(self.peers.values()):
             if peer.meter is not None:  # of a long message, as it comes
                 self._quotas.read(peer, 0)
-            error = peer.fault(config, now, *crowded)
+            slow = self.newcomers.waiting > 0 and self.newcomers.is_sending(peer.link.number)
+            error = peer.fault(config, now, crowded[0] or slow, crowded[1])
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)
@@ -319,6 +349,8 @@ class Acceptor:
         elif peer.handshake.admitted is not None:
             self._post(Received(self._now(), link.number, message, sink))
             if kind is Push:
+                if self.newcomers.sent(link.number, _nbytes(message)):  # type: ignore[arg-type]
+                    asyncio.get_running_loop().call_soon(self.newcomers.go_on)
                 steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
                 if steady is not None and steady is not peer.steady:
                     self._take_shortcut(peer, steady)
@@ -380,7 +412,8 @@ class Acceptor:
 
     def link_waits(self, link: MessageTransport) -> None:
         """Queue a peer for a receive buffer."""
-        self._coordinator.wait(link.resume)
+        if not self.newcomers.waits(link):
+            self._coordinator.wait(link.resume)
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report to the engine that a connection is gone."""
@@ -390,6 +423,8 @@ class Acceptor:
             return
         self.busy_poll.serve(len(self.peers))
         self.strangers.gone(link.number)
+        if self.newcomers.gone(link.number):
+            asyncio.get_running_loop().call_soon(self.newcomers.go_on)
         self.access.left(link.number)
         peer.lost()
         self._quotas.lost(peer)
@@ -399,3 +434,15 @@ class Acceptor:
         if peer.handshake.admitted is not None and not isinstance(hello, StandbyHello):
             self._post(Left(self._now(), link.number))
         self._gone()
+
+
+def _nbytes(push: Push) -> int:
+    return sum(part.nbytes for part in push.parts)
+
+
+def _queued(link: MessageTransport) -> int:
+    return link.queued
+
+
+def _lengthened(link: MessageTransport) -> int:
+    return link.wire.lengthened

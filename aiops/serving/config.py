@@ -107,7 +107,9 @@ class Config:
     workers: int | None = _option(None, "How many workers take part (barriers need to know).")
     worker_deadline: float = _option(300.0, "Seconds a barrier waits for one worker's compute.")
     consistency: str = _option("leased", "'leased': reads see one version. 'relaxed': may mix.")
-    live_versions: int = _option(8, "The most versions of the parameters alive at once.")
+    live_versions: int = _option(
+        16, "Versions of the parameters that are sent at once; then the slowest readers are cut."
+    )
     gate: str = _option("", "When workers push and fetch: bfasgd:c_push=0.08, periodic, constant.")
     recall: int = _option(256 << 20, "Bytes of gradients kept for a gate with skipped=reapply.")
     push_codec: list[str] = _option([], "How gradients travel: topk:0.01, int8@fc*; repeat.")

@@ -169,8 +169,9 @@ class EffectRunner:
         payloads = lease.payloads(parts)
         buffers = peer.link.wire.send(effect.message, payloads)
         del payloads
+        sent = lease if lease.in_use else None  # what is all coded holds no version
         lease.release()
-        peer.link.send(buffers, lease)
+        peer.link.send(buffers, sent)
 
     def _reply_rows(self, effect: Reply, rows: RowsSink) -> None:
         """Send rows from the buffer that they were gathered in."""

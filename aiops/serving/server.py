@@ -45,6 +45,7 @@ from aiops.serving.administration import Administration
 from aiops.serving.config import Config
 from aiops.serving.draining import Draining
 from aiops.serving.effects import EffectRunner
+from aiops.serving.memory_bound import Holdings, MemoryBound
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
 from aiops.serving.port import Listener, Port, certificates, reload_certificates
@@ -129,7 +130,7 @@ class Server:
         if config.follower:
             follower = Follower(algorithm, options, machine, kept=files is not None)
             self._coordinator = follower
-            sinks_of = follower.sinks_of
+            sinks_of, admission = follower.sinks_of, follower.admission
         else:
             try:
                 engine = Engine(algorithm, options, machine, self._statistics)
@@ -138,7 +139,7 @@ class Server:
                     files.close()
                 raise
             self._coordinator = self._engine = engine
-            sinks_of = self._engine.sinks_of
+            sinks_of, admission = self._engine.sinks_of, self._engine.admission
             if config.sharded:
                 lead = Lead(self._engine, config.reach(), kept=files is not None)
                 self._coordinator = lead
@@ -148,6 +149,16 @@ class Server:
             *(config, self._coordinator, env, pacing, self.post, self._note_change),
             *(self._exchange, sinks_of, machine),
         )
+        rule = algorithm.rule()
+        holdings = Holdings(
+            connections=config.max_connections,
+            states=len(rule.state),
+            reads=bool(rule.reads),
+            near=near,
+            tls=self._tls is not None,
+            kept=files is not None,
+        )
+        self._memory = MemoryBound(holdings, options, admission, self.connections.answers)
         self._run_state = run_state = RunState(
             *(config, env, clock, files, self._coordinator, engine, self.connections),
             *(self.post, self._perform, self.supersede, self._stop_with),
@@ -214,6 +225,7 @@ class Server:
         """Return the shell's part of the statistics."""
         return {
             "profile": self._profile.report() if self._profile is not None else None,
+            "memory": self._memory.report(),
             "file_errors": self._persistence.errors() if self._persistence is not None else [],
             "state": self.state_report(),
             "tokens": self.connections.access.report(),
@@ -354,6 +366,7 @@ class Server:
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port, tls=self._tls is not None)
         self._warn_of_clear_text(host)
+        self._memory.log()
         tls = None if self._tls is None else self._tls.target
         run_state.fence_predecessors(loop, self.url, self.run, tls)
         return self.url

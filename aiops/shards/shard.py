@@ -119,7 +119,7 @@ class Shard:
                 layout,
                 algorithm.rule(),
                 backend=options.backend,
-                live=options.live,
+                live=options.live_of(layout.nbytes),
                 relaxed=options.relaxed,
                 arena=machine.memory.holding(layout, data),
                 machine=machine,
@@ -131,6 +131,7 @@ class Shard:
         if choice:
             self.replica = DeltaReplica(
                 *(store.current, choice, options.backend),
+                live=options.live_of(layout.nbytes),
                 placement=placement,
                 shard=order.shard,
                 parallel_map=machine.parallel_map,

@@ -146,9 +146,9 @@ class DeltaReplica:
         return version in self._snapshots
 
     @property
-    def copies(self) -> int:
-        """The number of copies made for slow readers."""
-        return self._snapshots.copies
+    def cut(self) -> int:
+        """The number of slow readers that were cut off."""
+        return self._snapshots.cut
 
     @property
     def lag(self) -> int:

@@ -133,8 +133,7 @@ class Store:
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``.
     live
-        Bound on the versions alive at once; beyond it the senders of the oldest copy what they
-        have not sent yet (counted in `copies`).
+        Bound on the versions that are sent at once; beyond it the slowest readers are cut off.
     relaxed
         True if reads may mix versions.
     arena
@@ -224,9 +223,9 @@ class Store:
         return self._snapshots.spare
 
     @property
-    def copies(self) -> int:
-        """The number of copies made for slow readers."""
-        return self._snapshots.copies
+    def cut(self) -> int:
+        """The number of slow readers that were cut off."""
+        return self._snapshots.cut
 
     @property
     def backend(self) -> str:

@@ -32,13 +32,17 @@ no lease, and when its last lease ends otherwise.
 **The pool.** A retired version's arena is kept as a spare, since memory fresh from the system costs
 more than an update. Spares that no update needed during 256 calls of `target` are let go.
 
-**Copies for the slowest reader.** If all readers were slow, every version would stay alive.
-``live`` bounds that. When as many versions would be in use, the one to be written included, the
-pool takes the oldest version with a lease that has an `evict` function, and calls that function for
-each such lease of the version. The sender replaces what it has not sent yet by a copy of its own
-and drops the views. A slow reader then costs a copy of its remaining bytes and holds no arena. The
-bound is soft. Leases without `evict` stay, such as those of `Rule.reads`; so do bytes that the
-event loop has already taken. `target` makes another arena rather than wait for them.
+**Cutting the slowest readers.** If all readers were slow, every version would stay alive. ``live``
+bounds that. When as many versions would be in the hands of readers, the one to be written included,
+the pool lets go of the version whose readers are slowest, by ending their connections
+(`Sender.cut_off`). A version is as slow as the fastest of its readers, and costs the same however
+many share it: so a crowd that reads nothing is cut, and a reader that is slow and gets on is not,
+as long as there is one that is slower. The bytes that are unsent are not copied instead: the event
+loop holds a view of those that come next, which keeps the arena of a reader that has stalled, and
+a copy for each reader would be without a bound. Leases without a sender are not
+counted, such as those of `Rule.reads`, which are bounded by the number of workers, and those of
+answers that wait for the journal. Nor are those that were cut: the event loop may hold their last
+bytes until its next turn. `target` makes another arena rather than wait for them.
 
 **Lent versions and poisoned arenas.** A client on the same machine may map a version's arena and
 read it there (`Lease.lend`); no payload is sent. The lease lasts until the client gives the payload
@@ -77,7 +81,7 @@ no view is left.
 
 Faults
 ------
-A reader that never drops its views keeps one arena until it is evicted or its connection is closed
+A reader that never drops its views keeps one arena until it is cut or its connection is closed
 (deadlines are the server's concern). A lease that is never released keeps its version's arena for
 good. `target` raises MemoryError when the system has no memory for another arena; no version has
 changed then. An update that fails in place leaves the current version half written. It cannot be
@@ -90,7 +94,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -230,14 +234,24 @@ class Version:
         self.number, self._parts = number, None
 
 
+class Sender(Protocol):
+    """The connection on which a lease's payloads are sent."""
+
+    def pace(self) -> float:
+        """Return the bytes per second at which its peer has read the answer so far."""
+
+    def cut_off(self, why: str) -> None:
+        """End it, and drop the views that are unsent; ``why``: a sentence, of the peer."""
+
+
 class Lease:
     """A reader's hold on a version; ends after `release`, with the last view of `payloads`.
 
-    The sender of the payloads may set ``evict``. The pool calls it when too many versions are
-    alive. The sender then copies what is still unsent and drops its views.
+    ``sender``: set by the one that sends the payloads; the pool may cut it off when too many
+    versions are alive.
     """
 
-    __slots__ = ("_coded", "_open", "_pool", "evict", "lent", "version")
+    __slots__ = ("_coded", "_open", "_pool", "lent", "sender", "version")
 
     def __init__(
         self,
@@ -247,7 +261,7 @@ class Lease:
     ) -> None:
         self.version, self.lent = version, False
         self._coded = coded or {}  # payloads of parts that are not raw, by part number
-        self.evict: Callable[[Lease], None] | None = None
+        self.sender: Sender | None = None
         self._pool = pool  # None: it is not counted
         self._open = 1  # the lease itself, until `release`
         if pool is not None:
@@ -289,9 +303,15 @@ class Lease:
         return found
 
     @property
+    def in_use(self) -> bool:
+        """True while payloads that are views of the version have not been dropped."""
+        return self._open > 1
+
+    @property
     def lendable(self) -> bool:
-        """True if the version can be lent: the lease is counted, and all of it is raw."""
-        return self._pool is not None and not self._coded
+        """True if the version can be lent: the lease is counted, all of it is raw, and few are."""
+        pool = self._pool
+        return pool is not None and not self._coded and pool.may_lend(self.version)
 
     def lend(self) -> None:
         """Let the reader read the version in its memory, until it gives that back."""
@@ -330,15 +350,20 @@ class SnapshotPool:
     current
         The first version.
     live
-        Bound on the versions alive, without those that are only lent. Beyond it the senders of
-        the oldest copy what they have not sent yet (counted in `copies`).
+        Bound on the versions that are sent to readers, with the one in the making; and on those
+        that are lent. Beyond it the slowest readers are cut off.
     memory
         Makes the arenas.
+
+    Attributes
+    ----------
+    cut
+        The number of readers that were cut off.
     """
 
     def __init__(self, current: Version, live: int, memory: Memory | None = None) -> None:
         self.current, self.live, self._memory = current, live, memory or Memory()
-        self.copies = 0
+        self.cut = 0
         self.returned: deque[Lease] = deque()  # ended, and not settled yet
         self._alive = {current: None}  # in the order of their numbers
         self._spare: list[Arena] = []
@@ -396,18 +421,17 @@ class SnapshotPool:
             self._unused, self._until = len(self._spare), _WINDOW
         if not (self.current.readers or self.current.poisoned or spare):
             return self.current
-        if len(self._alive) >= self.live and self._busy >= self.live:
-            self._evict()
+        if len(self._alive) >= self.live:
+            self._make_room()
         if not self._spare:
             return self.current.following(self._memory.arena(self.current.room.layout))
         arena = self._spare.pop()
         self._unused = min(self._unused, len(self._spare))
         return self.current.following(arena)
 
-    @property
-    def _busy(self) -> int:
-        """The number of versions with leases that are not lent, and one for the next version."""
-        return sum(len(version.readers) > version.lent for version in self._alive) + 1
+    def may_lend(self, version: Version) -> bool:
+        """Return whether a version can be lent: it is already, or there are fewer than ``live``."""
+        return version.lent > 0 or sum(each.lent > 0 for each in self._alive) < self.live
 
     def publish(self, version: Version) -> None:
         """Make what `target` returned the current version."""
@@ -444,17 +468,31 @@ class SnapshotPool:
         if not version.poisoned:
             self._spare.append(version.room)
 
-    def _evict(self) -> None:
-        """Have the senders of the oldest version that can be evicted copy what they have not sent.
+    def _make_room(self) -> None:
+        """Cut off the slowest readers, until the next version is within the bound."""
+        while True:
+            sent = [version for version in self._alive if _is_sent(version)]
+            older = [version for version in sent if version is not self.current]
+            if len(sent) + 1 <= self.live or not older:
+                return
+            slowest = min(older, key=_pace)
+            why = (
+                f"it read slowest ({_pace(slowest) / 1024:.0f} KiB/s) of the clients that hold"
+                f" {len(sent)} versions of the parameters: --live-versions allows more"
+            )
+            for lease in list(slowest.readers):
+                if lease.sender is not None:
+                    sender, lease.sender = lease.sender, None
+                    sender.cut_off(why)
+                    self.cut += 1
+            self.settle()
 
-        Leases without `Lease.evict`, such as those for rules that read the version that a worker
-        was sent (`Rule.reads`), are passed over.
-        """
-        for version in self._alive:
-            slow = [(lease, lease.evict) for lease in version.readers if lease.evict is not None]
-            for lease, evict in slow:
-                evict(lease)
-                self.copies += 1
-            if slow:
-                break
-        self.settle()
+
+def _is_sent(version: Version) -> bool:
+    """Return whether only readers hold a version, to whom it is being sent."""
+    return bool(version.readers) and all(lease.sender is not None for lease in version.readers)
+
+
+def _pace(version: Version) -> float:
+    """Return the pace of the fastest reader of a version."""
+    return max(lease.sender.pace() for lease in version.readers if lease.sender is not None)

@@ -154,12 +154,14 @@ class Connection:
         The form of the messages that `match` looks for, or None.
     forms
         The number of calls of `expect` so far.
+    on_long
+        Called with the bytes by which a long header makes the head buffer grow.
     """
 
     __slots__ = (
         *("_begin", "_borrowed", "_end", "_filled", "_head", "_length", "_message", "_part"),
         *("_parts", "_rest", "_side", "_sink", "_usual", "_usually", "_whole", "expected", "forms"),
-        *("header", "limits", "missing", "pending", "shared", "state", "traffic"),
+        *("header", "limits", "missing", "on_long", "pending", "shared", "state", "traffic"),
     )
 
     _room = _HEAD
@@ -188,6 +190,7 @@ class Connection:
         self._filled = self.missing = 0  # bytes of it that have come, and that have not
         self.shared: SharedPayloads | None = None
         self._borrowed = False  # lent payloads of this message were copied
+        self.on_long: Callable[[int], None] | None = None
 
     # ------------------------------------------------------------ sending
 
@@ -509,6 +512,13 @@ class Connection:
         room = len(self._head) - self._rest
         if 5 + length > room and 2 * (self._end - self._begin) >= room:
             self._resize(min(length + _HEAD, 2 * room))  # not more than arrived
+            if self.on_long is not None:
+                self.on_long(len(self._head) - self._rest - room)
+
+    @property
+    def lengthened(self) -> int:
+        """Bytes that its head buffer has for a long header, beside the usual ones."""
+        return len(self._head) - self._usual
 
     def _follow(self, message: Message) -> None:
         """Check that the peer may send this now, and go to the state that follows."""

@@ -259,7 +259,7 @@ class TestVersions:
             for _ in range(3):
                 trainer.step(ONES)
             assert whole(params) == 0
-            assert trainer.stats()["versions_copied"] == 0
+            assert trainer.stats()["readers_cut"] == 0
 
 
 class TestLost:

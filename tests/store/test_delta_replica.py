@@ -269,23 +269,31 @@ class TestReading:
         deliver(params, parts, views, 0)
         assert params.arena.data.tobytes() == promised.tobytes()
 
-    def test_the_slowest_reader_is_given_a_copy(self) -> None:
+    def test_the_slowest_readers_are_cut_off(self) -> None:
         model = Model("int8")
-        evicted, leases = [], []
-        for _ in range(8):
+        cut: list[int] = []
+        for pace in range(8):
             model.move()
             model.follow()
             _parts, lease = model.replica.answer(Wanted(-1))
             assert lease is not None
+            lease.sender = Sender(lease, pace, cut)
+        assert cut == [0, 1, 2, 3]
+        assert model.replica.cut == 4
 
-            def evict(lease: Lease) -> None:
-                evicted.append(lease.version.number)
-                lease.release()
 
-            lease.evict = evict
-            leases.append(lease)
-        assert evicted == [1, 2, 3, 4]
-        assert model.replica.copies == 4
+class Sender:
+    """Sends an answer at a pace, until it is cut off."""
+
+    def __init__(self, lease: Lease, pace: int, cut: list[int]) -> None:
+        self._lease, self._pace, self._cut = lease, pace, cut
+
+    def pace(self) -> float:
+        return self._pace
+
+    def cut_off(self, why: str) -> None:
+        self._cut.append(self._pace)
+        self._lease.release()
 
 
 class TestBounds:

@@ -58,6 +58,28 @@ def ones(store: Store) -> dict[str, Array]:
     return {t.name: np.ones(t.shape, t.dtype) for t in store.layout.tensors}
 
 
+class Reader:
+    """A client that reads the current version at a pace, in KiB/s, until it is cut off."""
+
+    def __init__(self, store: Store, pace: float, *, stuck: bool = False) -> None:
+        self._pace, self._stuck, self.why = pace, stuck, ""
+        lease = store.lease()
+        [[self._view]] = lease.payloads()
+        lease.release()
+        lease.sender = self
+
+    def pace(self) -> float:
+        return 1024 * self._pace
+
+    def cut_off(self, why: str) -> None:
+        self.why = why
+        if not self._stuck:
+            self._view = memoryview(b"")
+
+    def value(self) -> float:
+        return float(np.frombuffer(self._view, np.float32)[0])
+
+
 class TestVersions:
     def test_update_is_in_place_when_nobody_reads(self) -> None:
         store = store_of({"w": np.zeros(10, np.float32)})
@@ -106,31 +128,45 @@ class TestVersions:
         ]
         lease.release()
 
-    def test_beyond_the_bound_the_oldest_readers_are_asked_to_copy(self) -> None:
-        store = store_of({"w": np.zeros(4, np.float32)}, live=3)
-        held: list[memoryview] = []
-        evicted = []
-
-        def evict(lease: object) -> None:
-            evicted.append(lease)
-            held[0] = memoryview(bytes(held[0]))
-
-        for number in range(4):
-            lease = store.lease()
-            if number == 0:
-                lease.evict = evict
-            [[view]] = lease.payloads()
-            held.append(view)
-            del view
-            lease.release()
-            if number == 0:
-                first = lease  # the sender of the oldest still knows its lease
+    def test_beyond_the_bound_the_slowest_readers_are_cut_off(self) -> None:
+        """A version is as slow as the fastest of its readers."""
+        store = store_of({"w": np.zeros(4, np.float32)}, live=4)
+        readers = {pace: Reader(store, pace) for pace in (5.0, 1.0)}  # of version 0
+        for pace in (3.0, 6.0, 9.0):
             update(store, ones(store))
-        assert evicted == [first]
-        assert store.copies == 1
-        values = [np.frombuffer(view, np.float32)[0] for view in held]
-        assert values == [0, -1, -2, -3]
-        assert store.alive <= 4
+            readers[pace] = Reader(store, pace)
+        assert not any(reader.why for reader in readers.values())
+        update(store, ones(store))
+        assert "it read slowest (3 KiB/s) of the clients that hold 4 v" in readers[3.0].why
+        readers[8.0] = Reader(store, 8.0)
+        update(store, ones(store))
+        assert [pace for pace, reader in readers.items() if reader.why] == [5.0, 1.0, 3.0]
+        assert (store.cut, store.alive, store.spare) == (3, 4, 0)
+        assert [readers[pace].value() for pace in (6.0, 9.0, 8.0)] == [-2, -3, -4]
+
+    def test_what_was_cut_off_is_not_cut_off_again(self) -> None:
+        """The event loop may hold its last bytes for a while: other readers pay nothing for it."""
+        store = store_of({"w": np.zeros(4, np.float32)}, live=3)
+        stuck = Reader(store, 0.0, stuck=True)
+        others = []
+        for _ in range(2):
+            update(store, ones(store))
+            others.append(Reader(store, 1.0))
+        update(store, ones(store))
+        assert stuck.why
+        assert (store.cut, store.alive) == (1, 4)
+        assert [reader.why for reader in others] == ["", ""]
+
+    def test_versions_that_are_not_being_sent_are_nobodys_fault(self) -> None:
+        """Such as those for rules that read them, or of answers that wait for the journal."""
+        store = store_of({"w": np.zeros(4, np.float32)}, live=3)
+        kept = []
+        reader = Reader(store, 0.0)
+        for _ in range(5):
+            update(store, ones(store))
+            kept.append(store.lease())
+        assert not reader.why
+        assert store.alive == 6
 
     def test_relaxed_reads_share_the_live_arena(self) -> None:
         store = store_of({"w": np.zeros(4, np.float32)}, relaxed=True)

@@ -106,7 +106,7 @@ class World:
         seen["versions"] = store.current.tensor_versions.tolist()
         seen["state"] = [array.tobytes() for arrays in store.state for array in arrays]
         seen["masters"] = [array.tobytes() for array in store.masters if array is not None]
-        seen["alive"] = store.alive, store.copies
+        seen["alive"] = store.alive, store.cut
         for client in self.clients:
             session, params = client.session, client.params
             seen[f"client {client.peer}"] = (
