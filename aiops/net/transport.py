@@ -337,7 +337,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         if not self._out and self._closing and self.transport is not None:
             self.transport.close()
 
-    def cut_off(self, why: str) -> None:
+    def dismiss(self, why: str) -> None:
         """End the connection, as its peer reads too slowly, and drop the views that are unsent."""
         self._let_go()
         self.fault(Unavailable(why))

@@ -51,4 +51,4 @@ class SharedBound:
         while self._total > self.bound:
             most = max(held, key=held.__getitem__)
             self._total -= held.pop(most)
-            most.cut_off(self._why)
+            most.dismiss(self._why)

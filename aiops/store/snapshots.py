@@ -35,7 +35,7 @@ more than an update. Spares that no update needed during 256 calls of `target` a
 **Cutting the slowest readers.** If all readers were slow, every version would stay alive. ``live``
 bounds that. When as many versions would be in the hands of readers, the one to be written included,
 the pool lets go of the version whose readers are slowest, by ending their connections
-(`Sender.cut_off`). A version is as slow as the fastest of its readers, and costs the same however
+(`Sender.dismiss`). A version is as slow as the fastest of its readers, and costs the same however
 many share it: so a crowd that reads nothing is cut, and a reader that is slow and gets on is not,
 as long as there is one that is slower. The bytes that are unsent are not copied instead: the event
 loop holds a view of those that come next, which keeps the arena of a reader that has stalled, and
@@ -240,7 +240,7 @@ class Sender(Protocol):
     def pace(self) -> float:
         """Return the bytes per second at which its peer has read the answer so far."""
 
-    def cut_off(self, why: str) -> None:
+    def dismiss(self, why: str) -> None:
         """End it, and drop the views that are unsent; ``why``: a sentence, of the peer."""
 
 
@@ -483,7 +483,7 @@ class SnapshotPool:
             for lease in list(slowest.readers):
                 if lease.sender is not None:
                     sender, lease.sender = lease.sender, None
-                    sender.cut_off(why)
+                    sender.dismiss(why)
                     self.cut += 1
             self.settle()
 

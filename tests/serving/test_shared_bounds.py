@@ -13,7 +13,7 @@ class Link:
     def __init__(self, held: int) -> None:
         self.held, self.why = held, ""
 
-    def cut_off(self, why: str) -> None:
+    def dismiss(self, why: str) -> None:
         self.why = why
 
 

@@ -291,7 +291,7 @@ class Sender:
     def pace(self) -> float:
         return self._pace
 
-    def cut_off(self, why: str) -> None:
+    def dismiss(self, why: str) -> None:
         self._cut.append(self._pace)
         self._lease.release()
 

@@ -71,7 +71,7 @@ class Reader:
     def pace(self) -> float:
         return 1024 * self._pace
 
-    def cut_off(self, why: str) -> None:
+    def dismiss(self, why: str) -> None:
         self.why = why
         if not self._stuck:
             self._view = memoryview(b"")
