@@ -168,7 +168,7 @@ class MessageTransport(asyncio.BufferedProtocol):
             self._watch.stop()
         if self.side is not None:
             self.side.close()
-        self._let_go()
+        self._drop_unsent()
         for _message, sink in self._received:
             if sink is not None:
                 sink.abandoned()
@@ -339,10 +339,10 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     def dismiss(self, why: str) -> None:
         """End the connection, as its peer reads too slowly, and drop the views that are unsent."""
-        self._let_go()
+        self._drop_unsent()
         self.fault(Unavailable(why))
 
-    def _let_go(self) -> None:
+    def _drop_unsent(self) -> None:
         """Drop what is unsent."""
         for _view, lease in self._out:
             if lease is not None:
