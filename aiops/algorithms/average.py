@@ -75,10 +75,12 @@ class Average(Algorithm):
     mean of the models is what it is without a codec. A round with a newcomer, or with a worker that
     missed the last one, sends values as they are. So do most rounds with ``group``.
 
-    Under ``--worker-budget`` (or ``--bandwidth-budget``, divided by ``--workers``) a worker's next
-    round begins when the bytes of those before, sent and received, have been paid for: ``interval``
-    stretches as far as is needed. Averages that are asked for, or of the warm-up, do not wait, but
-    are paid for later.
+    Under ``--worker-budget`` (or ``--bandwidth-budget``, divided by ``--workers``) the server
+    chooses the codec of each round, unless ``--push-codec`` gives one (``raw``: none): the first of
+    none, bf16 and int8 with which rounds can follow each other every ``interval`` within the
+    budget, else int8. And a worker's next round begins when the bytes of those before, sent and
+    received, have been paid for: where the codec is not enough ``interval`` stretches. Averages
+    that are asked for, or of the warm-up, do not wait, but are paid for later.
 
     With ``group`` = K a round takes 2(K − 1) hops instead of 2(n − 1), each worker sends 2(K − 1)/K
     of its model, and one that dies costs K − 1 others their round. In return a round leaves the n

@@ -66,6 +66,8 @@ class Averages:
         How many were in the last round, this one included.
     relayed
         Rounds of these in which a connection of this worker led through the relay.
+    codec
+        The codec of the last of these; empty: values travelled as they are.
     seconds
         Time spent in rounds (not in waiting for them).
     traffic
@@ -79,6 +81,7 @@ class Averages:
     failed: int = 0
     workers: int = 0
     relayed: int = 0
+    codec: str = ""
     seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
     last_error: AiopsError | None = None
@@ -185,9 +188,7 @@ class Rounds:
         self._stats, self.plan = stats, plan
         self._routes = Routes()
         self.spacing = RoundSpacing(plan["budget"])
-        codec = codec_named(plan["codec"]) if plan["codec"] else None
-        self._codec = codec.make() if codec is not None and issubclass(codec, BlockCodec) else None
-        self._mean = None if self._codec is None else Flat(layout)  # the last one taken over
+        self._mean = Flat(layout) if plan["codec"] else None  # the last one taken over
         self._mean_name = b""  # of that
         self._unsettled = client.info.unsettled
         self._seen: Examples = ()  # of those: in the copy
@@ -324,7 +325,7 @@ class Rounds:
         mean = self._base(found)
         if mean is not None:
             self._flat.subtract(mean)
-        codec = None if mean is None else self._codec
+        codec = None if mean is None else self._codec_of(found)
         ring = Ring(found.rank, counts, self._flat, codec=codec)
         try:
             relayed = await self._pass_on(found, ring)
@@ -348,6 +349,7 @@ class Rounds:
         self.taken += 1
         self._stats.rounds += 1
         self._stats.relayed += relayed > 0
+        self._stats.codec = found.codec
 
     async def _pass_on(self, found: ring_messages.Round, ring: Ring) -> int:
         """Carry out the ring; return how many of its connections led through the relay."""
@@ -402,6 +404,16 @@ class Rounds:
                 " does not have"
             )
         return self._mean
+
+    def _codec_of(self, found: ring_messages.Round) -> BlockCodec:
+        """Return the codec of a round of differences."""
+        codec = codec_named(found.codec)
+        if codec is None or not issubclass(codec, BlockCodec):
+            raise RemoteProtocolError(
+                f"{self._client.url} told of a round in the codec {found.codec!r}, which no ring"
+                " can use"
+            )
+        return codec.make()
 
     def _failed(self, error: AiopsError) -> None:
         self._stats.failed += 1

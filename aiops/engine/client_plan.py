@@ -17,6 +17,9 @@ from aiops.errors import ConflictError
 RING_CODECS = ("bf16", "fp16", "int8")
 """Codecs whose payloads have a length that is known, which chunks between workers need."""
 
+AUTO = "auto"
+"""In place of such a codec: one is chosen for each round, so that it keeps the budget."""
+
 
 class ClientPlan:
     """The plan of one server, made of its algorithm and options before any client joins.
@@ -48,7 +51,7 @@ class ClientPlan:
         self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
         if "average" in self.fields:
             rate = worker_rate(options.budget, options.worker_budget, options.workers)
-            codec = _ring_codec(options.push_codec)
+            codec = AUTO if rate and not options.push_codec else _ring_codec(options.push_codec)
             self.fields["average"] = {**self.fields["average"], "budget": rate, "codec": codec}
         self.recall = self._add_gate(algorithm, options)
         pushed = () if "average" in self.fields else options.push_codec

@@ -28,6 +28,9 @@ is larger than K.
 A round with a worker that trains on the server's data set is to be settled
 (`aiops.engine.round_votes`). The examples of a round of one count only if no other worker averages,
 or none has for ``patience`` seconds: else their effect would be lost with the one that has it.
+
+Chunks are encoded if all members have the same mean, and none of them is new. Under a budget each
+round has the codec that it needs (`aiops.bandwidth.round_spacing`), unless one is given.
 """
 
 from __future__ import annotations
@@ -38,17 +41,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiops.bandwidth.round_spacing import needed_codec
+from aiops.codecs import checked_codec
+from aiops.codecs.block_codec import BlockCodec
 from aiops.common import urls
+from aiops.engine.client_plan import AUTO
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.engine.round_votes import Count, RoundVotes
 from aiops.errors import BadPush, Refused, Unavailable
-from aiops.model.layout import Layout
+from aiops.model.layout import Layout, compute_dtype
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.fields import Members
 from aiops.wire.messages import WIRE_NAME, Error
 from aiops.wire.ring_messages import JoinRound, Round, SettleRound
 from aiops.wire.ring_proofs import ring_name, ring_token
+
+_CHOSEN = ("bf16", "int8")
+"""The codecs that a budget chooses from, the gentlest first. fp16 takes as many bytes as bf16."""
 
 
 @dataclass(slots=True)
@@ -89,11 +99,12 @@ class Rendezvous:
         self._patience, self._votes = patience, RoundVotes()
         self._relay, self._relay_token = relay, relay_token
         self._interval, self._grace = 0.0, 0.0  # seconds
-        self._group, self._seed, self._codec = 0, 0, ""
+        self._group, self._seed, self._codec, self._budget = 0, 0, "", 0.0
+        self._lengths: list[tuple[str, int]] = []  # of `needed_codec`, once there is a model
         if plan is not None:
             self._interval, self._grace = float(plan["interval"]), float(plan["grace"])
             self._group, self._seed = int(plan["group"]), int(plan["seed"])
-            self._codec = str(plan["codec"])
+            self._codec, self._budget = str(plan["codec"]), float(plan["budget"])
         self._participants: dict[int, _Participant] = {}  # by connection
         self.stopping = False
         self.rounds = 0
@@ -119,6 +130,8 @@ class Rendezvous:
                 "this worker's model is not the one that the others average: give all workers"
                 " tensors of the same names, shapes and dtypes"
             )
+        if not self._lengths:
+            self._lengths = _lengths(layout)
         given_up = participant.request if participant is not None else None
         self._participants[peer] = _Participant(message, message.host, now, message.rounds == 0)
         dismissed: list[Effect] = [] if given_up is None else [_dismissal(peer, given_up)]
@@ -169,6 +182,7 @@ class Rendezvous:
         return {
             "rounds": self.rounds,
             "votes": self._votes.state(),
+            "lengths": [list(each) for each in self._lengths],
             "participants": [
                 [peer, None if one.request is None else encode(one.request), *_numbers(one)]
                 for peer, one in self._participants.items()
@@ -178,7 +192,8 @@ class Rendezvous:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.rounds = state["rounds"]
-        self._votes.restore(state.get("votes", [[], {}]))  # earlier states have none
+        self._votes.restore(state["votes"])
+        self._lengths = [(name, nbytes) for name, nbytes in state["lengths"]]
         self._participants.clear()
         for peer, request, *numbers in state["participants"]:
             message = None if request is None else decode(request)
@@ -261,12 +276,16 @@ class Rendezvous:
         rings = [sorted(dealt[n::count]) for n in range(count)]
         return rings, (settled + new)[len(dealt) :]
 
-    def _base(self, ready: Mapping[int, JoinRound], members: Members) -> bytes:
-        """Return the name of the mean that all members have, if chunks are to be encoded."""
+    def _coding(self, ready: Mapping[int, JoinRound], members: Members) -> tuple[bytes, str]:
+        """Return the name of the mean that all members have, and the codec; empty: no codec."""
         means = {request.have for request in ready.values()}
-        if self._codec and len(means) == 1 and all(counts for *_address, counts in members):
-            return means.pop()
-        return b""
+        codec = self._codec
+        if codec == AUTO:
+            codec = needed_codec(self._budget, self._interval, self._lengths, len(members))
+        if codec and len(means) == 1 and all(counts for *_address, counts in members):
+            base = means.pop()
+            return base, codec if base else ""
+        return b"", ""
 
     def _due(self, since: list[float], only_new: bool) -> float:
         """Return the time until which workers that are not ready are waited for."""
@@ -287,12 +306,13 @@ class Rendezvous:
             token = ring_token(self._relay_token, ring_name(secret, self.rounds))
         for peer in ready:
             self._participants[peer].new = False  # its next request has rounds=0 if this one fails
-        known = members, secret, self._relay, token, self._base(ready, members)
+        known = members, secret, self._relay, token
+        base, codec = self._coding(ready, members)
         settles = any(request.settles for request in ready.values())
         if settles:
             self._votes.open(self.rounds, ready, counts=self._shared(ready, now))
         return [
-            Reply(peer, Round(request.id, self.rounds, rank, *known, settles))
+            Reply(peer, Round(request.id, self.rounds, rank, *known, base, settles, codec))
             for rank, (peer, request) in enumerate(ready.items())
         ]
 
@@ -302,6 +322,23 @@ class Rendezvous:
             peer in ready or now >= participant.since + self._patience
             for peer, participant in self._participants.items()
         )
+
+
+def _lengths(layout: Layout) -> list[tuple[str, int]]:
+    """Return the bytes of a model as it is, and in the codecs that a budget chooses from."""
+    wide = size = 0
+    for section in layout.sections:
+        values = (section.stop - section.start) // section.dtype.itemsize
+        if compute_dtype(section.dtype).itemsize == 8:
+            wide += 8 * values  # in no codec
+        else:
+            size += values
+    found = [("", wide + 4 * size)]
+    for name in _CHOSEN:
+        codec = checked_codec(name)
+        assert issubclass(codec, BlockCodec), "chunks have a length that is known"
+        found.append((name, wide + codec.length(size)))
+    return found
 
 
 def _numbers(one: _Participant) -> tuple[str, float, bool, bool]:

@@ -43,6 +43,7 @@ class Round(Message):
     ring_token: Bytes32 = b""
     base: Bytes32 = b""
     settles: bool = False
+    codec: Text = ""  # of differences to `base`
 
 
 @value

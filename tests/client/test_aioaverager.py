@@ -13,6 +13,7 @@ import pytest
 import aiops
 from aiops import testing
 from aiops.algorithms.average import Average
+from aiops.bandwidth.units import parse_rate
 from aiops.client import AsyncModelAverager
 from aiops.engine.client_plan import ClientPlan
 from aiops.engine.events import Options
@@ -23,9 +24,9 @@ ASKED: dict[str, Any] = {"interval": 1000.0, "grace": 100.0}
 """Nobody averages but when a test asks for it."""
 
 
-def meeting_point(codec: str = "", **settings: Any) -> Any:
-    coded = {"push_codec": [codec]} if codec else {}
-    return aiops.serve(policy="average", kernels="numpy", set={**ASKED, **settings}, **coded)
+def meeting_point(codec: str = "", budget: str | None = None, **settings: Any) -> Any:
+    more = {"push_codec": [codec] if codec else [], "worker_budget": budget}
+    return aiops.serve(policy="average", kernels="numpy", set={**ASKED, **settings}, **more)
 
 
 def model(value: float, size: int = 5) -> dict[str, Array]:
@@ -130,6 +131,35 @@ def test_a_round_with_a_worker_that_missed_one_sends_values_again() -> None:
                 sent.append(averagers[0].stats.traffic.bytes_out - before)
             assert [one.stats.failed for one in averagers] == [0] * 3
             assert sent[2] > 3 * sent[3]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("codec", "budget", "chosen", "rounds"),
+    [("", "40KB/s", "", 15), ("", "10KB/s", "int8", 15), ("raw", "10KB/s", "", 6)],
+)
+def test_under_a_budget_the_codec_that_it_needs(
+    codec: str, budget: str, chosen: str, rounds: int
+) -> None:
+    """With 16 KB there and back in a round; without a codec rounds are further apart."""
+
+    async def main() -> None:
+        point = meeting_point(codec, budget, interval=1.0, grace=0.2)
+        params = [model(0.0, 1333) for _ in range(2)]
+        async with point as server, contextlib.AsyncExitStack() as stack:
+            coming = []
+            for number, given in enumerate(params):
+                with testing.network().at(f"worker-{number}"):
+                    averager = AsyncModelAverager(server.url, given)
+                    coming.append(asyncio.create_task(stack.enter_async_context(averager)))
+            averagers = await asyncio.gather(*coming)
+            await asyncio.sleep(20.0)
+            assert [one.stats.codec for one in averagers] == [chosen] * 2
+            assert rounds <= averagers[0].stats.rounds <= rounds * 1.5
+            crossed = averagers[0].stats.traffic
+            spent = crossed.bytes_in + crossed.bytes_out
+            assert spent < 20.0 * parse_rate("", budget) + 34_000, "the budget and one round"
 
     run(main())
 

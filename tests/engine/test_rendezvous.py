@@ -510,3 +510,51 @@ class TestBase:
 
     def test_there_is_no_codec(self) -> None:
         assert self.told(self.MEAN, self.MEAN, codec="raw") == b""
+
+
+class TestBudget:
+    """Under a budget each round has the codec with which rounds can be an interval apart."""
+
+    def told(self, budget: int, peers: int = 2, **options: Any) -> tuple[bytes, str]:
+        settings = {"interval": INTERVAL, "grace": GRACE}
+        inline = Inline("average", settings, worker_budget=budget, **options)
+        inline.define({"w": np.zeros(1000, np.float32), "wide": np.zeros(50)})
+        for rounds in (0, 1):
+            for peer in range(peers):
+                if not rounds:
+                    inline.join(peer)
+                meet(inline, peer, rounds=rounds, have=b"m" * 32 * rounds)
+            inline.wait(GRACE + INTERVAL)
+            if not rounds:
+                assert last(inline, 0).codec == "", "founders have no mean"
+        found = last(inline, 0)
+        assert len(found.members) == peers
+        return found.base, found.codec
+
+    @pytest.mark.parametrize(
+        ("peers", "budget", "codec"),
+        [
+            (2, 17_600, ""),  # 4,400 bytes each way, twice a second
+            (2, 17_599, "bf16"),
+            (2, 9_600, "bf16"),
+            (2, 9_599, "int8"),
+            (2, 1_000, "int8"),
+            (4, 17_600, "bf16"),  # half as much again
+        ],
+    )
+    def test_the_gentlest_that_keeps_it(self, peers: int, budget: int, codec: str) -> None:
+        assert self.told(budget, peers) == (b"m" * 32 if codec else b"", codec)
+
+    def test_a_codec_that_is_given(self) -> None:
+        assert self.told(1000, push_codec=("bf16",)) == (b"m" * 32, "bf16")
+        assert self.told(1000, push_codec=("raw",)) == (b"", "")
+
+    def test_a_server_that_goes_on_knows_the_model(self) -> None:
+        inline = Inline("average", {"interval": INTERVAL, "grace": GRACE}, worker_budget=1000)
+        inline.define({"w": np.zeros(1000, np.float32)})
+        inline.join(1)
+        meet(inline, 1)
+        known, again = inline.engine.rendezvous.state(), Inline("average", worker_budget=1000)
+        assert dict(known["lengths"])["bf16"] == 2000
+        again.engine.rendezvous.restore(known)
+        assert again.engine.rendezvous.state() == known

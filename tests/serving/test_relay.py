@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
@@ -77,8 +79,8 @@ async def relaying(**settings: Any) -> AsyncIterator[tuple[Relay, int]]:
 
 
 def meeting_point(port: int, **more: Any) -> Any:
-    chosen = {"relay": f"127.0.0.1:{port}", "relay_token": TOKEN, **more}
-    return aiops.serve(policy="average", kernels="numpy", set=ASKED, **chosen)
+    chosen = {"relay": f"127.0.0.1:{port}", "relay_token": TOKEN, "set": ASKED, **more}
+    return aiops.serve(policy="average", kernels="numpy", **chosen)
 
 
 @contextlib.asynccontextmanager
@@ -203,6 +205,42 @@ class TestAverage:
                 began = loop.time()
                 await average(averagers)
                 assert loop.time() - began < HEAD_START
+
+        testing.run(main())
+
+    @pytest.mark.parametrize("nbytes", range(500, 6000, 500))
+    def test_each_example_counts_once_though_connections_are_cut(self, nbytes: int) -> None:
+        """Three workers share a data set; one is cut off at any byte, another one dies."""
+        examples, effects = np.arange(60), {}
+
+        async def work(url: str, number: int) -> None:
+            params = {"seen": np.zeros((5, 60), np.float32)}
+            async with AsyncModelAverager(url, params) as averager:
+                async for batch in aiops.data.batches(averager, examples, batch_size=3):
+                    await asyncio.sleep(0.1)
+                    async with averager.step():
+                        params["seen"][number, batch] += 1
+                await averager.average()
+                assert averager.stats.relayed == averager.stats.rounds
+            effects[number] = params["seen"]
+
+        async def main() -> None:
+            network, often = testing.network(), {"interval": 0.2, "grace": 0.3}
+            async with relaying() as (relay, port), meeting_point(port, set=often) as server:
+                tasks = []
+                for number in range(4):
+                    with network.at(f"w{number}"), behind_nat(port):
+                        tasks.append(asyncio.create_task(work(server.url, number)))
+                    if number == 2:
+                        network.after("w0", "up", nbytes, lambda: network.cut("w0"))
+                        await asyncio.sleep(1.0 + nbytes / 5000)
+                        network.kill("w1")
+                        tasks.pop(1).cancel()
+                await asyncio.gather(*tasks)
+                assert relay.pairs > 0
+                await testing.until(lambda: relay.connections == 0, "all have left")
+            by = (sum(effects.values()) > 0).sum(axis=0)
+            assert (by == 1).all(), "each has an effect, of one worker"
 
         testing.run(main())
 
@@ -431,6 +469,44 @@ class TestStrangers:
 
         testing.run(main())
 
+    def test_a_receiver_that_takes_nothing_holds_its_sender_back(self) -> None:
+        """Of what a sender would send the relay keeps a buffer, and the sockets theirs."""
+
+        async def main() -> None:
+            loop, nothing = asyncio.get_running_loop(), bytes(64 << 10)
+            listener = socket.create_server(("127.0.0.1", 0))
+            relay = Relay(listener, RelaySettings(token=TOKEN, idle_deadline=1.0))
+            task, port = asyncio.create_task(relay.run()), listener.getsockname()[1]
+            senders = []
+            tracemalloc.start()
+            for sender in range(8):
+                ends = [RealEnd(port, claim(sender=sender, sends=sends)) for sends in (True, False)]
+                for end in ends:
+                    await end.admitted()
+                for end in ends:
+                    assert isinstance(await end.receive(), RelayReady)
+                senders += ends
+            for end in senders[::2]:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        while True:
+                            await loop.sock_sendall(end.sock, nothing)
+            _now, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most < 16 * 2 * len(nothing), (
+                "a buffer in each direction of 8 pairs, and as much"
+            )
+            assert relay.passed_on > 8 * len(nothing)
+            # A pair through which nothing passes any more ends by itself.
+            async with asyncio.timeout(20.0):
+                await asyncio.gather(*(peer.task for peer in relay._peers.values() if peer.task))
+            for end in senders:
+                end.sock.close()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(main())
+
     def test_connections_are_bounded_and_strangers_make_room_for_workers(self) -> None:
         async def main() -> None:
             async with relaying(most=4) as (relay, port):
@@ -447,6 +523,35 @@ class TestStrangers:
                     assert await receiver.sock.receive_into(memoryview(bytearray(8))) == 1
 
         testing.run(main())
+
+
+class RealEnd:
+    """An end of a connection to a relay, over a real socket."""
+
+    def __init__(self, port: int, claim: tuple[bytes, int, bool]) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port))
+        self.sock.setblocking(False)
+        self._wire, self._claim = Connection("client"), claim
+
+    async def say(self, message: Message) -> None:
+        for buffer in self._wire.send(message):
+            await asyncio.get_running_loop().sock_sendall(self.sock, buffer)
+
+    async def receive(self) -> Message:
+        while True:
+            loop = asyncio.get_running_loop()
+            count = await loop.sock_recv_into(self.sock, self._wire.next_buffer())
+            assert count, "the relay closed it"
+            for message, _sink in self._wire.received(count):
+                return message
+
+    async def admitted(self) -> None:
+        hello = RelayHello(0, PROTOCOL, *self._claim, b"n" * 16)
+        await self.say(hello)
+        challenge = await self.receive()
+        assert isinstance(challenge, Challenge)
+        mine = ring_token(TOKEN, self._claim[0])
+        await self.say(Prove(0, relay_proof(mine, "client", hello, challenge.nonce)))
 
 
 async def meet(port: int, sender: int = 0) -> tuple[Stranger, Stranger]:

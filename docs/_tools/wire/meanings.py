@@ -171,6 +171,7 @@ MEANINGS: Mapping[str, str] = {
     " without a codec, or before the first.",
     "base": "The name of the mean to which the chunks of this round are differences; none: they are"
     " values.",
+    "codec": "The codec of those differences ([below](#codecs)); empty without a `base`.",
     "settles": "Whether the copy has the effect of examples that do not count yet.",
     "round.settles": "Whether each member reports the end of the round with `settle_round`"
     " ([below](#settling)).",
