@@ -8,6 +8,7 @@ from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.experiment import Experiment
 from aiops.lab.experiments.papers import (
     all_policies,
+    average_codecs,
     b_staleness,
     bfasgd_budget,
     bfasgd_coin,
@@ -44,6 +45,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         sync_waste.EXPERIMENT,
         no_delay_discrepancy.EXPERIMENT,
         model_average_straggler.EXPERIMENT,
+        average_codecs.EXPERIMENT,
         all_policies.EXPERIMENT,
         poisoned_workers.EXPERIMENT,
     )

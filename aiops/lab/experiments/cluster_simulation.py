@@ -91,6 +91,8 @@ class StragglerSimulation:
         Of the others' log-normal times: seconds, and the standard deviation of their logarithm.
     links
         How workers and server are connected.
+    push_codec, worker_budget
+        As of the server's settings.
     """
 
     task: Simulation
@@ -100,6 +102,8 @@ class StragglerSimulation:
     median: float = 0.05
     sigma: float = 0.25
     links: StarTopology = field(default_factory=StarTopology)
+    push_codec: tuple[str, ...] = ()
+    worker_budget: str | None = None
 
     @property
     def simulation(self) -> Simulation:
@@ -115,6 +119,8 @@ class StragglerSimulation:
             set=list(self.settings),
             kernels=self.task.kernels,
             workers=self.task.clients,
+            push_codec=list(self.push_codec),
+            worker_budget=self.worker_budget,
         )
 
     @property
