@@ -23,6 +23,7 @@ Hosts = Annotated[
 Days = Annotated[int, typer.Option(min=1, max=36500, help="Days for which it is valid.")]
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_BOTH = (SERVER, CLIENT)  # servers of one run connect to each other, and workers that average, too
 
 
 @app.command()
@@ -36,7 +37,7 @@ def init(folder: Folder, host: Hosts = None, days: Days = 825) -> None:
     _check_absent(folder, "ca", "server", "client")
     make_ca(folder)
     _issue_server(folder, "server", host, days)
-    issue(folder, "client", days, (CLIENT,))
+    issue(folder, "client", days, _BOTH)
     print(
         f"{folder}/ca.pem       for servers (--tls-ca) and clients (AIOPS_TLS_CA)\n"
         f"{folder}/ca.key       signs certificates: keep it where neither of them runs\n"
@@ -72,14 +73,14 @@ def client(
 ) -> None:
     """Make a client's certificate: FOLDER/NAME.pem and FOLDER/NAME.key."""
     _check_absent(folder, name)
-    issue(folder, name, days, (CLIENT,))
+    issue(folder, name, days, _BOTH)
     print(f"{folder / name}.pem")
 
 
 def _issue_server(folder: Path, name: str, hosts: list[str] | None, days: int) -> None:
     names = dict.fromkeys([*_LOCAL, socket.gethostname(), *(hosts or ())])
     # A server connects to others of its run, too: followers, and its primary.
-    issue(folder, name, days, (SERVER, CLIENT), names)
+    issue(folder, name, days, _BOTH, names)
 
 
 def _check_absent(folder: Path, *names: str) -> None:

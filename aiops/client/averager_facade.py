@@ -13,6 +13,7 @@ from aiops.client.rounds import Averages
 from aiops.client.server_info import ServerInfo
 from aiops.client.variables import server_url
 from aiops.common import forks, urls
+from aiops.common.tls_files import Tls
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 
@@ -32,13 +33,9 @@ class AveragerFacade:
         name: str | None,
         timeout: float,
         host: str | None,
+        tls: Tls | None,
     ) -> None:
         url = server_url(url)
-        if urls.is_tls(url):
-            raise UsageError(
-                f"{url}: workers that average send their models to each other, which TLS does not"
-                " cover yet: use aiops:// in a network that you trust"
-            )
         self.url = urls.write_all(urls.parse_all(url))
         check_timeout(timeout)
         self.timeout = timeout
@@ -51,6 +48,7 @@ class AveragerFacade:
             name=name,
             timeout=timeout,
             host=host,
+            tls=tls,
         )
         self._closed = self._forked = False
         forks.note(self)

@@ -17,6 +17,7 @@ from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Replica
 from aiops.client.rounds import Averages, Rounds, RoundsClient
 from aiops.client.server_info import ServerInfo
+from aiops.common.tls_files import Tls
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, NotReady
 from aiops.wire.data_messages import GivenTask, TakeTask
 
@@ -31,7 +32,7 @@ class Averaging:
     ----------
     replica, lock
         The model, and the lock that guards it.
-    url, token, name, timeout, host
+    url, token, name, timeout, host, tls
         As `ModelAverager`'s.
 
     Attributes
@@ -56,9 +57,10 @@ class Averaging:
         name: str | None,
         timeout: float,
         host: str | None,
+        tls: Tls | None,
     ) -> None:
         self._replica, self._lock, self._timeout, self._host = replica, lock, timeout, host
-        self._client = RoundsClient(url, role="worker", token=token, name=name, timeout=timeout)
+        self._client = RoundsClient(url, token=token, name=name, timeout=timeout, tls=tls)
         self.stats = Averages()
         self.task: concurrent.futures.Future[asyncio.Task[Any]] = concurrent.futures.Future()
         self.started: concurrent.futures.Future[AveragingLoop] = concurrent.futures.Future()

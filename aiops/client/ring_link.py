@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from aiops.common import forks
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.socket_options import tune
+from aiops.net.tls import explained
+from aiops.net.tls_stream import TlsStream
 from aiops.wire.connection import Connection, Limits, Messages, with_sinks
 from aiops.wire.messages import Error, Message
 from aiops.wire.ring_messages import RingHello, Round
@@ -41,12 +44,33 @@ class Link:
         self.sock, self.name, self.patience = sock, name, patience
         self.wire = Connection(side, _LIMITS)
         self.seal: ChunkSeal | None = None
+        self._tls: TlsStream | None = None
         forks.note(self)
 
-    async def receive(self, sink_for: Callable[[Message], Sink] = _too_early) -> Messages:
-        """Receive what there is, or wait for something; return the messages now whole."""
-        loop = asyncio.get_running_loop()
-        receiving = loop.sock_recv_into(self.sock, self.wire.next_buffer())
+    async def secure(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+        """Go through a TLS handshake; from then on all is encrypted.
+
+        Raises
+        ------
+        Untrusted, ConnectionLost
+            When one side does not accept the other's certificate, or the connection ends.
+        """
+        made = TlsStream(self.sock, context, server_side=server_side)
+        await self._bounded(made.handshake(), "did not finish the TLS handshake")
+        self._tls = made
+
+    async def receive(
+        self, sink_for: Callable[[Message], Sink] = _too_early, most: int | None = None
+    ) -> Messages:
+        """Receive what there is, or wait for something; return the messages now whole.
+
+        ``most``: bytes that are received at most.
+        """
+        buffer = self.wire.next_buffer()[:most]
+        if self._tls is not None:
+            receiving: Awaitable[int] = self._tls.receive_into(buffer)
+        else:
+            receiving = asyncio.get_running_loop().sock_recv_into(self.sock, buffer)
         count = await self._bounded(receiving, "sent nothing")
         if not count:
             raise ConnectionLost(f"worker {self.name} went away in the midst of an average")
@@ -59,12 +83,16 @@ class Link:
         """Send a message."""
         loop = asyncio.get_running_loop()
         for buffer in self.wire.send(message, payloads):
-            await self._bounded(loop.sock_sendall(self.sock, buffer), "took nothing")
+            if self._tls is not None:
+                sending: Awaitable[None] = self._tls.send_all(buffer)
+            else:
+                sending = loop.sock_sendall(self.sock, buffer)
+            await self._bounded(sending, "took nothing")
 
-    async def receive_one(self) -> Message:
-        """Wait for one message without payloads."""
+    async def receive_one(self, *, alone: bool = False) -> Message:
+        """Wait for one message without payloads; ``alone``: receive no byte of what follows it."""
         while True:
-            for message, _sink in await self.receive():
+            for message, _sink in await self.receive(most=1 if alone else None):
                 return message
 
     async def receive_hello(self) -> RingHello:
@@ -107,7 +135,7 @@ class Link:
                 " is it stopped, or behind a firewall?"
             ) from None
         except OSError as error:
-            raise ConnectionLost(f"worker {self.name}: {error.strerror or error}") from None
+            raise explained(f"worker {self.name}", error) from None
 
     def close(self) -> None:
         """End the connection; what was sent still arrives."""

@@ -12,6 +12,7 @@ from aiops.client.ring_link import Link, belongs
 from aiops.common import forks
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsPeers
 from aiops.wire.ring_messages import RingHello, Round
 
 _MOST_PENDING = 64
@@ -36,13 +37,15 @@ class Listener:
         The address to listen at; a free port is taken.
     patience
         Seconds that a connection has to send its hello, and then to be claimed by a round.
+    tls
+        The certificates, if workers speak TLS to each other.
     """
 
-    def __init__(self, host: str, patience: float) -> None:
+    def __init__(self, host: str, patience: float, tls: TlsPeers | None = None) -> None:
         self._socket = CURRENT_ENVIRONMENT.get().listening_socket(host)
         self._socket.setblocking(False)
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._patience = patience
+        self._patience, self.tls = patience, tls
         self._pending: dict[_PendingLink, asyncio.Task[None]] = {}  # the oldest first
         self._arrived = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,6 +127,8 @@ class Listener:
         # a peer that sends no hello in time is no worker of a round
         with contextlib.suppress(ConnectionLost, RemoteProtocolError, TimeoutError):
             async with asyncio.timeout(self._patience):
+                if self.tls is not None:
+                    await pending.link.secure(self.tls.accepting, server_side=True)
                 pending.hello = await pending.link.receive_hello()
             self._arrived.set()
             await asyncio.sleep(self._patience)

@@ -10,6 +10,7 @@ from aiops.common import urls
 from aiops.errors import ConnectionLost, RemoteProtocolError, Unauthorised, UsageError
 from aiops.net.dns import addresses
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsPeers
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Message, Prove
 from aiops.wire.ring_messages import RelayHello, RelayReady, Round
 from aiops.wire.ring_proofs import ChunkSeal, relay_proof, relay_proves, ring_name
@@ -18,7 +19,13 @@ M = TypeVar("M", bound=Message)
 
 
 async def through_relay(
-    this_round: Round, sender: int, sends: bool, name: str, patience: float, made: list[Link]
+    this_round: Round,
+    sender: int,
+    sends: bool,
+    name: str,
+    patience: float,
+    made: list[Link],
+    tls: TlsPeers | None = None,
 ) -> Link:
     """Meet the other end of one connection of a ring at the relay.
 
@@ -36,6 +43,8 @@ async def through_relay(
         Seconds that each wait may last.
     made
         The link is added to it as soon as there is one.
+    tls
+        The certificates, if the two workers speak TLS, which the relay passes on.
 
     Raises
     ------
@@ -61,12 +70,15 @@ async def through_relay(
     await link.send(hello)
     challenge = _checked(await link.receive_one(), Challenge, relay)
     await link.send(Prove(0, relay_proof(token, "client", hello, challenge.nonce)))
-    ready = _checked(await link.receive_one(), RelayReady, relay)
+    # The other worker's first bytes may come with it: they are for what reads next.
+    ready = _checked(await link.receive_one(alone=True), RelayReady, relay)
     if not relay_proves(ready.proof, token, "server", hello, challenge.nonce):
         raise Unauthorised(
             f"the relay {relay} does not know the token of this ring: it may be another one",
             worker=name,
         )
+    if tls is not None:
+        await link.secure(tls.dialling if sends else tls.accepting, server_side=not sends)
     link.seal = ChunkSeal(this_round.secret, this_round.number, sender)
     return link
 

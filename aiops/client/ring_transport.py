@@ -82,7 +82,7 @@ class Neighbours:
             return found
 
         async def relayed() -> Link:
-            found = await through_relay(this_round, left, False, name, self._patience, made)
+            found = await self._relayed(left, False, name, made)
             if not belongs(await found.receive_hello(), this_round, left):
                 raise unknown(found, this_round)
             return found
@@ -97,15 +97,17 @@ class Neighbours:
         this_round, made = self._round, self._begin()
         right = (this_round.rank + 1) % len(this_round.members)
         name, (host, port) = self._name(right), self._member(right)
+        tls = self._listener.tls
 
         async def direct() -> Link:
             made.append(found := await connect(host, port, name, self._patience))
+            if tls is not None:
+                await found.secure(tls.dialling, server_side=False)
             await found.greet(this_round, right)
             return found
 
         async def relayed() -> Link:
-            sender = this_round.rank
-            found = await through_relay(this_round, sender, True, name, self._patience, made)
+            found = await self._relayed(this_round.rank, True, name, made)
             await found.greet(this_round, right)
             return found
 
@@ -118,6 +120,10 @@ class Neighbours:
             traffic.bytes_in += counted.bytes_in
             traffic.bytes_out += counted.bytes_out
             link.close()
+
+    async def _relayed(self, sender: int, sends: bool, name: str, made: list[Link]) -> Link:
+        where = self._round, sender, sends, name, self._patience, made
+        return await through_relay(*where, self._listener.tls)
 
     def _begin(self) -> list[Link]:
         made: list[Link] = []

@@ -13,6 +13,7 @@ from typing import Any
 from aiops.averaging.ring_allreduce import LIMIT, Flat, Ring, fit
 from aiops.averaging.routes import Routes
 from aiops.bandwidth.round_spacing import RoundSpacing
+from aiops.client import variables
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.backoff import reason
 from aiops.client.fair_lock import FairLock
@@ -21,6 +22,8 @@ from aiops.client.ring_listener import Listener
 from aiops.client.ring_transport import take_part
 from aiops.codecs import codec_named
 from aiops.codecs.block_codec import BlockCodec
+from aiops.common import urls
+from aiops.common.tls_files import Tls
 from aiops.errors import (
     AiopsError,
     BadPush,
@@ -36,6 +39,7 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.net.dns import addresses
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.tls import TlsPeers
 from aiops.wire import ring_messages
 from aiops.wire.fields import Examples
 from aiops.wire.ring_proofs import mean_name
@@ -88,7 +92,18 @@ class Averages:
 
 
 class RoundsClient(AsyncClient):
-    """An `AsyncClient` that also joins rounds of averaging."""
+    """An `AsyncClient` that also joins rounds of averaging.
+
+    Attributes
+    ----------
+    peers
+        The certificates for connections to other workers; None: these are not encrypted.
+    """
+
+    def __init__(self, url: str, *, tls: Tls | None, **settings: Any) -> None:
+        """Take an `AsyncClient`'s parameters."""
+        super().__init__(url, role="worker", tls=tls, **settings)
+        self.peers = TlsPeers(variables.tls_files(tls)) if urls.is_tls(url) else None
 
     async def join_round(
         self, host: str, port: int, taken: int, have: bytes = b"", settles: bool = False
@@ -230,7 +245,7 @@ class Rounds:
         except OSError as error:
             raise UsageError(f"host={host!r}: {reason(error)}: pass an IP address") from None
         try:
-            listener = Listener(address, plan["stall"])
+            listener = Listener(address, plan["stall"], client.peers)
         except OSError as error:
             raise UsageError(
                 f"cannot listen at {address} for other workers ({error.strerror or error}): pass"

@@ -56,6 +56,7 @@ class TlsClient:
     def __init__(self, files: Tls) -> None:
         self._context = context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _strict(context)
+        context.hostname_checks_common_name = False  # workers' certificates have one, and no host
         if files.ca is None:
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
         else:
@@ -66,6 +67,45 @@ class TlsClient:
     def target(self, host: str) -> TlsTarget:
         """Return how to connect to the server at this host."""
         return TlsTarget(self._context, host)
+
+
+class TlsPeers:
+    """Connects workers to each other by TLS: each verifies the other's certificate by the same CA.
+
+    Which worker it is the certificate does not say: that they show by the secret of their round.
+
+    Parameters
+    ----------
+    files
+        The certificates; see `Tls`. This side's is shown in both roles.
+
+    Attributes
+    ----------
+    dialling, accepting
+        The contexts of the side that begins the handshake, and of the one that answers it.
+
+    Raises
+    ------
+    UsageError
+        When there is no CA or no certificate, or one of them is not what it should be.
+    """
+
+    def __init__(self, files: Tls) -> None:
+        if files.ca is None or files.cert is None:
+            raise UsageError(
+                "workers that average send their models to each other, and verify each other by"
+                f" certificates of one CA: set {CA}, {CERT} and {KEY} (`aiops tls client` makes"
+                " them)"
+            )
+        self.dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.dialling.check_hostname = False
+        self.accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.accepting.verify_mode = ssl.CERT_REQUIRED
+        self.accepting.num_tickets = 0
+        for context in (self.dialling, self.accepting):
+            _strict(context)
+            _load_ca(context, files.ca, CA)
+            _load_chain(context, files.cert, files.key, CERT, KEY)
 
 
 class TlsServer:
@@ -212,6 +252,7 @@ def _load_chain(
 # ------------------------------------------------------------ what went wrong, in words
 
 _EXPIRED, _NOT_YET, _WRONG_HOST, _WRONG_IP = 10, 9, 62, 64  # of OpenSSL's X509_V_ERR_*
+_WRONG_USE = 26
 
 _ALERTS = {
     "CERTIFICATE_REQUIRED": f"it asks clients for a certificate: set {CERT} and {KEY}",
@@ -292,5 +333,10 @@ def _unverified(error: ssl.SSLCertVerificationError) -> str:
         return (
             f"the certificate is for other names ({text}): connect by one of its names, or make"
             " one for this with `aiops tls server --host NAME`"
+        )
+    if code == _WRONG_USE:
+        return (
+            "the certificate is not for this use: a server's is for servers, and that of a worker"
+            " that averages for clients and servers, as `aiops tls client` makes it"
         )
     return f"the certificate was not issued by a CA that is known here ({text}): {CA} names it"

@@ -295,10 +295,10 @@ class Config:
                 raise ConflictError(
                     f"--{name.replace('_', '-')} cannot be kept to under TLS yet: drop one of them"
                 )
-        if self.policy == "average" or self.relay is not None:
-            raise ConflictError(
-                "workers that average send their models to each other, which TLS does not cover"
-                " yet: drop --tls-cert, or take another --policy"
+        if self.policy == "average" and self.tls_ca is None:
+            raise UsageError(
+                "workers that average send their models to each other, and verify each other by"
+                " certificates: give the server --tls-ca, too, so that all of them have some"
             )
 
     @property

@@ -184,10 +184,6 @@ class TestRefusals:
         ):
             context.wrap_socket(sock, server_hostname="127.0.0.1")
 
-    def test_averaging_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="TLS does not cover"):
-            aiops.client.ModelAverager("aiops+tls://host", {})  # type: ignore[attr-defined]
-
     def test_tls_files_for_a_plain_url(self) -> None:
         with pytest.raises(UsageError, match=r"for aiops\+tls"):
             aiops.Client("aiops://host", tls=ours().tls)
@@ -255,7 +251,7 @@ class TestSettings:
             ({"tls_key": "key"}, "give that, too"),
             ({"tls_cert": "cert", "shards": 2}, "needs --tls-ca"),
             ({"tls_cert": "cert", "tls_ca": "ca", "bandwidth_budget": "1MB/s"}, "under TLS"),
-            ({"tls_cert": "cert", "policy": "average"}, "does not cover"),
+            ({"tls_cert": "cert", "policy": "average"}, "--tls-ca, too"),
             ({"tls_cert": "cert", "host": "0.0.0.0"}, "without a token"),
             ({"standby": "aiops+tls://a", "state": "s"}, "needs --tls-cert"),
             ({"standby": "a", "state": "s", "tls_cert": "c", "tls_ca": "c"}, "both speak TLS"),

@@ -11,6 +11,7 @@ from typing import Any, Self
 from aiops.client.averager_facade import LEAVE_TIMEOUT, AveragerFacade
 from aiops.client.averaging import AveragingLoop
 from aiops.common.closing import AsyncClosing
+from aiops.common.tls_files import Tls
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 from aiops.wire.data_messages import GivenTask, TakeTask
@@ -36,7 +37,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
 
     Parameters
     ----------
-    url, params, token, name, timeout, host
+    url, params, token, name, timeout, host, tls
         As `ModelAverager`'s; ``params`` are overwritten before `connect` returns.
 
     Attributes
@@ -59,8 +60,9 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
         name: str | None = None,
         timeout: float = 60.0,
         host: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__(url, params, token=token, name=name, timeout=timeout, host=host)
+        super().__init__(url, params, token=token, name=name, timeout=timeout, host=host, tls=tls)
         self._averaging: asyncio.Task[None] | None = None
         self._inside: asyncio.Task[Any] | None = None  # the task that is in a step
 

@@ -13,6 +13,7 @@ from aiops.client.averager_facade import LEAVE_TIMEOUT, AveragerFacade
 from aiops.client.averaging import AveragingLoop
 from aiops.client.rounds import Averages
 from aiops.common.closing import Closing
+from aiops.common.tls_files import Tls
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 from aiops.wire.data_messages import GivenTask, TakeTask
@@ -55,14 +56,15 @@ class ModelAverager(AveragerFacade, Closing):
     Parameters
     ----------
     url
-        ``aiops://host[:port]`` of a server with ``--policy average``.
+        ``aiops://host[:port]``, or ``aiops+tls://``, of a server with ``--policy average``.
     params
         A mapping of writeable float64, float32, float16 or bfloat16 arrays of any shape by name,
         which are changed in place; or a ``torch.nn.Module``, on any device. All workers' must have
         the same names, shapes and dtypes.
-    token, name, timeout
-        As `Client`'s. ``timeout`` (seconds, default 60) also bounds the constructor's wait for the
-        others' model, and each wait for an average.
+    token, name, timeout, tls
+        As `Client`'s. Of an ``aiops+tls://`` server the other workers are spoken to by TLS, too,
+        for which each shows a certificate of the same CA. ``timeout`` (seconds, default 60) also
+        bounds the constructor's wait for the others' model, and each wait for an average.
     host
         The address of this machine at which the other workers reach it; default: that of its
         connection to the server. The port is a free one.
@@ -98,8 +100,9 @@ class ModelAverager(AveragerFacade, Closing):
         name: str | None = None,
         timeout: float = 60.0,
         host: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__(url, params, token=token, name=name, timeout=timeout, host=host)
+        super().__init__(url, params, token=token, name=name, timeout=timeout, host=host, tls=tls)
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="aiops-averager", daemon=True)
         self._thread.start()
