@@ -147,7 +147,7 @@ def _budget(found: RunGroups) -> Verdict:
         f"{100 * error(runs):.2f} % with {megabytes(runs):,.2f} MB ({label})"
         for label, runs in zip(CHOSEN, (raw, chosen), strict=True)
     )
-    return Verdict(error(chosen) <= error(raw), f"under a budget the error is {text}")
+    return Verdict(error(chosen) <= error(raw) + _LEVEL, f"under a budget the error is {text}")
 
 
 def figure(scale: CodecScale, found: RunGroups) -> Figure:
