@@ -170,6 +170,12 @@ class Ledger:
         if not fetched:
             self._batches += count
 
+    def exchanged_rows(self, table: int, pushed: int, fetched: int) -> None:
+        """Note a message about rows and its answer, with the bytes of their payloads."""
+        if pushed:
+            self.rows_pushed[table] += pushed
+        self.rows_fetched[table] += fetched
+
     @property
     def pushed(self) -> Flow:
         """The gradients that were sent."""

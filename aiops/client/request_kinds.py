@@ -367,15 +367,18 @@ class RowsRequest(Request):
         The rows.
     shares
         What each server is sent, the lead first, as it was sent last.
+    inline
+        Whether its payloads are sent also where they could be lent: it has begun so.
     """
 
-    __slots__ = ("asked", "shares", "table")
+    __slots__ = ("asked", "inline", "shares", "table")
     of_rows = True
     answer = TableRows
 
     def __init__(self, asked: RowsAsked, connection: tuple[str, int] = ("", 0)) -> None:
         super().__init__((), asked.into, connection, asked.base)
         self.asked, self.shares, self.table = asked, list[RowsShare](), asked.named.index
+        self.inline = False
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return what the lead is sent, and have the shares of all servers."""

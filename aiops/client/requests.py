@@ -131,12 +131,16 @@ class Requests:
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
         """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+        request = self.rows_to_fetch(name, ids, out)
+        return request if request.done else self._session.ask(request)
+
+    def rows_to_fetch(self, name: str, ids: Any, out: Array | None) -> FetchRowsRequest:
+        """Return the same request, which is not asked yet; done: there is nothing to ask."""
         asked = self._session.info.rows.fetch(name, ids, out)
         request = FetchRowsRequest(asked)
-        if asked.into is not None and not len(asked.wanted):  # there is nothing to ask
+        if asked.into is not None and not len(asked.wanted):
             request.resolve(asked.into.out)
-            return request
-        return self._session.ask(request)
+        return request
 
     def push_rows(
         self,
@@ -149,6 +153,18 @@ class Requests:
         out: Array | None = None,
     ) -> Request:
         """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
+        return self._session.ask(self.rows_to_push(name, ids, grads, version, wanted, out))
+
+    def rows_to_push(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        version: int | None,
+        wanted: Any = None,
+        out: Array | None = None,
+    ) -> PushRowsRequest:
+        """Return the same request, which is not asked yet."""
         session = self._session
         asked = session.info.rows.push(name, ids, grads, version=version, wanted=wanted, out=out)
         connection = session.info.rows.connections.get(
@@ -158,7 +174,7 @@ class Requests:
         layout = session.info.layout
         if layout is not None and not layout.tensors:  # else the step covers them
             request.examples = session.info.take_examples()
-        return session.ask(request)
+        return request
 
     def join_round(self, host: str, port: int, rounds: int, have: bytes, settles: bool) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `Round`."""

@@ -8,7 +8,6 @@ the clocks of all shards count the same pushes, and each shard answers for its o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,14 @@ from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import Parts
 from aiops.model.row_shards import RowsCut, cut_rows
-from aiops.model.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
+from aiops.model.tables import (
+    NamedTable,
+    Table,
+    Tables,
+    fetch_parts,
+    push_parts,
+    rows_parts,
+)
 from aiops.wire.messages import TableRows
 from aiops.wire.sinks import Sink
 
@@ -70,17 +76,23 @@ class FetchedRowsSink(Sink):
         meant = rows_parts(self._named.table, count, 0)
         if [part[:4] for part in parts] != [part[:4] for part in meant]:
             return None
-        if cut is None:
-            return self
-        row_bytes = self._named.table.row_bytes
-        return _ShardRowsSink(
-            self._data[cut.edges[shard] * row_bytes : cut.edges[shard + 1] * row_bytes]
-        )
+        return self if cut is None else _ShardRowsSink(self.room(shard))
+
+    def room(self, shard: int) -> memoryview:
+        """Return the memory for a shard's rows."""
+        if self._cut is None:
+            return self._data
+        row_bytes, edges = self._named.table.row_bytes, self._cut.edges
+        return self._data[edges[shard] * row_bytes : edges[shard + 1] * row_bytes]
 
     def finish(self) -> None:
         """Put the rows of several shards in the order in which they were asked for."""
-        if self._cut is not None:
-            self.out[self._cut.order] = self._staged
+        if self._cut is not None and len(self.out):
+            order = self._cut.order
+            places = np.empty_like(order)
+            places[order] = np.arange(len(order))
+            # A row at a time: five times as fast as `out[order] = staged`, element by element.
+            np.take(self._staged, places, axis=0, out=self.out, mode="clip")
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the rest of the matrix."""
@@ -123,6 +135,26 @@ class RowsShare(NamedTuple):
     payloads: list[list[memoryview]]
 
 
+class RowsPortion(NamedTuple):
+    """The rows of one server's share: those pushed and their gradients, and those wanted."""
+
+    base: int
+    pushed: Ints
+    wanted: Ints
+    gradients: Array
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The payloads, in the order of the message; those without rows are left out."""
+        return [each for each in self[1:] if len(each)]
+
+    def share(self, table: Table, pushes: bool) -> RowsShare:
+        """Return it as it is sent."""
+        counts = len(self.pushed), len(self.wanted)
+        parts = push_parts(table, *counts) if pushes else fetch_parts(table, counts[1])
+        return RowsShare(self.base, parts, [[_bytes(array)] for array in self.arrays])
+
+
 class RowsAsked(NamedTuple):
     """A request about rows of one table.
 
@@ -162,6 +194,7 @@ class Rows:
         self._clocks: dict[str, list[int]] = {}  # by table: the same as `versions` of each shard
         self._reached: dict[str, int] = {}  # by table: the newest version that the lead told of
         self.shards = 1
+        self._last_cut: tuple[Ints, RowsCut] | None = None
 
     def learn(self, tables: Tables) -> None:
         """Learn the model's tables."""
@@ -230,32 +263,49 @@ class Rows:
 
     def shares(self, asked: RowsAsked) -> list[RowsShare]:
         """Return what each server is sent, the lead's share first; rows go into ``asked.into``."""
-        table, pushed, wanted, into = asked.named.table, asked.pushed, asked.wanted, asked.into
+        table, pushes = asked.named.table, asked.pushed is not None
+        return [portion.share(table, pushes) for portion in self.portions(asked)]
+
+    def portions(self, asked: RowsAsked) -> list[RowsPortion]:
+        """Return the rows of each server's share, the lead's first; they go into ``asked.into``."""
+        wanted, into = asked.wanted, asked.into
+        ids, gradients = asked.pushed or (_NO_ROWS, _NO_ROWS)
         if self.shards == 1:
-            if pushed is None:
-                return [RowsShare(0, fetch_parts(table, len(wanted)), [[_bytes(wanted)]])]
-            parts = push_parts(table, len(pushed[0]), len(wanted))
-            payloads = [[_bytes(pushed[0])], [_bytes(pushed[1])]]
-            if len(wanted):
-                payloads.insert(1, [_bytes(wanted)])
-            return [RowsShare(asked.base, parts, payloads)]
-        cut = cut_rows(wanted, self.shards)
+            return [RowsPortion(asked.base, ids, wanted, gradients)]
+        cut = self._cut(wanted)
         if into is not None:
             into.cut(cut)
-        brought = _cut_bytes(wanted, cut)
-        if pushed is None:
+        brought = wanted if not len(wanted) else wanted.take(cut.order)
+        shares = range(self.shards)
+        if asked.pushed is None:
+            edges = cut.edges
             return [
-                RowsShare(0, fetch_parts(table, cut.count(shard)), [[ids]] if len(ids) else [])
-                for shard, ids in enumerate(brought)
+                RowsPortion(0, _NO_ROWS, brought[edges[n] : edges[n + 1]], _NO_ROWS) for n in shares
             ]
-        cut_pushed, found = cut_rows(pushed[0], self.shards), list[RowsShare]()
-        rows, gradients = _cut_bytes(pushed[0], cut_pushed), _cut_bytes(pushed[1], cut_pushed)
-        for shard, base in enumerate(self._bases(asked)):
-            counts = cut_pushed.count(shard), cut.count(shard)
-            views = rows[shard], brought[shard], gradients[shard]
-            payloads = [[view] for view in views if len(view)]
-            found.append(RowsShare(base, push_parts(table, *counts), payloads))
-        return found
+        pushed = self._cut(ids)
+        ids, gradients = ids.take(pushed.order), gradients.take(pushed.order, axis=0)
+        return [
+            RowsPortion(
+                base,
+                ids[pushed.edges[n] : pushed.edges[n + 1]],
+                brought[cut.edges[n] : cut.edges[n + 1]],
+                gradients[pushed.edges[n] : pushed.edges[n + 1]],
+            )
+            for n, base in enumerate(self._bases(asked))
+        ]
+
+    def _cut(self, ids: Ints) -> RowsCut:
+        """Return how ids are cut among the servers; of those cut last, this is known.
+
+        Most often a push is of the rows that were fetched.
+        """
+        known = self._last_cut
+        if known is not None and np.array_equal(known[0], ids):
+            return known[1]
+        cut = cut_rows(ids, self.shards)
+        if len(ids):
+            self._last_cut = ids.copy(), cut
+        return cut
 
     def _bases(self, asked: RowsAsked) -> list[int]:
         """Return the version of the table on each shard at which gradients were computed.
@@ -287,12 +337,6 @@ class Rows:
         self.connections[name] = self.connection
         self.versions[name] = max(message.version, self.versions.get(name, 0))
         return into.out
-
-
-def _cut_bytes(array: Array, cut: RowsCut) -> list[memoryview]:
-    """Return the bytes of an array's rows by shard."""
-    ordered, edges = array[cut.order], cut.edges
-    return [_bytes(ordered[begin:end]) for begin, end in pairwise(edges)]
 
 
 def _bytes(array: Array) -> memoryview:

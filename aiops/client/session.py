@@ -109,6 +109,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.backoff import unreachable_since
@@ -348,20 +349,6 @@ class Session:
             self.ready = False  # what is asked from here on waits for the next connection
             raise
 
-    def process(self, views: Sequence[memoryview]) -> bool:
-        """Process bytes that were received elsewhere; return whether there were any.
-
-        Raises as `received` does.
-        """
-        for view in views:
-            while view:
-                room = self.next_buffer()
-                count = min(len(room), len(view))
-                room[:count] = view[:count]
-                self.received(count)
-                view = view[count:]
-        return any(map(len, views))
-
     @property
     def ledger(self) -> Ledger:
         """The account of every byte, over all connections."""
@@ -510,6 +497,61 @@ class Session:
         self.ask(push, id)
         return push, without(self.outgoing(), sent), steady.end(received)
 
+    def takes_rows(self, request: RowsRequest) -> bool:
+        """Return whether a request about rows may be sent in the short way now.
+
+        Then nothing is under way on any connection, and the request needs nothing beside.
+        """
+        client, epoch = request.connection
+        return (
+            (self.ready and not self.pending.by_id and not self.out and not self.back)
+            and not self.wire.midway
+            and all(channel.idle for channel in self.shards.channels)
+            and len(self.shards.channels) == self.info.rows.shards - 1
+            and not request.examples
+            and (epoch >= self.info.run.last_change or client != self.info.client)
+        )
+
+    def number_rows(self, request: RowsRequest) -> int:
+        """Give a request that is sent in the short way its numbers; return its id."""
+        pending = self.pending
+        self._settle()
+        id = pending.next_id
+        pending.next_id = id + 1
+        if request.pushes:
+            pending.seq = request.seq = pending.seq + 1
+        request.inline = request.attempted = True
+        return id
+
+    def exchanged_rows(
+        self, request: RowsRequest, messages: int, sent: tuple[int, int], came: tuple[int, int]
+    ) -> None:
+        """Enter a request about rows that was carried in the short way in the accounts.
+
+        Parameters
+        ----------
+        request
+            The request.
+        messages
+            How many there were, and as many answers.
+        sent
+            The bytes sent, and those of payloads among them.
+        came
+            The bytes received, and those beside payloads among them.
+        """
+        kind = "push_rows" if request.pushes else "fetch_rows"
+        traffic, (out, payload), (back, overhead) = self.wire.traffic, sent, came
+        traffic.messages_out += messages
+        traffic.bytes_out += out
+        traffic.kinds_out[kind].add(messages, out - payload, payload)
+        traffic.messages_in += messages
+        traffic.bytes_in += back
+        traffic.kinds_in["rows"].add(messages, overhead, back - overhead)
+        self._ledger.exchanged_rows(request.asked.named.index, payload, back - overhead)
+        self.pending.answered += 1
+        if request.pushes:
+            self.pending.acknowledged.add(request.seq, request.seq)
+
     def room(self) -> Params:
         """Return room for gradients, from which they are lent to a server on this machine.
 
@@ -536,7 +578,8 @@ class Session:
             self._send(CoverPush(id, request.seq, request.examples))
         if request.of_rows and self.info.rows.shards > 1:
             assert isinstance(request, RowsRequest)
-            request.lent = self.shards.ask_rows(request, id, self._outbox, self._ledger.asked)
+            outbox = None if request.inline else self._outbox
+            request.lent = self.shards.ask_rows(request, id, outbox, self._ledger.asked)
         if payloads:
             placement, layout = self.info.placement, self.info.layout
             small = layout is not None and layout.nbytes <= self._outbox.lends_above
@@ -544,7 +587,9 @@ class Session:
                 message, payloads, request.lent = self.shards.push(
                     placement, message, payloads, self._outbox
                 )
-            if self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
+            inline = small and isinstance(request, PushRequest)
+            inline = inline or (isinstance(request, RowsRequest) and request.inline)
+            if self.wire.shared is not None and not inline:
                 # Else sending takes no longer.
                 places = self._lend(request, payloads, self.wire.shared)
         self.out += self.wire.send(message, payloads, places)
@@ -627,6 +672,31 @@ class Session:
             )
         except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False
+
+
+class Receiver(Protocol):
+    """Takes the bytes of one connection: a session, or the channel to another shard."""
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong."""
+
+    def received(self, nbytes: int) -> None:
+        """Process received bytes."""
+
+
+def process(receiver: Receiver, views: Sequence[memoryview]) -> bool:
+    """Process bytes that were received elsewhere; return whether there were any.
+
+    Raises as `Session.received` does.
+    """
+    for view in views:
+        while view:
+            room = receiver.next_buffer()
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            receiver.received(count)
+            view = view[count:]
+    return any(map(len, views))
 
 
 def without(buffers: Sequence[Buffer], nbytes: int) -> list[Buffer]:

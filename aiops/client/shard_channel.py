@@ -96,6 +96,11 @@ class ShardChannel:
         return self.outgoing()
 
     @property
+    def idle(self) -> bool:
+        """True if it is attached, and nothing is under way on its connection."""
+        return self.attached and not self._out and not self.wire.midway
+
+    @property
     def waiting(self) -> bool:
         """True while the next payload has no sink before the lead announces it: do not read."""
         return self.wire.pending is not None
@@ -132,11 +137,13 @@ class ShardChannel:
     # ------------------------------------------------------------ messages
 
     def ask(
-        self, message: Message, payloads: Sequence[Sequence[memoryview]], outbox: Outbox
+        self, message: Message, payloads: Sequence[Sequence[memoryview]], outbox: Outbox | None
     ) -> Lending | None:
         """Send the shard its share of a request; return what it was lent, if it is near."""
         shared = self.wire.shared
-        lent = outbox.lend(payloads, shared.show) if shared is not None else None
+        lent = None
+        if shared is not None and outbox is not None:
+            lent = outbox.lend(payloads, shared.show)
         for share in lent.shares if lent is not None else ():
             self._send(share)
         self._out.extend(self.wire.send(message, payloads, () if lent is None else lent.places))

@@ -205,12 +205,12 @@ class Shards:
         self,
         request: RowsRequest,
         id: int,
-        outbox: Outbox,
+        outbox: Outbox | None,
         note: Callable[[Message], object],
     ) -> list[Lending]:
         """Send the others their shares of a request about rows; return what they were lent.
 
-        ``note``: called with each of them.
+        ``outbox``: lends what may be lent; None: all is sent. ``note``: called with each of them.
         """
         lent = list[Lending]()
         answers = {0, *(channel.shard for channel in self.channels)}

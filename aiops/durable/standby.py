@@ -276,6 +276,9 @@ class StandbyDesk:
     def steady(self, peer: int, wire: Connection, push: Push, known: Any) -> None:
         """Return None: there is no short way."""
 
+    def steady_rows(self, peer: int, wire: Connection) -> None:
+        """Return None: there is no short way."""
+
     def preparation(self) -> Warm:
         """Return nothing to warm."""
         return Warm(())

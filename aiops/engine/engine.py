@@ -80,6 +80,7 @@ without handling another event.
 whole small model, with nothing queued, held or outstanding, is updated and answered in one call,
 without message or effect objects. It changes what the general way would change, and it
 checks every condition before it changes anything: if one fails, the general way takes the push.
+Messages about rows have such a way too (`aiops.engine.steady_rows`), where nothing is recorded.
 
 **Capture** (`aiops.engine.capture`). Each owner returns its state as plain values and named arrays
 (`state`), and continues from them (`restore`). What an owner has beside that is a cache, a buffer,
@@ -117,6 +118,7 @@ from aiops.engine.client_plan import ClientPlan
 from aiops.engine.events import (
     Applied,
     BudgetTick,
+    DistributeModel,
     Drop,
     Effect,
     Event,
@@ -136,14 +138,16 @@ from aiops.engine.events import (
 )
 from aiops.engine.membership import Member, Membership
 from aiops.engine.receive import PushSink
-from aiops.engine.registration import Definition, compare, fill, given, offered
+from aiops.engine.registration import Definition, compare, given, given_rows, offered
 from aiops.engine.rendezvous import Rendezvous
 from aiops.engine.replies import error_of, too_old
 from aiops.engine.steady import Shortcut, Steady
+from aiops.engine.steady_rows import SteadyRows
 from aiops.engine.training import Training
 from aiops.errors import BadPush, ConflictError, NotReady, Refused
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import LARGEST
+from aiops.model.row_shards import shards_of
 from aiops.model.tables import NamedTable
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica
@@ -335,6 +339,11 @@ class Engine:
             return known
         return training.shortcut.learn(member, peer, wire, push, known)
 
+    def steady_rows(self, peer: int, wire: Connection) -> SteadyRows | None:
+        """Return the short way of a connection's messages about rows, if they have one."""
+        shared = None if self.training is None else self.training.rows_shortcut
+        return None if shared is None else SteadyRows(shared, peer, wire)
+
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
         backend, (pushed, fetched) = self.options.backend, self.codecs
@@ -404,8 +413,10 @@ class Engine:
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
         device = self.machine.device
-        # Steady exchanges are no events, but each is noted with its member.
-        now = max([self.now, *(member.answered for member in self.membership)])
+        # What goes a short way is no event, but each push is noted with its member.
+        rows = None if self.training is None else self.training.rows_shortcut
+        last = self.now if rows is None else max(self.now, rows.now)
+        now = max([last, *(member.answered for member in self.membership)])
         parts = self.training, self.membership, self.admission, self.rendezvous, self.budget
         return {
             "policy": self.algorithm.name,
@@ -707,8 +718,16 @@ class Engine:
         if slow is not None:
             raise ConflictError(f"the model to begin with is too large: {slow}")
         training = self.begin(definition)
-        fill(event, self.tables, definition.layout.nbytes)
-        return training.begun + training.updates.workers_changed(event.time)
+        rows, shards = given_rows(event, training.tables), self.options.table_shards
+        for store, (ids, values) in zip(self.tables, rows, strict=True):
+            mine = shards_of(ids, shards) == 0  # of one shard, all
+            store.put(ids[mine], values[mine])
+        spread = rows if shards > 1 else ()
+        begun = [
+            replace(effect, rows=spread) if isinstance(effect, DistributeModel) else effect
+            for effect in training.begun
+        ]
+        return begun + training.updates.workers_changed(event.time)
 
     def _define(self, event: Received, message: Define, member: Member | None) -> list[Effect]:
         """Take the first model that a worker offers; compare later offers with it."""

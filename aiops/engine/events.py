@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from aiops.common import failure_waits
 from aiops.common.frozen import value
-from aiops.engine.table_receive import RowsSink
 from aiops.errors import ConflictError, UsageError
 from aiops.filters import screen
-from aiops.model.layout import Bytes, Ints
+from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.placement import Placement
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.parameters import NormsJob, UpdateJob
 from aiops.store.snapshots import Lease
-from aiops.store.sparse_table import TableJob
+from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.wire.messages import Message
 from aiops.wire.server_messages import Greeting
 from aiops.wire.sinks import Sink
@@ -222,6 +221,20 @@ Event: TypeAlias = (
 # ---------------------------------------------------------------- effects
 
 
+class LyingRows(Protocol):
+    """Rows of tables that are sent as they lie in memory."""
+
+    @property
+    def answer(self) -> memoryview:
+        """The bytes to send."""
+
+    def answer_later(self) -> Bytes:
+        """Return the same as an array, which owns the memory."""
+
+    def free(self) -> None:
+        """Put the memory back: it is not needed."""
+
+
 @value
 class Reply:
     """Send a message.
@@ -233,7 +246,7 @@ class Reply:
     peer: int
     message: Message
     lease: Lease | None = None
-    rows: RowsSink | None = None
+    rows: LyingRows | None = None
 
 
 @value
@@ -241,7 +254,7 @@ class Apply:
     """Run a kernel (`run`, on any thread), then post `Applied` with its result."""
 
     ticket: int
-    job: UpdateJob | TableJob | ReplicaJob | CaptureJob | NormsJob
+    job: UpdateJob | TableJob | CopyRowsJob | ReplicaJob | CaptureJob | NormsJob
 
     @property
     def run(self) -> Callable[[], Ints]:
@@ -317,11 +330,14 @@ class SetBudget:
 class DistributeModel:
     """The model is defined: send each follower its part of ``data``, which is the whole model.
 
-    The first part is the engine's own. Only an engine of several shards has this effect.
+    The first part is the engine's own. Only an engine of several shards has this effect. ``rows``:
+    of each table, the ids and values of the rows that it begins with, if they are given; where rows
+    lie on all shards, each gets its own.
     """
 
     placement: Placement
     data: Bytes
+    rows: Sequence[tuple[Ints, Array]] = ()
 
 
 @value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from aiops.engine.events import Initialised
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
-from aiops.model.layout import Bytes, Layout
+from aiops.model.layout import Array, Bytes, Ints, Layout
 from aiops.model.tables import ID_BYTES, Tables
 from aiops.store.resources import Resources
 from aiops.store.sparse_table import SparseTable
@@ -76,7 +77,7 @@ def offered(
 
 
 def given(event: Initialised, algorithm: Algorithm) -> Definition:
-    """Return the model that a server is given at its start; `fill` brings its rows.
+    """Return the model that a server is given at its start; `given_rows` has its rows.
 
     Raises
     ------
@@ -94,19 +95,31 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     return Definition(layout, event.data[: layout.nbytes], tables)
 
 
-def fill(event: Initialised, stores: Sequence[SparseTable], place: int) -> None:
-    """Put the rows that a server is given at its start into its tables.
-
-    ``place``: where they begin in the event's bytes.
-    """
+def given_rows(event: Initialised, tables: Tables) -> list[tuple[Ints, Array]]:
+    """Return the rows that a server is given at its start, of each table: ids, and values."""
     counts = {row[0]: count for row, count in event.tables}
-    for store in stores:  # in the order of their names, as everywhere
-        count, width = counts[store.named.name], store.table.width
-        ends = place + count * ID_BYTES, place + count * (ID_BYTES + store.table.row_bytes)
-        ids = np.frombuffer(event.data[place : ends[0]].tobytes(), np.int64)
-        rows = np.frombuffer(event.data[ends[0] : ends[1]].tobytes(), store.dtype)
-        store.put(ids, rows.reshape(count, width))
+    given = [counts[named.name] for named in tables.each]  # in the order of their names
+    nbytes = rows_bytes(tables, given)
+    return rows_in(event.data[len(event.data) - nbytes :], tables, given)
+
+
+def rows_bytes(tables: Tables, counts: Sequence[int]) -> int:
+    """Return the bytes of rows with their ids, given the number of rows of each table."""
+    each = (ID_BYTES + named.table.row_bytes for named in tables.each)
+    return sum(map(operator.mul, counts, each))
+
+
+def rows_in(data: Bytes, tables: Tables, counts: Sequence[int]) -> list[tuple[Ints, Array]]:
+    """Return the rows that lie in memory, a number of each table: its ids, then their values."""
+    found, place = list[tuple[Ints, Array]](), 0
+    for count, named in zip(counts, tables.each, strict=True):
+        table = named.table
+        ends = place + count * ID_BYTES, place + count * (ID_BYTES + table.row_bytes)
+        ids = np.frombuffer(data[place : ends[0]].tobytes(), np.int64)
+        rows = np.frombuffer(data[ends[0] : ends[1]].tobytes(), table.dtype)
+        found.append((ids, rows.reshape(count, table.width)))
         place = ends[1]
+    return found
 
 
 def compare(layout: Layout, tables: Tables, message: Define) -> None:

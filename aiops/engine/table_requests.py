@@ -7,7 +7,7 @@ turn among the updates of the dense parameters, so no row is read while it is be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -229,19 +229,24 @@ class TableRequests:
     def issue(self, work: TableWork) -> TableJob:
         """Fix a push's staleness and learning rate."""
         sink = work.sink
-        store = self.stores[work.table]
-        job = TableJob(store)
+        job = TableJob(self.stores[work.table])
         if work.member is not None:
-            # Of several shards one may have been brought back to an earlier moment than others.
-            work.staleness = max(0, store.version - sink.version)
-            job.push = True
             if len(sink.pushed):
                 job.pushed = sink.pushed, sink.grads
-            job.step = self._rate(store.version) * self._algorithm.modulation(work.staleness)
-            job.scalars = self._algorithm.scalars(store.version + 1)
+            work.staleness = self._fix(job, sink.version)
         if len(sink.wanted):
             job.wanted = sink.wanted, sink.out
         return job
+
+    def _fix(self, job: TableJob, version: int) -> int:
+        """Make a job a push of rows that were fetched at a version; return its staleness."""
+        store = job.store
+        # Of several shards one may have been brought back to an earlier moment than others.
+        staleness = max(0, store.version - version)
+        job.push = True
+        job.step = self._rate(store.version) * self._algorithm.modulation(staleness)
+        job.scalars = self._algorithm.scalars(store.version + 1)
+        return staleness
 
     def applied(self, work: TableWork, sums: Ints, now: float) -> list[Effect]:
         """Count a job that is done, and answer it."""
@@ -249,22 +254,80 @@ class TableRequests:
         self._unanswered.remove(work)
         if member is not None:
             del self._pending[member.client, work.seq]
-            bad, count, fresh, *evicted = (int(n) for n in sums)
-            if bad >= 0:
-                return self._refuse(work, member, store, bad, now, finite=count >= 0)
-            store.version += 1
-            store.made += fresh - sum(evicted)
-            store.evicted += sum(evicted)
-            store.rows_pushed += sink.pushes
-            store.total_staleness += work.staleness
-            member.pushes += 1
-            member.staleness, member.answered = work.staleness, now
+            if sums[0] >= 0:
+                place, count, *_fresh = (int(n) for n in sums)
+                return self._refuse(work, member, store, place, now, finite=count >= 0)
+            self._count(store, member, sink.pushes, work.staleness, sums, now)
             member.remember(work.seq, TableRows(work.id, store.version, work.staleness))
         parts = rows_parts(store.table, len(sink.wanted), store.version)
         answer = TableRows(work.id, store.version, work.staleness, parts)
         if not sink.wants or work.peer is None:
             sink.free()
         return _answer(work.peer, answer, sink if sink.wants else None)
+
+    def _count(
+        self, store: SparseTable, member: Member, rows: int, staleness: int, sums: Ints, now: float
+    ) -> None:
+        """Count a push of a number of rows that was applied."""
+        _bad, _count, fresh, *evicted = sums.tolist()
+        store.version += 1
+        store.made += fresh - sum(evicted)
+        store.evicted += sum(evicted)
+        store.rows_pushed += rows
+        store.total_staleness += staleness
+        member.pushes += 1
+        member.staleness, member.answered = staleness, now
+
+    # ------------------------------------------------------------ at once
+
+    def push_at_once(
+        self,
+        job: TableJob,
+        member: Member,
+        id: int,
+        seq: int,
+        version: int,
+        run: Callable[[TableJob], Ints],
+        now: float,
+    ) -> int | None:
+        """Carry out a push of rows, for which nothing has to be waited; return its staleness.
+
+        None: the general way has to decide about it, and nothing was changed.
+
+        Parameters
+        ----------
+        job
+            The rows, which have passed their checks.
+        member
+            The client that pushes.
+        id, seq, version
+            Of the message.
+        run
+            Runs the job.
+        now
+            The time, in seconds.
+        """
+        spread, store = self._spread is not None, job.store
+        if not member.worker or member.covers or seq <= member.last_seq:
+            return None
+        if not spread and (job.pushed is None or version > store.version):
+            return None
+        staleness = self._fix(job, version)
+        sums = run(job)
+        if sums[0] >= 0:
+            return None  # it is to be refused
+        member.last_seq = seq
+        rows = 0 if job.pushed is None else len(job.pushed[0])
+        self._count(store, member, rows, staleness, sums, now)
+        member.remember(seq, TableRows(id, store.version, staleness))
+        return staleness
+
+    def fetch_at_once(self, job: TableJob, run: Callable[[TableJob], Ints]) -> bool:
+        """Gather rows, for which nothing has to be waited; return whether it has been done."""
+        if job.wanted is None and self._spread is None:
+            return False  # it is to be refused
+        run(job)
+        return True
 
     def _refuse(
         self,

@@ -20,6 +20,7 @@ from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, table_stores
 from aiops.engine.replies import Replies
 from aiops.engine.steady import Shortcut, shortcut
+from aiops.engine.steady_rows import RowsShortcut
 from aiops.engine.table_requests import TableRequests, TableWork
 from aiops.engine.update_queue import UpdateQueue
 from aiops.errors import BadPush, Refused
@@ -67,6 +68,8 @@ class Training:
         The examples that workers are given.
     shortcut
         The shared part of steady exchanges; None: the settings rule them out.
+    rows_shortcut
+        The same for messages about rows.
     begun
         The effects of the beginning: the model for followers, and kernels to compile.
 
@@ -143,6 +146,11 @@ class Training:
         admission.defined(held, self.tables)
         spread = admission.tables if options.spread_tables else None
         self.table_requests = TableRequests(algorithm, workers, stores, membership, spread)
+        self.rows_shortcut: RowsShortcut | None = None
+        if stores and budget is None and self.delta_replies is None:
+            self.rows_shortcut = RowsShortcut(
+                *(self.table_requests, self.updates, membership, options.backend, machine)
+            )
         membership.defined(layout)
         warming = [*store.warming(), *(table.warm for table in stores)]
         self.begun: list[Effect] = []

@@ -32,7 +32,7 @@ from aiops.store.finite_guard import LIMIT, magnitude, refused_tensor
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import NormsJob, Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
-from aiops.store.sparse_table import TableJob
+from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.wire.messages import Push, Reapply
 
 _EXACT = 1024
@@ -42,7 +42,7 @@ _EXACT = 1024
 class QueuedWork(Protocol):
     """Work on rows of a table or on the delta replica, which takes its turn among the updates."""
 
-    def issue(self) -> tuple[TableJob | ReplicaJob, OnApplied]:
+    def issue(self) -> tuple[TableJob | CopyRowsJob | ReplicaJob, OnApplied]:
         """Return the job, now that its turn has come, and the function that takes its result."""
 
 
@@ -212,6 +212,12 @@ class UpdateQueue:
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
         return known[2], scalars
+
+    def worked(self, now: float) -> None:
+        """Count work on rows that was done at once."""
+        self.tickets += 1
+        if now >= self.pace.due:
+            self.pace.note(now, self._store.version)
 
     def _count(self, staleness: int, count: int) -> None:
         """Count a gradient that is used, or (-1) that is not after all."""

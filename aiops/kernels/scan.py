@@ -96,12 +96,22 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
     Numba is imported, and the loop compiled, by the first call.
     """
     form = _format("survey", np.empty(0, dtype))
-    unsigned, magnitude, limit = form.unsigned, form.magnitude, form.limit
+    return _finder(form.unsigned, form.magnitude, form.limit, backend)
+
+
+def infinity_finder(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
+    """Return :func:`first_infinite` for flat contiguous arrays of one dtype, as `surveyor` does."""
+    form = _format("first_infinite", np.empty(0, dtype))
+    return _finder(form.unsigned, form.magnitude, form.infinity, backend)
+
+
+def _finder(unsigned: np.dtype[Any], magnitude: int, limit: int, backend: str) -> Surveyor:
+    """Return :func:`reaches` for flat arrays of one size of element, with fewer steps per call."""
     if backend == "numpy":
         return lambda flat: _survey_numpy(flat.view(unsigned), magnitude, limit)
     ready: list[tuple[Callable[..., int], Any, Any]] = []
 
-    def survey_of(flat: Array) -> int:
+    def find(flat: Array) -> int:
         if not ready:
             if current_backend(backend) == "numpy":
                 return _survey_numpy(flat.view(unsigned), magnitude, limit)
@@ -109,7 +119,7 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
         scan, mask, bound = ready[0]
         return scan(flat.view(unsigned), mask, bound)
 
-    return survey_of
+    return find
 
 
 def first_infinite(array: Array, backend: str = "auto") -> int:
@@ -122,7 +132,7 @@ def first_infinite(array: Array, backend: str = "auto") -> int:
 def bounded(limit: int, backend: str = "auto") -> Surveyor:
     """Return a function that finds the first element of a flat int64 array not in [0, limit)."""
     # As unsigned numbers, negative ones are larger than all others.
-    return lambda flat: reaches(flat.view(np.uint64), 2**64 - 1, limit, backend)
+    return _finder(np.dtype(np.uint64), 2**64 - 1, limit, backend)
 
 
 def warm_survey(dtype: str, backend: str = "auto") -> None:

@@ -225,7 +225,7 @@ class NamedTable:
         if not len(ids):
             return None
         most = grads.dtype.type(1e18)
-        largest = np.abs(grads).max()
+        largest = max(grads.max(), -grads.min())  # NaN if one of them is
         if not largest < most:
             bad = int(np.argmin(np.abs(grads.reshape(-1)) < most))
             return self.bad_value(int(ids[bad // self.table.width]), bad, float(grads.flat[bad]))

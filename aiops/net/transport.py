@@ -89,7 +89,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._closing = False
         self._error: AiopsError | None = None
         self.pumped = 0  # bytes handed to the transport
-        self.shortcut: Callable[[int], bytes | None] | None = None
+        self.shortcut: Callable[[int], bytes | memoryview | None] | None = None
         self.on_queued: Callable[[int], None] | None = None
         self._received: deque[tuple[Message, Sink | None]] = deque()  # complete, not passed on yet
         self.waits = FailureWaits()

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from aiops.access.control import AccessControl
 from aiops.access.strangers import StrangerPool
@@ -15,6 +15,7 @@ from aiops.access.tokens import TokenTable
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.engine.steady import Steady
+from aiops.engine.steady_rows import SteadyRows
 from aiops.errors import AiopsError, DeadlineExceeded, Refused, Unavailable
 from aiops.net.busy_poll import BusyPoll
 from aiops.net.confinement import peer_process
@@ -36,7 +37,16 @@ from aiops.store.resources import Resources, unmeasured
 from aiops.wire.admin_messages import ADMIN_REQUESTS
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
-from aiops.wire.messages import Error, Hello, Message, Push, Release, Share
+from aiops.wire.messages import (
+    Error,
+    FetchRows,
+    Hello,
+    Message,
+    Push,
+    PushRows,
+    Release,
+    Share,
+)
 from aiops.wire.server_messages import Greeting, ShardHello
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
@@ -47,6 +57,8 @@ _CONTROL = frozenset({Promote, Fence, *ADMIN_REQUESTS})
 _NUMBERS = (1 << 32) - 1
 """Numbers of connections: the row of a steady exchange has 32 bits for them. Then they begin again,
 with those that no open connection has; the engine knows nothing more of those that ended."""
+
+_ShortWay: TypeAlias = Callable[[int], bytes | memoryview | None]
 
 _log = logging.getLogger("aiops.server")
 
@@ -73,6 +85,9 @@ class Coordinator(Protocol):
     ) -> Steady | None:
         """Return the `Steady` of exchanges like this push of a connection, if it has one."""
 
+    def steady_rows(self, peer: int, wire: Connection) -> SteadyRows | None:
+        """Return the `SteadyRows` of a connection, if it can have one."""
+
     def preparation(self) -> Warm:
         """Return the warming of kernels, which begins when the server listens."""
 
@@ -96,8 +111,8 @@ class Acceptor:
     gone
         Called after a connection is gone.
     exchange
-        Answers a steady exchange, given the number of bytes received; returns as
-        `Steady.exchange` does.
+        Answers a steady exchange or a message about rows, given the number of bytes received;
+        returns as `Steady.exchange` does.
     sinks_of
         Returns the function that gives the messages of a connection, given by its number, sinks.
     measure
@@ -141,7 +156,7 @@ class Acceptor:
         pacing: Pacing | None,
         post: Callable[[Event], None],
         gone: Callable[[], None],
-        exchange: Callable[[Steady, int], bytes | None],
+        exchange: Callable[[Steady | SteadyRows, int], bytes | memoryview | None],
         sinks_of: Callable[[int], SinkFor],
         machine: Resources | None = None,
     ) -> None:
@@ -353,7 +368,12 @@ class Acceptor:
                     asyncio.get_running_loop().call_soon(self.newcomers.go_on)
                 steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
                 if steady is not None and steady is not peer.steady:
-                    self._take_shortcut(peer, steady)
+                    peer.steady = steady
+                    self._take_shortcut(peer)
+            elif (kind is FetchRows or kind is PushRows) and peer.steady_rows is None:
+                peer.steady_rows = self._coordinator.steady_rows(link.number, link.wire)
+                if peer.steady_rows is not None:
+                    self._take_shortcut(peer)
         else:
             self._handshake(peer, message)
         if peer.meter is not None:
@@ -374,11 +394,16 @@ class Acceptor:
         link.send(link.wire.send(Error(message.id, why.code, str(why), why.details, False)))
         return False
 
-    def _take_shortcut(self, peer: Peer, steady: Steady) -> None:
-        """Have a connection's exchanges answered by `Steady.exchange` from here on."""
-        peer.steady = steady
-        exchange = self._measure("policy", partial(self._exchange, steady))
-        peer.link.shortcut = self._quotas.counted(peer, exchange)
+    def _take_shortcut(self, peer: Peer) -> None:
+        """Have a connection's exchanges, and messages about rows, answered at once where they can.
+
+        From here on; the model's exchanges are looked for first.
+        """
+        one, *others = (
+            self._measure("policy", partial(self._exchange, way)) for way in peer.short_ways
+        )
+        way = partial(_first_of, one, others[0]) if others else one
+        peer.link.shortcut = self._quotas.counted(peer, way)
 
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link
@@ -446,3 +471,9 @@ def _queued(link: MessageTransport) -> int:
 
 def _lengthened(link: MessageTransport) -> int:
     return link.wire.lengthened
+
+
+def _first_of(one: _ShortWay, other: _ShortWay, nbytes: int) -> bytes | memoryview | None:
+    """Return the answer of the first of two short ways that has one."""
+    answer = one(nbytes)
+    return other(nbytes) if answer is None else answer

@@ -401,7 +401,7 @@ class Config:
     def _check_spread_tables(self) -> None:
         if not self.sharded and not self.follower:
             raise UsageError("--spread-tables needs several servers: give --shards or --followers")
-        for name in ("record", "init", "save", "bandwidth-budget", "worker-budget"):
+        for name in ("record", "bandwidth-budget", "worker-budget"):
             if getattr(self, name.replace("-", "_")) is not None:
                 raise ConflictError(
                     f"--spread-tables and --{name} cannot be given together yet: followers report"

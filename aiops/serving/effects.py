@@ -17,6 +17,7 @@ from aiops.engine.events import (
     Effect,
     End,
     Event,
+    LyingRows,
     Note,
     Order,
     Reply,
@@ -25,7 +26,6 @@ from aiops.engine.events import (
     WakeAt,
     Warm,
 )
-from aiops.engine.table_receive import RowsSink
 from aiops.model.layout import Ints
 from aiops.model.parts import Parts
 from aiops.net.environment import Environment
@@ -173,7 +173,7 @@ class EffectRunner:
         lease.release()
         peer.link.send(buffers, sent)
 
-    def _reply_rows(self, effect: Reply, rows: RowsSink) -> None:
+    def _reply_rows(self, effect: Reply, rows: LyingRows) -> None:
         """Send rows from the buffer that they were gathered in."""
         peer = self._peers.get(effect.peer)
         if peer is None or peer.link.wire.state == "closed":

@@ -6,6 +6,7 @@ import weakref
 
 from aiops.access.quotas import Meter
 from aiops.engine.steady import Steady
+from aiops.engine.steady_rows import SteadyRows
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
@@ -32,19 +33,25 @@ class Peer:
 
     __slots__ = (
         *("_lent", "handshake", "last_in", "link", "meter", "pinged", "rows", "since", "slow_in"),
-        *("slow_out", "steady"),
+        *("slow_out", "steady", "steady_rows"),
     )
 
     def __init__(self, link: MessageTransport, handshake: ServerHandshake, now: float) -> None:
         self.link, self.handshake = link, handshake
         self.steady: Steady | None = None  # answers its steady exchanges
         self.meter: Meter | None = None  # counts what crosses, if its token has a quota
+        self.steady_rows: SteadyRows | None = None  # answers its messages about rows
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
         self._lent: dict[int, Lease] = {}  # by the id of the answer that lent it
         self.rows: weakref.ref[Bytes] | None = None  # sent last; alive while not all of it has gone
         self.slow_in = self.slow_out = (now, 0)  # the start of the current measurement
+
+    @property
+    def short_ways(self) -> list[Steady | SteadyRows]:
+        """The short ways that its requests may take."""
+        return [way for way in (self.steady, self.steady_rows) if way is not None]
 
     def lend(self, message: Message, lease: Lease) -> bool:
         """Answer with a place in shared memory instead of a payload; return whether it did.
@@ -83,6 +90,8 @@ class Peer:
         for lease in self._lent.values():
             lease.abandon()
         self._lent.clear()
+        if self.steady_rows is not None:
+            self.steady_rows.lost()
 
     def fault(
         self, config: Config, now: float, crowded: bool = False, crowded_rows: bool = False

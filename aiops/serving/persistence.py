@@ -179,20 +179,26 @@ class Persistence:
                 _log.error("nothing is saved to %s: an update was not finished", path)
             return False
         tables = self._engine.saved_tables()
-        ended = asyncio.Event()
-        collecting.on_done = ended.set
-        try:
-            async with asyncio.timeout(self._config.stall_deadline):
-                while not collecting.done:
-                    await ended.wait()
-        except TimeoutError:
-            late = ", ".join(map(str, sorted(collecting.missing)))
-            collecting.fail(f"shards {late} did not send their parts in time")
+        changed = asyncio.Event()
+        collecting.on_change = changed.set
+        while not collecting.done:
+            try:
+                async with asyncio.timeout(self._config.stall_deadline):
+                    await changed.wait()
+                changed.clear()
+            except TimeoutError:
+                late = ", ".join(map(str, sorted(collecting.late)))
+                collecting.fail(f"shards {late} did not send their parts in time")
         if collecting.failure:
             _log.error("nothing is saved to %s: %s", path, collecting.failure)
             return False
-        views, version = collecting.arena.views, collecting.version
-        await asyncio.to_thread(write_model, path, views, version, tables)
+        views, version, rows = collecting.arena.views, collecting.version, collecting.rows
+
+        def write() -> None:
+            all_rows = tables if rows is None else rows.with_rows(tables)
+            write_model(path, views, version, all_rows)
+
+        await asyncio.to_thread(write)
         _log.info("version %d saved to %s", version, path)
         return True
 

@@ -51,15 +51,15 @@ class QuotaHolds:
             self._wait(peer, seconds)
 
     def counted(
-        self, peer: Peer, exchange: Callable[[int], bytes | None]
-    ) -> Callable[[int], bytes | None]:
+        self, peer: Peer, exchange: Callable[[int], bytes | memoryview | None]
+    ) -> Callable[[int], bytes | memoryview | None]:
         """Return a connection's way for steady exchanges, with which they are counted, too."""
         if peer.meter is None:
             return exchange
 
         traffic = peer.link.wire.traffic
 
-        def counted(nbytes: int) -> bytes | None:
+        def counted(nbytes: int) -> bytes | memoryview | None:
             before = traffic.messages_in
             answer = exchange(nbytes)
             self.read(peer, traffic.messages_in - before)

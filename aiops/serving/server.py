@@ -37,6 +37,7 @@ from aiops.engine.events import (
     Stopping,
 )
 from aiops.engine.steady import ExchangeRecord, Steady
+from aiops.engine.steady_rows import SteadyRows
 from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -652,17 +653,23 @@ class Server:
         if changed is not None:
             changed.set()
 
-    def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
-        """Answer a steady exchange; None: it goes the general way."""
+    def _exchange(self, way: Steady | SteadyRows, nbytes: int) -> bytes | memoryview | None:
+        """Answer a steady exchange or a message about rows; None: it goes the general way."""
         runner, files, state = self._runner, self._persistence, self._run_state.kept
-        if self._handling or self._broken or steady.cost > runner.at_once:
+        if self._handling or self._broken or way.cost > runner.at_once:
             return None
         if state is not None:
             record: ExchangeRecord | None = state.record
         else:
             record = files.exchanges if files is not None else None
+        answer: bytes | memoryview | None
         try:
-            answer = steady.exchange(nbytes, self._now(), record)
+            if isinstance(way, Steady):
+                answer = way.exchange(nbytes, self._now(), record)
+            elif state is not None or record is not None:  # rows have no row of a record of theirs
+                return None
+            else:
+                answer = way.exchange(nbytes, self._now())
         except Exception as error:
             self._failed(error)
             return b""
@@ -671,7 +678,7 @@ class Server:
             busy_poll.received = True
             if busy_poll.idle:
                 busy_poll.begin()
-            if state is not None and state.recorder.hold(steady.peer, answer):
+            if state is not None and state.recorder.hold(way.peer, bytes(answer)):
                 return b""
         return answer
 

@@ -10,7 +10,9 @@ from aiops.model.arena import Arena
 from aiops.model.parts import Parts
 from aiops.model.placement import Placement
 from aiops.shards.orders import send_params
+from aiops.shards.stored_rows import CollectedRows
 from aiops.store.snapshots import Lease
+from aiops.wire.server_messages import SendRows, StoredRows
 from aiops.wire.sinks import Sink
 
 
@@ -25,6 +27,8 @@ class Collecting:
         The bytes that each shard holds.
     lease
         On the version; the lead's part is copied at once, and the lease released.
+    rows
+        Takes the rows of tables that lie on followers; None: none do.
     failure
         The reason why it cannot be collected, if that is known already.
 
@@ -38,12 +42,21 @@ class Collecting:
         Its number.
     missing
         The shards whose portions have not come.
-    on_done
-        Called when it is done.
+    rows
+        The rows of tables that lie on them, if they are spread.
+    on_change
+        Called when something has come, and when it has failed.
     """
 
-    def __init__(self, number: int, placement: Placement, lease: Lease, failure: str) -> None:
-        self._placement = placement
+    def __init__(
+        self,
+        number: int,
+        placement: Placement,
+        lease: Lease,
+        failure: str,
+        rows: CollectedRows | None = None,
+    ) -> None:
+        self._placement, self.rows = placement, rows
         version = lease.version
         self.version = version.number
         self.arena = Arena(placement.layout)
@@ -58,13 +71,20 @@ class Collecting:
                 Order(shard, send_params(number, "", 0, version.number, pieces[shard][0]))
                 for shard in placement.used[1:]
             ]
+            lacking = () if rows is None else sorted(rows.missing)
+            self.orders += [Order(shard, SendRows(number)) for shard in lacking]
         lease.release()
-        self.on_done: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def late(self) -> set[int]:
+        """The shards that have not sent all."""
+        return self.missing if self.rows is None else self.missing | self.rows.missing
 
     @property
     def done(self) -> bool:
         """True if no portion is waited for any more: all have come, or it has failed."""
-        return not self.missing or bool(self.failure)
+        return not self.late or bool(self.failure)
 
     def sink(self, shard: int, parts: Parts) -> _Portion:
         """Return the sink of a portion.
@@ -82,14 +102,20 @@ class Collecting:
     def came(self, shard: int) -> bool:
         """Note that a shard's portion has come; return whether that was the last."""
         self.missing.discard(shard)
-        if self.done:
-            self.on_done()
+        self.on_change()
+        return self.done
+
+    def rows_came(self, shard: int, message: StoredRows, sink: Sink | None) -> bool:
+        """Take rows that a shard has sent; return whether nothing is waited for any more."""
+        if self.rows is not None:
+            self.rows.came(shard, message, sink)
+        self.on_change()
         return self.done
 
     def fail(self, why: str) -> None:
         """End it without all portions, for this reason."""
         self.failure = self.failure or why
-        self.on_done()
+        self.on_change()
 
 
 class _Portion(Sink):

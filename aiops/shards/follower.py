@@ -36,13 +36,14 @@ from aiops.engine.events import (
 )
 from aiops.engine.receive import CopiedIncoming
 from aiops.engine.steady import Steady
+from aiops.engine.steady_rows import SteadyRows
 from aiops.errors import Refused, RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
-from aiops.model.row_shards import SPREAD_TABLES
+from aiops.model.row_shards import GIVEN_ROWS
 from aiops.shards.common_moment import History
-from aiops.shards.follower_rows import FollowerRows
+from aiops.shards.follower_rows import FollowerRows, rows_given, tables_of
 from aiops.shards.orders import LOST, write_fault
 from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
@@ -78,6 +79,7 @@ from aiops.wire.server_messages import (
     RunUpdate,
     SendIncrements,
     SendParams,
+    SendRows,
     ShardHello,
     ShardParts,
     ShardState,
@@ -208,6 +210,10 @@ class Follower:
         """Return None: only an engine that holds the whole model has a short way."""
         return None
 
+    def steady_rows(self, peer: int, wire: Connection) -> SteadyRows | None:
+        """Return the short way of a client's messages about the rows that lie here."""
+        return None if self.rows is None else self.rows.engine.steady_rows(peer, wire)
+
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
         rule = self.algorithm.rule() if self.machine.device is None else None
@@ -231,7 +237,11 @@ class Follower:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
         if peer == self.lead and isinstance(message, LoadShard):
             lengths = [part.nbytes for part in message.parts]
-            if sum(lengths) > self.options.max_model:
+            try:
+                rows = rows_given(message)[1]
+            except ValueError as error:
+                raise RemoteProtocolError(f"load_shard: {error}") from None
+            if sum(lengths) > self.options.max_model + rows:
                 raise RemoteProtocolError(
                     f"load_shard: {sum(lengths)} bytes, more than --max-model"
                     f" {self.options.max_model}"
@@ -299,13 +309,17 @@ class Follower:
     def load(self, order: LoadShard, data: Bytes) -> Shard:
         """Make the shard that an order describes, of these bytes; ValueError if it cannot be."""
         given = self.algorithm, self.options, self.machine, self._buffers
-        self.shard = shard = Shard(order, data, *given)
-        described = order.plan.get(SPREAD_TABLES, ())
-        if described:
-            names = [row[0] for row in order.model]
-            self.rows = FollowerRows(
-                *(described, names, *given[:3], self._rows_admission, shard.shards)
-            )
+        counts, nbytes = rows_given(order)
+        own, rest = data[: len(data) - nbytes], data[len(data) - nbytes :]
+        if nbytes:  # what a shard keeps must not keep the rows in memory, too
+            own = aligned(len(own))
+            own[:] = data[: len(own)]
+        plan = {key: value for key, value in order.plan.items() if key != GIVEN_ROWS}
+        self.shard = shard = Shard(replace(order, plan=plan), own, *given)
+        tables = tables_of(order)
+        if tables is not None:
+            self.rows = FollowerRows(tables, *given[:3], self._rows_admission, shard.shards)
+            self.rows.put(counts, rest)
         return shard
 
     @property
@@ -538,6 +552,8 @@ class Follower:
                 rows = {} if self.rows is None else self.rows.counts()
                 counted = self._clients.counted(), self.state_report(), rows
                 return self._report(TrafficCounted(order.id, *counted))
+            case SendRows() if self.rows is not None and self.lead is not None:
+                return self.rows.send_all(order.id, self.lead, event.time)
             case PaceClients():
                 return self._pace(order)
             case Leave():

@@ -32,18 +32,20 @@ from aiops.engine.events import (
     SnapshotDue,
     Warm,
 )
-from aiops.engine.registration import Definition
+from aiops.engine.registration import Definition, rows_bytes, rows_in
 from aiops.engine.restore import Queued, ReadArray, restore
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
-from aiops.model.layout import Array, Layout
+from aiops.model.layout import Array, Bytes, Layout
+from aiops.model.row_shards import GIVEN_ROWS, SPREAD_TABLES
 from aiops.model.tables import Tables, share_of
 from aiops.shards.counting import COUNTS
+from aiops.shards.stored_rows import StoredRowsWork
 from aiops.store.capture_job import CaptureJob
 from aiops.store.resources import Resources
 from aiops.store.updater import NONE
 from aiops.wire.messages import PROTOCOL, FetchRows, Hello, PushRows, Welcome
-from aiops.wire.server_messages import ShardHello
+from aiops.wire.server_messages import LoadShard, ShardHello
 from aiops.wire.sinks import Sink
 from aiops.wire.traffic import Traffic
 
@@ -53,10 +55,8 @@ class FollowerRows:
 
     Parameters
     ----------
-    described
-        The model's tables, as a `LoadShard` has them.
-    tensors
-        The names of the model's tensors.
+    whole
+        The model's tables.
     algorithm, options, machine
         Those of the follower.
     admission
@@ -66,32 +66,24 @@ class FollowerRows:
 
     Attributes
     ----------
+    tables
+        The tables, as they are kept here.
     engine
         Decides about the rows. Its tickets are those of the follower's `Apply` with another sign.
     begun
         The kernels to compile.
-
-    Raises
-    ------
-    ValueError
-        When the tables make no sense.
     """
 
     def __init__(
         self,
-        described: Sequence[tuple[object, ...]],
-        tensors: Sequence[str],
+        whole: Tables,
         algorithm: Algorithm,
         options: Options,
         machine: Resources,
         admission: Admission,
         shards: int,
     ) -> None:
-        try:
-            whole = Tables.from_description(described, tensors)
-            tables = Tables({named.name: share_of(named.table, shards) for named in whole.each})
-        except (TypeError, UsageError) as error:
-            raise ValueError(f"its tables make no sense: {error}") from None
+        tables = Tables({named.name: share_of(named.table, shards) for named in whole.each})
         alone = replace(
             options,
             shards=1,
@@ -106,9 +98,25 @@ class FollowerRows:
         self.engine = Engine(algorithm, alone, machine)
         self.engine.admission = admission
         training = self.engine.begin(Definition(Layout((), empty=True), aligned(0), tables))
+        self.tables = tables
         self.begun = [effect for effect in training.begun if isinstance(effect, Warm)]
         self._capture: Apply | None = None  # the follower's, until it is done
         self._ticket = 0  # of that capture among the updates of rows
+
+    def put(self, counts: Sequence[int], data: Bytes) -> None:
+        """Begin with the rows that lie in memory, a number of each table.
+
+        Raises
+        ------
+        ValueError
+            When they are no rows of these tables.
+        """
+        try:
+            given = rows_in(data, self.tables, counts) if counts else ()
+            for store, rows in zip(self.engine.tables, given, strict=bool(counts)):
+                store.put(*rows)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
 
     # ------------------------------------------------------------ messages
 
@@ -129,6 +137,13 @@ class FollowerRows:
     def left(self, time: float, peer: int) -> None:
         """Send nothing more to a connection that has ended."""
         self.engine.handle(Left(time, peer))
+
+    def send_all(self, id: int, lead: int, time: float) -> list[Effect]:
+        """Send the lead all rows, when the turn of that has come among the updates."""
+        training = self.engine.training
+        assert training is not None, "there are tables"
+        work = StoredRowsWork(self.engine.tables, id, lead)
+        return self._translated(training.updates.work(work, time))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return, by table, the counts that are sums over all shards."""
@@ -222,3 +237,41 @@ def joined(time: float, peer: int, hello: ShardHello) -> Joined:
         run=hello.run,
     )
     return Joined(time, peer, greeting, b"", Traffic())
+
+
+def tables_of(order: LoadShard) -> Tables | None:
+    """Return the tables whose rows an order spreads over all shards; None: it spreads none.
+
+    Raises
+    ------
+    ValueError
+        When they make no sense.
+    """
+    described = order.plan.get(SPREAD_TABLES, ())
+    if not described:
+        return None
+    try:
+        return Tables.from_description(described, [row[0] for row in order.model])
+    except (TypeError, UsageError) as error:
+        raise ValueError(f"its tables make no sense: {error}") from None
+
+
+def rows_given(order: LoadShard) -> tuple[list[int], int]:
+    """Return how many rows of each table come with an order, and their bytes; none: no counts.
+
+    Raises
+    ------
+    ValueError
+        When the counts make no sense.
+    """
+    counts, tables = order.plan.get(GIVEN_ROWS, ()), tables_of(order)
+    if not counts:
+        return [], 0
+    if tables is None or not isinstance(counts, tuple) or len(counts) != len(tables):
+        raise ValueError("it brings rows of other tables than the model has")
+    if not all(
+        type(count) is int and 0 <= count <= named.table.rows
+        for count, named in zip(counts, tables.each, strict=True)
+    ):
+        raise ValueError("it brings more rows of a table than that has")
+    return [*counts], rows_bytes(tables, counts)

@@ -40,6 +40,7 @@ from aiops.engine.events import (
 )
 from aiops.engine.receive import PushSink
 from aiops.engine.steady import Steady
+from aiops.engine.steady_rows import SteadyRows
 from aiops.engine.training import Training
 from aiops.errors import (
     AiopsError,
@@ -88,6 +89,7 @@ from aiops.wire.server_messages import (
     ShardState,
     ShareSecret,
     SnapshotSaved,
+    StoredRows,
     TrafficCounted,
     UpdateDone,
 )
@@ -198,6 +200,10 @@ class Lead:
         """Return None: a short way would answer without the followers."""
         return None
 
+    def steady_rows(self, peer: int, wire: Connection) -> SteadyRows | None:
+        """Return the short way of a connection's messages about the rows that lie here."""
+        return self.engine.steady_rows(peer, wire)
+
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
         return self.engine.preparation()
@@ -219,7 +225,7 @@ class Lead:
 
     def sink_for_follower(self, shard: int, message: Message) -> Sink:
         """Return the sink of the payloads of a follower's message."""
-        if self._model is None or not isinstance(message, ShardParts):
+        if self._model is None or not isinstance(message, ShardParts | StoredRows):
             return Discard()
         return self._model.sink_for_portion(shard, message)
 
@@ -299,6 +305,8 @@ class Lead:
                 return self.saved(shard, message.id, well=not message.why)
             case ShardParts() if model is not None:
                 model.portion_came(shard, message)
+            case StoredRows() if model is not None:
+                model.rows_came(shard, message, event.sink)
         return []
 
     def _on_applied(self, event: Applied) -> list[Effect]:
@@ -332,6 +340,8 @@ class Lead:
             waiting = training.replies.abandon()
             if model is not None and model.spread:
                 waiting += training.table_requests.give_up()
+                if training.rows_shortcut is not None:
+                    training.rows_shortcut.closed = True  # requests for rows are refused
             effects += [Reply(peer, followers.unavailable(id)) for peer, id in waiting]
         if model is not None:
             effects += self._pass(model.gathering.give_up())

@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from aiops.engine.admission import Admission
 from aiops.engine.events import DistributeModel, Effect, Order, Reply
 from aiops.engine.membership import Membership
 from aiops.engine.training import Training
-from aiops.model.layout import split
+from aiops.model.layout import Array, Ints, split
 from aiops.model.placement import RAW
-from aiops.model.row_shards import SPREAD_TABLES
+from aiops.model.row_shards import GIVEN_ROWS, SPREAD_TABLES, shards_of
 from aiops.shards.collecting import Collecting
 from aiops.shards.gathering import Gathering
 from aiops.shards.orders import send_increments, send_params
+from aiops.shards.stored_rows import CollectedRows
 from aiops.shards.updating import Updating
 from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease
@@ -31,6 +34,7 @@ from aiops.wire.server_messages import (
     LoadShard,
     ShardParts,
     ShardState,
+    StoredRows,
 )
 from aiops.wire.sinks import Discard, Sink
 
@@ -102,9 +106,15 @@ class ShardedModel:
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
-            message = LoadShard(0, plan, placement.layout.rows, table, shard, parts)
-            views = tuple((effect.data[part.start : part.stop].data,) for part in parts)
-            orders.append(Order(shard, message, views))
+            views = [(effect.data[part.start : part.stop].data,) for part in parts]
+            theirs = [_of_shard(given, shard, len(placement)) for given in effect.rows]
+            counts = {GIVEN_ROWS: tuple(len(ids) for ids, _rows in theirs)} if theirs else {}
+            for data in (array.reshape(-1).view(np.uint8) for given in theirs for array in given):
+                pieces = tuple(split(0, len(data), RAW, 0)) if len(data) else ()
+                parts += pieces
+                views += [(data[piece.start : piece.stop].data,) for piece in pieces]
+            given = {**plan, **counts}, placement.layout.rows, table, shard, parts
+            orders.append(Order(shard, LoadShard(0, *given), tuple(views)))
         return orders
 
     def resume(self, shard: int, state: ShardState) -> list[Effect] | None:
@@ -192,15 +202,20 @@ class ShardedModel:
         if not store.readable:
             return None
         self._collected += 1
-        collecting = Collecting(self._collected, self.placement, store.lease(), failure)
+        rows = CollectedRows(self._training.tables, self.holders[1:]) if self.spread else None
+        collecting = Collecting(self._collected, self.placement, store.lease(), failure, rows)
         if not collecting.done:
             self._collecting[self._collected] = collecting
         return collecting
 
-    def sink_for_portion(self, shard: int, message: ShardParts) -> Sink:
-        """Return the sink of a follower's portion of the whole model."""
+    def sink_for_portion(self, shard: int, message: ShardParts | StoredRows) -> Sink:
+        """Return the sink of a follower's portion of the whole model, or of its rows."""
         collecting = self._collecting.get(message.id)
-        return Discard() if collecting is None else collecting.sink(shard, message.parts)
+        if collecting is None:
+            return Discard()
+        if isinstance(message, ShardParts):
+            return collecting.sink(shard, message.parts)
+        return Discard() if collecting.rows is None else collecting.rows.sink(message)
 
     def portion_came(self, shard: int, message: ShardParts) -> None:
         """Note that a follower's portion of the whole model has come."""
@@ -208,8 +223,21 @@ class ShardedModel:
         if collecting is not None and collecting.came(shard):
             del self._collecting[message.id]
 
+    def rows_came(self, shard: int, message: StoredRows, sink: Sink | None) -> None:
+        """Take rows that a follower has sent."""
+        collecting = self._collecting.get(message.id)
+        if collecting is not None and collecting.rows_came(shard, message, sink):
+            del self._collecting[message.id]
+
     def fail_collecting(self, why: str) -> None:
         """End all collections: a follower is lost."""
         for collecting in self._collecting.values():
             collecting.fail(why)
         self._collecting.clear()
+
+
+def _of_shard(given: tuple[Ints, Array], shard: int, shards: int) -> tuple[Ints, Array]:
+    """Return those of a table's rows, ids and values, that lie on a shard."""
+    ids, rows = given
+    mine = shards_of(ids, shards) == shard
+    return ids[mine], rows[mine]

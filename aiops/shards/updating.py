@@ -16,7 +16,7 @@ from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import NormsJob, UpdateJob
 from aiops.store.snapshots import Version
-from aiops.store.sparse_table import TableJob
+from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.store.updater import NONE, clipping
 from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
 
@@ -77,7 +77,7 @@ class Updating:
         """
         job = effect.job
         assert not isinstance(job, NormsJob), "--filter is refused on shards"
-        if isinstance(job, TableJob):  # it is the lead's alone
+        if isinstance(job, TableJob | CopyRowsJob):  # it is the lead's alone
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
         if isinstance(job, CaptureJob):

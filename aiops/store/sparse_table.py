@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,14 +27,18 @@ from aiops.errors import UsageError
 from aiops.kernels.row_initialiser import RowInitialiser
 from aiops.kernels.rule import Rule
 from aiops.kernels.table_rows import mover
-from aiops.model.layout import Array, Ints
-from aiops.model.tables import NamedTable, outside, share_of
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Bytes, Ints
+from aiops.model.tables import ID_BYTES, NamedTable, outside, share_of
 from aiops.store.resources import Guard
 from aiops.store.row_eviction import RowEviction, stamp_columns
 from aiops.store.table_image import TableImage
 from aiops.store.untouched import pages_of, untouched
 
 _AT_ONCE = 1 << 16  # rows per step of a pass over all of them
+
+COPIED = 64 << 20
+"""The most bytes of rows, with their ids, in one piece of a copy."""
 
 
 @dataclass(slots=True)
@@ -77,6 +81,45 @@ class TableJob:
         if self.wanted is not None and done[0] < 0:
             self.store.gather(*self.wanted)
         return done
+
+
+class RowsCopy(NamedTuple):
+    """Rows of a table as they were at a moment: ``rows`` ids, and the values behind them."""
+
+    table: int
+    rows: int
+    data: Bytes
+
+
+@dataclass(slots=True)
+class CopyRowsJob:
+    """Copy all stored rows of tables, in pieces of at most `COPIED` bytes or so.
+
+    ``copies``: the pieces, once it is done.
+    """
+
+    stores: Sequence[SparseTable]
+    copies: Sequence[RowsCopy] = ()
+
+    @property
+    def cost(self) -> int:
+        """Bytes read and written, roughly."""
+        return 2 * sum(store.nbytes for store in self.stores)
+
+    def run(self) -> Ints:
+        """Run the job (on any thread, while no update of rows runs); its result says nothing."""
+        self.copies = [
+            RowsCopy(number, len(ids), store.copied(ids))
+            for number, store in enumerate(self.stores)
+            for ids in _cut(store.stored_ids(), COPIED // (ID_BYTES + store.table.row_bytes))
+        ]
+        return np.array([-1, 0, 0])
+
+
+def _cut(ids: Ints, most: int) -> Iterator[Ints]:
+    """Yield ids, as many at a time as are allowed."""
+    for start in range(0, len(ids), max(1, most)):
+        yield ids[start : start + max(1, most)]
 
 
 class SparseTable:
@@ -138,6 +181,7 @@ class SparseTable:
         self._mover = self._make_mover("numpy" if later else backend)
         self._kernel = (kernels.build_later if later else kernels.build)(rule, self.dtype, backend)
         self._survey = kernels.surveyor(self.dtype, backend)
+        self._infinite = kernels.infinity_finder(self.dtype, backend)
         self._spans = kernels.Spans.whole(0, 0.0, (0.0,) * len(rule.scalars))
         self._arrays = 1 + len(states)
         self._images: tuple[TableImage, ...] = ()
@@ -209,7 +253,7 @@ class SparseTable:
 
     def _first_infinite(self, arrays: Sequence[Array]) -> int:
         """Return the least index of an element that is not finite in one of the arrays, or -1."""
-        found = [kernels.first_infinite(array, self._backend) for array in arrays]
+        found = [self._infinite(array) for array in arrays]
         return min((index for index in found if index >= 0), default=-1)
 
     def _evict(self, push: int, stored: int) -> int:
@@ -253,6 +297,14 @@ class SparseTable:
         rows = np.empty((len(ids), self.table.width), self.dtype)
         self.gather(ids, rows)
         return ids, rows
+
+    def copied(self, ids: Ints) -> Bytes:
+        """Return the bytes of ids, and behind them those of the rows' parameters."""
+        data = aligned(len(ids) * (ID_BYTES + self.table.row_bytes))
+        data[: ids.nbytes] = ids.view(np.uint8)
+        rows = data[ids.nbytes :].view(self.dtype).reshape(len(ids), self.table.width)
+        self.gather(ids, rows)
+        return data
 
     def image(self) -> TableImage:
         """Return the rows as they are now, with their state, as `restore` takes them.

@@ -159,7 +159,8 @@ class Connection:
     """
 
     __slots__ = (
-        *("_begin", "_borrowed", "_end", "_filled", "_head", "_length", "_message", "_part"),
+        *("_begin", "_borrowed", "_end", "_filled", "_head", "_least", "_length", "_message"),
+        *("_part",),
         *("_parts", "_rest", "_side", "_sink", "_usual", "_usually", "_whole", "expected", "forms"),
         *("header", "limits", "missing", "on_long", "pending", "shared", "state", "traffic"),
     )
@@ -181,6 +182,7 @@ class Connection:
         self.expected: Template | None = None
         self._whole = 0  # bytes of a message as it is expected, with its payload
         self.forms = 0
+        self._least = 0  # bytes of _head that messages about rows need
         self._message: Message | None = None  # its header has been read, and its payloads not
         self.pending: Message | None = None
         self._length = 0  # of its header, in bytes
@@ -415,7 +417,7 @@ class Connection:
         """
         self.forms += 1
         whole = template.size + nbytes
-        self._resize(max(_HEAD, whole + 2 * _LINE))
+        self._resize(max(_HEAD, whole + 2 * _LINE, self._least))
         address = np.frombuffer(self._head, np.uint8).ctypes.data
         self.expected, self._whole, self._usual = template, whole, len(self._head)
         self._rest = -(address + template.size) % _LINE
@@ -480,6 +482,45 @@ class Connection:
         counted.overhead += answer.size
         counted.payload += len(payload)
         return b"".join((head, payload))
+
+    # ------------------------------------------------------------ messages about rows
+
+    def opening(self, nbytes: int) -> memoryview | None:
+        """Return the unread bytes of a message that begins, ``nbytes`` of which have just come.
+
+        None: they are payload, or nothing of the kind that `aiops.wire.row_headers` describes may
+        come now. In both cases nothing changes.
+        """
+        if self._message is not None or self.state not in _ANSWERING:
+            return None
+        return self._head[self._begin : self._end + nbytes]
+
+    def lacks(self, size: int) -> int:
+        """Return the bytes by which `await_rest` would make the head buffer larger."""
+        return max(0, _room_for(size) - max(self._least, self._room))
+
+    def await_rest(self, nbytes: int, size: int) -> None:
+        """Count ``nbytes`` bytes of a message of ``size`` bytes, whose rest is to come behind them.
+
+        The head buffer has room for messages of that size from here on.
+        """
+        self.traffic.bytes_in += nbytes
+        self._end += nbytes
+        self._least = max(self._least, _room_for(size))
+        if len(self._head) - self._rest < size:
+            self._resize(self._least)
+            self._usual = len(self._head)
+
+    def took(self, nbytes: int, kind: str, overhead: int, payload: int) -> None:
+        """Count a message that the last ``nbytes`` bytes completed; `opening` had all of it."""
+        self._begin = self._end = self._rest
+        traffic = self.traffic
+        traffic.bytes_in += nbytes
+        traffic.messages_in += 1
+        counted = traffic.kinds_in[kind]
+        counted.messages += 1
+        counted.overhead += overhead
+        counted.payload += payload
 
     # ------------------------------------------------------------ going on
 
@@ -612,5 +653,13 @@ _USUAL = {
     for side, said in HANDSHAKE["open"].items()
 }
 """By sender: the kinds of message that leave an open connection open."""
+
+
+def _room_for(size: int) -> int:
+    """Return the bytes of a head buffer for messages of a size, wherever in a line they begin."""
+    return max(_HEAD, 1 << (size + _LINE - 1).bit_length())
+
+
+_ANSWERING = ("open", "shard open")  # the states in which requests are answered
 
 _NOWHERE = Discard()

@@ -9,6 +9,8 @@ from struct import Struct
 
 import msgpack
 
+from aiops.model.parts import Part
+from aiops.model.placement import RAW
 from aiops.wire.admin_messages import (
     Done,
     Drain,
@@ -71,12 +73,14 @@ from aiops.wire.server_messages import (
     RunUpdate,
     SendIncrements,
     SendParams,
+    SendRows,
     ShardHello,
     ShardParts,
     ShardState,
     ShardWelcome,
     ShareSecret,
     SnapshotSaved,
+    StoredRows,
     TrafficCounted,
     UpdateDone,
 )
@@ -113,8 +117,25 @@ KINDS: Mapping[str, type[Message]] = {
             SendParams,
             SendIncrements,
         ),
-        *(HoldVersion, FinishPush, NoteHistory, KeepSets, RollBack, CountTraffic, PaceClients),
-        *(ShardState, PushArrived, UpdateDone, SnapshotSaved, TrafficCounted, BudgetUsed),
+        *(
+            HoldVersion,
+            FinishPush,
+            NoteHistory,
+            KeepSets,
+            RollBack,
+            CountTraffic,
+            SendRows,
+            PaceClients,
+        ),
+        *(
+            ShardState,
+            PushArrived,
+            UpdateDone,
+            SnapshotSaved,
+            TrafficCounted,
+            StoredRows,
+            BudgetUsed,
+        ),
         *(StandbyHello, StandbyWelcome, SnapshotPart, JournalRows, RowsKept),
         *(Promote, Promoted, Fence),
         *(Kick, Pause, Resume, TakeSnapshot, Drain, RollbackTo, Done),
@@ -136,6 +157,9 @@ def encode(message: Message) -> bytes:
             chunks.append(key)
             if widened is _INTEGER and item >= 0:
                 chunks.append(_LONGEST(0xCF, item))
+            elif widened is _ROWS and len(item) < _FEW:
+                chunks.append(_LISTS[len(item)])
+                chunks += map(_rows_part, item)
             elif widened is _PARTS and len(item) == 1:
                 chunks += _PART, _pack(item[0][:-1])[1:], _LONGEST(0xCF, item[0][-1])
             else:
@@ -146,6 +170,14 @@ def encode(message: Message) -> bytes:
         raise
 
 
+def _rows_part(part: Part) -> bytes:
+    """Return a part of a message about rows, which begins with row 0 and is raw."""
+    start, stop, codec, nbytes, version = part
+    if start or codec != RAW or min(part[1], nbytes, version) < 0:
+        return bytes(_pack(part))
+    return _ROWS_PART(0x95, 0, 0xCF, stop, _RAW, 0xCF, nbytes, 0xCF, version)
+
+
 _NAMES = {
     cls: (names, attrgetter(*names))
     for cls in KINDS.values()
@@ -154,16 +186,23 @@ _NAMES = {
 _packer = msgpack.Packer()
 _pack, _pack_map = _packer.pack, _packer.pack_map_pairs
 _LONGEST = Struct(">BQ").pack
+_RAW = bytes(_pack(RAW))
+_ROWS_PART = Struct(f">BBBQ{len(_RAW)}sBQBQ").pack
 
 # The headers of successive pushes differ in some integers, and so do those of their answers. These
 # integers are written in their longest form, so that all other bytes keep their values and offsets
 # (`aiops.wire.template`). Readers accept any form.
-_INTEGER, _PARTS = "integer", "parts"
+_INTEGER, _PARTS, _ROWS = "integer", "parts", "parts of rows"
 _PART = b"\x91\x95"  # a list of one list of five
+_FEW = 4  # more parts than a message about rows has
+_LISTS = [bytes([0x90 + count]) for count in range(_FEW)]
 _WIDENED: Mapping[type[Message], Mapping[str, str]] = {
     Push: {**dict.fromkeys(("id", "seq", "have"), _INTEGER), "parts": _PARTS},
     Ack: {**dict.fromkeys(("id", "version", "current", "staleness"), _INTEGER), "parts": _PARTS},
     Release: {"id": _INTEGER},
+    FetchRows: {**dict.fromkeys(("id", "table"), _INTEGER), "parts": _ROWS},
+    PushRows: {**dict.fromkeys(("id", "seq", "table", "version"), _INTEGER), "parts": _ROWS},
+    TableRows: {**dict.fromkeys(("id", "version", "staleness"), _INTEGER), "parts": _ROWS},
 }
 _OPENING = {cls: bytes([0x80 + len(_NAMES[cls][0])]) for cls in _WIDENED}
 _STEADY = {

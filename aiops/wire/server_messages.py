@@ -243,6 +243,13 @@ class CountTraffic(Message):
 
 
 @value
+class SendRows(Message):
+    """Request all rows of tables that lie on this follower, as they are now."""
+
+    kind = "send_rows"
+
+
+@value
 class PaceClients(Message):
     """This follower's shares of the bandwidth budgets: bytes per second, both ways.
 
@@ -320,6 +327,19 @@ class TrafficCounted(Message):
     clients: Plain
     state: Plain
     tables: Plain
+
+
+@value
+class StoredRows(Message):
+    """Rows of a table that lie on this follower: the payload is their numbers, then their values.
+
+    All messages of an answer are of one moment.
+    """
+
+    kind = "stored_rows"
+    table: UInt
+    left: UInt
+    parts: Parts = ()
 
 
 @value

@@ -27,10 +27,11 @@ _ORDERS = {
         "send_increments",
     ),
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back", "count_traffic"),
+    "send_rows",
     *("pace_clients", "promote", "ping", "pong"),
 }
 _REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts", "shard_state"} | {
-    *("snapshot_saved", "budget_used", "promoted", "ping", "pong", "error"),
+    *("snapshot_saved", "budget_used", "stored_rows", "promoted", "ping", "pong", "error"),
 }
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {

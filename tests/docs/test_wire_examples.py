@@ -167,6 +167,7 @@ class TestUpToDate:
             "note_history",
             "roll_back",
         }  # of shards with a state
+        unsent |= {"send_rows", "stored_rows"}  # of a model that is saved
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget
         unsent |= {"settle_round", "settled"}  # of workers that average on a data set
         unsent |= {*page.ADMIN_KINDS}  # each is one request, or its answer
@@ -271,8 +272,14 @@ LONG = {
     "push": ("id", "seq", "have"),
     "ack": ("id", "version", "current", "staleness"),
     "release": ("id",),
+    "fetch_rows": ("id", "table"),
+    "push_rows": ("id", "seq", "table", "version"),
+    "rows": ("id", "version", "staleness"),
 }
 """The integers that the page says are written in eight bytes, with the version of a sole part."""
+
+ROWS = ("fetch_rows", "push_rows", "rows")
+"""Messages of which the rows, bytes and version of every part are written so, too."""
 
 
 def lengthened(header: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +289,11 @@ def lengthened(header: dict[str, Any]) -> dict[str, Any]:
     for name in LONG[header["kind"]]:
         if header[name] >= 0:
             header[name] = foreign.Wide(header[name])
-    if len(header.get("parts", ())) == 1:
+    if header["kind"] in ROWS:
+        for part in header["parts"]:
+            for field in (1, 3, 4):
+                part[field] = foreign.Wide(part[field])
+    elif len(header.get("parts", ())) == 1:
         header["parts"][0][4] = foreign.Wide(header["parts"][0][4])
     return header
 

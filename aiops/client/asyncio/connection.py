@@ -11,7 +11,7 @@ from typing import cast
 
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.session import Session
+from aiops.client.session import Session, process
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
 from aiops.common import forks
@@ -182,7 +182,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if done is not None and not done.done():
             done.set_result(request)
         try:
-            self._session.process(received)
+            process(self._session, received)
         except AiopsError as error:
             self.end(error)
         else:

@@ -10,7 +10,7 @@ from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.program import T, drive
-from aiops.client.request_kinds import Receipt, Request
+from aiops.client.request_kinds import Receipt, Request, RowsRequest
 from aiops.client.requests import Transfer
 from aiops.client.sync.connection import BlockingConnection
 from aiops.common import forks
@@ -230,6 +230,9 @@ class Client(Facade, Closing):
         NotReady
             When no worker has defined the model yet.
         """
+        if self._connection.takes_rows:
+            rows: Array = self._at_once(self._requests.rows_to_fetch(name, ids, out))
+            return rows
         return self._do(self._calls.fetch_rows(name, ids, out))
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
@@ -264,6 +267,9 @@ class Client(Facade, Closing):
         BadPush
             When the server refuses a value, or a sum of one row's gradients; nothing was applied.
         """
+        if self._connection.takes_rows:
+            receipt: Receipt = self._at_once(self._requests.rows_to_push(name, ids, grads, version))
+            return receipt
         return self._do(self._calls.push_rows(name, ids, grads, version))
 
     def exchange_rows(
@@ -293,6 +299,10 @@ class Client(Facade, Closing):
         ------
         As `push_rows` and `fetch_rows`.
         """
+        if self._connection.takes_rows:
+            request = self._requests.rows_to_push(name, ids, grads, version, next_ids, out)
+            both: tuple[Receipt, Array] = self._at_once(request)
+            return both
         return self._do(self._calls.exchange_rows(name, ids, grads, next_ids, out, version))
 
     def carry(self, transfer: Transfer) -> Receipt | None:
@@ -359,6 +369,12 @@ class Client(Facade, Closing):
     def _do(self, call: Call[T]) -> T:
         """Carry out a call; return its result."""
         return drive(call, self._ask)
+
+    def _at_once(self, request: RowsRequest) -> Any:
+        """Return the result of a request about rows, carried in the short way if it may be."""
+        if request.done or (not self._closed and self._connection.exchange_rows(request)):
+            return request.result
+        return self._run(request)
 
     def _ask(self, order: Ask) -> Any:
         return self._run(None if self._closed else order.make())

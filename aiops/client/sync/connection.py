@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from aiops.client.backoff import Attempts, Repetitions, overdue, reason
 from aiops.client.params import Params
-from aiops.client.request_kinds import Receipt, Request
-from aiops.client.session import Session, without
+from aiops.client.request_kinds import Receipt, Request, RowsRequest
+from aiops.client.session import Receiver, Session, process, without
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
+from aiops.client.steady_rows import RowsExchange
 from aiops.client.sync.dialling import Dialler, shut_down
+from aiops.client.sync.rows_exchange import carry_rows
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as move_all
 from aiops.common.urls import ServerAddress
@@ -39,15 +41,15 @@ _ASIDE = 1.0  # seconds that messages may take that no call waits for: a pong, a
 
 
 class _Handed(NamedTuple):
-    """A steady exchange that was handed over: its begin, unsent bytes, and bytes received.
+    """A steady exchange that was handed over: its begin, and what became of it by server.
 
-    ``fault``: why the connection is gone, if it is.
+    ``servers``: of each, the lead first, the unsent bytes and the bytes received. ``fault``: why
+    the connection is gone, if it is.
     """
 
     request: Request
     began: float
-    unsent: list[Buffer]
-    received: list[memoryview]
+    servers: list[tuple[list[Buffer], list[memoryview]]]
     fault: Exception | None
 
 
@@ -127,8 +129,50 @@ class BlockingConnection:
             raise
         request, unsent, views = self._session.hand_over(steady, sent, received)
         began = time.monotonic() - self._beat  # at the latest
-        self._handed = _Handed(request, began, unsent, views, fault)
+        self._handed = _Handed(request, began, [(unsent, views)], fault)
         return request
+
+    def exchange_rows(self, request: RowsRequest) -> bool:
+        """Carry a request about rows, which was not asked yet, in the short way.
+
+        Returns whether it is done; if not, it has been asked, and is to be carried further by
+        `carry`.
+        """
+        session, exchange = self._session, None
+        fault: Exception | None = None
+        several = [shard.socket for shard in self._sockets]
+        sockets: list[StreamSocket | None] = [*several] if several else [self.socket]
+        # A TLS socket has no call that receives into two places.
+        plain = [sock for sock in sockets if isinstance(sock, socket.socket)]
+        alike = len(plain) == len(sockets) == 1 + len(session.shards.channels)
+        if alike and self._handed is None:
+            exchange = RowsExchange.begun(session, request)
+        if exchange is None:
+            session.ask(request)
+            return False
+        began, self.steady = time.monotonic(), None
+        try:
+            if carry_rows(exchange, plain, self._glance):
+                self._settled()
+                return True
+        except (ConnectionLost, OSError) as error:
+            fault = error
+        except BaseException:  # such as Ctrl-C: a message may be cut
+            session.abandon(request)
+            self.hang_up()
+            raise
+        self._handed = _Handed(request, began, exchange.hand_over(), fault)
+        return False
+
+    @property
+    def takes_rows(self) -> bool:
+        """True if a request about rows may go by `exchange_rows`: the model is known."""
+        return self.socket is not None and self._session.info.layout is not None
+
+    def _glance(self) -> None:
+        """Poll for an answer of the only server for a moment, if that pays."""
+        if self._poll is not None:
+            self._spin.look(self._poll.poll)
 
     def _receive_rest(
         self, sock: StreamSocket, steady: SteadyExchange, received: int
@@ -155,9 +199,14 @@ class BlockingConnection:
 
     def _go_on(self, handed: _Handed, until: float) -> bool:
         """Finish a steady exchange on the general path; return whether anything had come."""
-        if handed.fault is None:
-            self._send(handed.unsent, until)
-        anything = self._session.process(handed.received)
+        receivers: list[Receiver] = [self._session, *self._session.shards.channels]
+        anything = False
+        for number, (unsent, received) in enumerate(handed.servers):
+            if handed.fault is None and self._sockets:
+                self._sockets[number].queue(unsent)
+            elif handed.fault is None:
+                self._send(unsent, until)
+            anything = process(receivers[number], received) or anything
         if handed.fault is not None:
             raise handed.fault
         return anything

@@ -67,12 +67,14 @@ from aiops.wire.server_messages import (
     RunUpdate,
     SendIncrements,
     SendParams,
+    SendRows,
     ShardHello,
     ShardParts,
     ShardState,
     ShardWelcome,
     ShareSecret,
     SnapshotSaved,
+    StoredRows,
     TrafficCounted,
     UpdateDone,
 )
@@ -280,6 +282,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", KeepSets(0, (18_000, 18_220))),
         _sent("client", RollBack(0, 18_231)),
         _sent("client", CountTraffic(2)),
+        _sent("client", SendRows(4)),
         _sent("client", PaceClients(0, 500_000, 0, {"5f0c": 2.0})),
         _sent(
             "server",
@@ -296,6 +299,11 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
                 {"row": 812, "acks": "written"},
                 {"words": {"made": 3816, "evicted": 0, "bytes": 61_056, "rows_pushed": 9_400}},
             ),
+        ),
+        _sent(
+            "server",
+            StoredRows(4, 0, 0, (Part(0, 1, "raw", 12, 0),)),
+            struct.pack("<qf", 5, 0.5),
         ),
         _sent("server", BudgetUsed(0, 48_112, 470_300, 1_200_000, 2, True)),
     ]

@@ -31,6 +31,7 @@ ANSWERS: Mapping[str, str] = {
     "expect_push": "`push_arrived`",
     "run_update": "`update_done`",
     "count_traffic": "`traffic_counted`",
+    "send_rows": "`stored_rows`",
     "standby_hello": "`challenge` or `standby_welcome`",
     "journal_rows": "`rows_kept`",
     "promote": "`promoted`",
@@ -215,7 +216,11 @@ MEANINGS: Mapping[str, str] = {
     "shard_parts.version": "The model's in an answer, 0 in a push.",
     # between servers
     "shard": "Which of the `shards` it is, from 1.",
-    "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use.",
+    "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use."
+    " `spread_tables`, if rows of tables lie on all shards: the tables, as `define` has them;"
+    " `rows`, if the follower begins with rows: how many of each, whose numbers and values are"
+    " the last payloads.",
+    "left": "How many messages of the same answer follow.",
     "worker": "Whether the client's role at the lead is `worker`.",
     "standby": "Whether it is the standby of a lead, and asks that of a follower.",
     "lead_proof": "A proof that it is the lead of this generation of the run ([below](#the-lead));"
