@@ -16,6 +16,7 @@ from aiops.common import formatting
 from aiops.engine.admission import BUFFERS, ROOM, Admission
 from aiops.engine.events import Options
 from aiops.engine.membership import DEPARTED
+from aiops.engine.steady_rows import ROOM as HEAD_BUFFERS
 from aiops.model.layout import Layout
 from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.net.memory_use import resident
@@ -89,7 +90,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "optimiser": state,
         "sum of gradients": wide,
         "receive buffers": max(ROOM, BUFFERS * nbytes),
-        "rows": 4 * MAX_ROWS_BYTES,
+        "rows": 4 * MAX_ROWS_BYTES + HEAD_BUFFERS,
         "kept gradients": options.recall if "skipped=reapply" in options.gate else 0,
         "answers": ANSWERS,
         "headers": HEADERS,

@@ -157,7 +157,7 @@ def run(policy: str, chosen: dict[str, Any], ops: Sequence[Op], *, short: bool) 
             for op in ops:
                 await happen(server, workers, op)
             engine = server.engine
-            report = engine.report()
+            report = {key: value for key, value in engine.report().items() if key != "memory"}
             for what in ("receive", "rows"):  # the short way needs no buffers of a pool
                 del report[f"{what}_bytes"], report[f"{what}_bytes_peak"]
             said = [b"".join([*worker.said, worker.line.written]) for worker in workers]
