@@ -1,10 +1,12 @@
 """What every test relies on."""
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,28 @@ def _rewrite_in_turn(place: int, of: int) -> None:
             importlib.import_module(name)
 
 
+def _compile_in_turn() -> None:
+    """Have one process of pytest-xdist at a time compile a loop with Numba.
+
+    Where no machine code is kept yet, each would compile the same loops at the same time; so the
+    others find them compiled.
+    """
+    jit = sys.modules.get("aiops.kernels.numba_jit")
+    if jit is None:
+        return
+    compiled = jit.compiled
+
+    def in_turn(*given: Any, **options: Any) -> Any:
+        with open(str(jit.__file__)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                return compiled(*given, **options)
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # also where a process was forked meanwhile
+
+    jit.compiled = in_turn  # type: ignore[attr-defined]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[Any]:
     """Spare the garbage collector the many thousands of tests, which live until the end."""
@@ -57,6 +81,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[Any]:
     try:
         return (yield)
     finally:
+        if worker:
+            _compile_in_turn()
         gc.freeze()  # first: enabled, it would walk through all of them at once
         gc.set_threshold(50_000, 10, 10)
         gc.enable()
