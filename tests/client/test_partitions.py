@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import AsyncWorker, Client, Worker, testing
+from aiops import AsyncClient, AsyncWorker, Client, Worker, testing
 from aiops.client.sync import connection
 from aiops.common.failure_waits import DEFAULT
 from tests.peers import eventually
@@ -146,3 +147,28 @@ class TestBlocking:
             monkeypatch.setattr(connection, "unheard", lambda sock: 0.0)
             assert worker.step({"w": np.ones(1)}).used
             assert proxy.connections == 2
+
+
+@testing.virtual()
+async def test_a_follower_forgets_clients_whose_machines_are_gone() -> None:
+    """They train with both servers, and are not heard of again; none of them answers pings."""
+    network, given = testing.network(), {**SETTINGS, "host": "0.0.0.0", "port": 7, "token": "t"}
+    model = {name: np.zeros(1 << 17, np.float32) for name in "ab"}
+    async with contextlib.AsyncExitStack() as stack:
+        with network.at("f"):
+            follower = await stack.enter_async_context(aiops.serve(follower=True, **given))
+        with network.at("lead"):
+            followers = {"followers": ["f:7"], "shard_bytes": 1}
+            lead = await stack.enter_async_context(aiops.serve(**given, **followers))
+        peers = lead.connections.peers, follower.connections.peers
+        before = [len(each) for each in peers]
+        for number in range(10):
+            with network.at(f"gone-{number}"):
+                client = AsyncClient("aiops://lead:7", role="worker", token="t")
+                await client.connect()
+                await client.exchange(await client.define(model), model)
+        assert [len(each) - count for each, count in zip(peers, before, strict=True)] == [10, 10]
+        for number in range(10):
+            network.silence(f"gone-{number}")
+        await asyncio.sleep(2 * DEFAULT)
+        assert [len(each) for each in peers] == before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from aiops.cli import token as commands
 from aiops.cli.asking import asked
 from aiops.client.sync.client import Client
 from aiops.client.sync.worker import Worker
+from aiops.common import urls
 from aiops.errors import Unauthorised, UsageError
 from aiops.serving.config import Config
 from aiops.serving.token_file import TokenFile
 from aiops.wire.admin_messages import Done, Drain, Pause
 from aiops.wire.messages import Ping, Pong
-from tests.peers import Peer, eventually, frame
+from tests.certificates import ours
+from tests.peers import Peer, eventually, frame, serving
 from tests.support import PATIENCE, ServerThread, server_process
 
 
@@ -189,18 +193,34 @@ def admits(url: str, token: str) -> bool:
     return False
 
 
-def test_idle_strangers_keep_no_token_holder_out() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_thousand_idle_strangers_keep_no_token_holder_out(tls: bool) -> None:
+    """They say nothing, or half of a hello, or begin a TLS handshake and do not go on."""
+    token = "open sesame"
+    flags = [f"--tls-cert={ours().server}"] if tls else []
+    begun = _client_hello(ours().ca) if tls else b"\xce\x00\x00\x01\x00" + bytes(100)
     with (
-        ServerThread(
-            policy="asgd", kernels="numpy", token="open sesame", max_connections=4
+        serving(
+            "--policy=asgd", "--max-connections=4", *flags, env={"AIOPS_TOKEN": token}
         ) as server,
         contextlib.ExitStack() as stack,
     ):
-        for _ in range(300):  # more than the pool has places
-            stack.enter_context(Peer(server.url, greet=False))
-        with Client(server.url, token="open sesame", timeout=5.0) as client:
+        for number in range(1000):  # more than the pools have places
+            idle = stack.enter_context(socket.create_connection(urls.parse(server.url), PATIENCE))
+            idle.sendall(begun[: (0, len(begun) // 2, len(begun))[number % 3]])
+        given = ours().anonymous if tls else None
+        with Client(server.url, token=token, tls=given, timeout=PATIENCE) as client:
             client.ping()
-        assert server.call(lambda s: len(s.connections.peers)) <= 257
+        assert len(os.listdir(f"/proc/{server.popen.pid}/fd")) < 600
+
+
+def _client_hello(ca: Path) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(ca)
+    outward = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outward, server_hostname="127.0.0.1").do_handshake()
+    return outward.read()
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
