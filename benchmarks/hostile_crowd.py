@@ -35,7 +35,8 @@ def work(pipe: Pipe) -> None:
         pipe.send(None)
         with contextlib.suppress(EOFError):  # then it is over
             while True:
-                until, laps = time.perf_counter() + pipe.recv(), []
+                seconds: float = pipe.recv()
+                until, laps = time.perf_counter() + seconds, list[float]()
                 while (begin := time.perf_counter()) < until:
                     worker.step(gradient)
                     laps.append(time.perf_counter() - begin)
