@@ -38,7 +38,11 @@ _SINGLES = (*REALS[:8], 3e38, 6e4, 1e-45, math.nan, math.inf, -math.inf)
 _MOST = 1 << 16  # bytes of a payload
 _GREETINGS = ("hello", "shard_hello", "lead_hello", "standby_hello", "ring_hello", "relay_hello")
 _OPENINGS = (*("hello",) * 20, *_GREETINGS)
-_OPEN = tuple(sorted({*HANDSHAKE["open"]["client"]} - {"leave"}))
+_DIRECTING = {"kick", "pause", "drain", "rollback_to"}
+"""What would end the trial: of a server without a token any client is an administrator."""
+
+_ALL = tuple(kind for kind in KINDS if kind not in _DIRECTING)
+_OPEN = tuple(sorted({*HANDSHAKE["open"]["client"]} - _DIRECTING - {"leave"}))
 _LIKELY = (
     *("push",) * 8,
     *("fetch", "push_rows", "fetch_rows", "take_task", "cover", "reapply", "define") * 2,
@@ -98,7 +102,7 @@ class HostileMessages:
         """Return one of those that an open connection may carry, mostly; sometimes any other."""
         rng = self._rng
         lot = rng.random()
-        kind = rng.choice(_LIKELY if lot < 0.75 else _OPEN if lot < 0.99 else tuple(KINDS))
+        kind = rng.choice(_LIKELY if lot < 0.75 else _OPEN if lot < 0.99 else _ALL)
         header = self._fields(kind)
         made = _MADE.get(kind)
         if made is not None:
