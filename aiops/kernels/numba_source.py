@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import lru_cache
 
 from aiops.kernels.gradient_loaders import LOADERS, PLAIN, GradientLoader
 from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE
@@ -49,6 +50,7 @@ class NumbaDialect(Dialect):
         return f"{name} = {bare(value)}"
 
 
+@lru_cache(maxsize=256)
 def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     """Return the Python module that computes ``program`` over arrays of dtype ``real``.
 
