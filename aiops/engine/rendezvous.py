@@ -192,8 +192,8 @@ class Rendezvous:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.rounds = state["rounds"]
-        self._votes.restore(state["votes"])
-        self._lengths = [(name, nbytes) for name, nbytes in state["lengths"]]
+        self._votes.restore(state.get("votes", [[], {}]))  # earlier states have none
+        self._lengths = [(name, nbytes) for name, nbytes in state.get("lengths", ())]
         self._participants.clear()
         for peer, request, *numbers in state["participants"]:
             message = None if request is None else decode(request)
@@ -281,7 +281,8 @@ class Rendezvous:
         means = {request.have for request in ready.values()}
         codec = self._codec
         if codec == AUTO:
-            codec = needed_codec(self._budget, self._interval, self._lengths, len(members))
+            given = self._budget, self._interval, self._lengths, len(members)
+            codec = needed_codec(*given) if self._lengths else ""
         if codec and len(means) == 1 and all(counts for *_address, counts in members):
             base = means.pop()
             return base, codec if base else ""
