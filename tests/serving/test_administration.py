@@ -27,6 +27,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.layout import Array
+from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.state import state_files
 from aiops.wire.messages import Error
 from tests.peers import Peer, eventually
@@ -265,7 +266,7 @@ class TestRollback:
             values = standby.call(lambda s: s._engine().defined_store.current.arena.views["w"])
             np.testing.assert_array_equal(values, -2 * ONES["w"])
 
-    def test_on_shards(self, tmp_path: Path) -> None:
+    def test_on_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = {name: np.zeros(64, np.float32) for name in "ab"}
         ones = {name: np.ones(64, np.float32) for name in "ab"}
         state = {**PLAIN, "state": tmp_path, "shards": 2, "acks": "written"}
@@ -275,6 +276,10 @@ class TestRollback:
             aiops("snapshot", server.url)
             for _ in range(3):
                 worker.step(ones)
+            with monkeypatch.context() as patch:
+                patch.setattr(StandbyFeeds, "any", True)
+                with pytest.raises(Refused, match="end the standbys, ask again, and start them"):
+                    aiops("rollback", server.url, 2)
             aiops("rollback", server.url, 2)
             while not worker.step(ones).used:
                 pass
