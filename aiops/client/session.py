@@ -89,6 +89,11 @@ it becomes a pending `PushRequest` of the same id and sequence number, the bytes
 yet are sent, and those that have come are parsed by `process`. After `lost` it is resent as any
 other push.
 
+**Rows at once.** A blocking driver may carry a request about rows in a short way of its own, too,
+on one server or several (`aiops.client.steady_rows`): if nothing else is under way it takes the
+numbers from `pending` (`number_rows`), and enters it in the accounts when it is answered
+(`exchanged_rows`). It is handed over to the general path as a steady exchange is.
+
 **Owners and concurrency.** The session has no lock and never waits: one driver calls it, in one
 thread at a time (`Worker` has a lock for its two threads). Only copies and encoding may use several
 threads (`parallel_map`), within a call. The driver owns sockets and clocks, the connection the

@@ -7,9 +7,10 @@ encoded and decoded (`aiops.wire.row_headers`), and answers are received where r
 
     exchange = RowsExchange.begun(session, request)   # None: this one takes the general path
     for share in exchange.shares:
-        ...send share.buffers to its server...
+        ...send share.unsent to its server, and count share.sent...
     for share in exchange.shares:
-        ...receive into share.room() until share.whole; share.fits is False: no such answer...
+        while share.lacks and share.fits:
+            share.took(recvmsg_into(share.room), exchange.id)
     exchange.finish()                                 # the request is done
 
 It is a short path through the same state, not a state of its own: the request is one of the general

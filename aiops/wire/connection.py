@@ -56,6 +56,10 @@ answered at once) `received` takes the same bytes, and no message is lost or rea
 messages are forgotten when the head buffer is replaced; the server learns them again, up to 32
 forms per connection.
 
+**Messages about rows.** A server that answers them at once looks at the bytes of a message that
+begins (`opening`), has the head buffer take all of it (`await_rest`), and counts it (`took`). As
+with expected messages, `received` takes the same bytes where that cannot be.
+
 **Limits.** `Limits` bounds a header to 4 MiB (4 KiB until a server's peer has completed its
 handshake) and a message to 65,536 parts. The length is checked when the prefix is read, and
 `aiops.wire.decoding` checks each field. A payload's length has to be the one in the header.
