@@ -169,6 +169,13 @@ class RowsAsked(NamedTuple):
     wanted: Ints
     into: FetchedRowsSink | None
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all payloads, or of the answer's, if these are more."""
+        pushed = 0 if self.pushed is None else sum(each.nbytes for each in self.pushed)
+        rows = len(self.wanted) * self.named.table.row_bytes
+        return max(pushed + self.wanted.nbytes, rows)
+
 
 _NO_ROWS = np.empty(0, np.int64)
 

@@ -185,6 +185,8 @@ class RowsExchange:
         if not session.takes_rows(request):
             return None
         row_bytes, into = asked.named.table.row_bytes, asked.into
+        if asked.nbytes > LARGEST * info.rows.shards:
+            return None  # a share would be too large; they are not cut in vain
         portions = info.rows.portions(asked)
         largest = max(sum(array.nbytes for array in portion.arrays) for portion in portions)
         if largest > LARGEST or max(len(each.wanted) for each in portions) * row_bytes > LARGEST:
