@@ -110,6 +110,14 @@ class RolledBack(ConnectionLost):
     """
 
 
+class Corrupted(RemoteProtocolError, ConnectionLost):
+    """Bytes were changed on the way, as a checksum shows; the connection is over.
+
+    A client makes another one, and asks again, so it is raised only if that goes on until the
+    time-out.
+    """
+
+
 class Superseded(ConnectionLost):
     """Another server goes on with the run of this one, which must not change it any more.
 

@@ -42,7 +42,7 @@ from benchmarks.peers.base import Job, Setting
 from benchmarks.peers.turn import MeasuringTime, compare, contest
 from benchmarks.sizes import KIB, MIB, format_size, parse_size, short_size
 
-OURS = ("aiops", "shared", "room", "views", "cuda", "tls")
+OURS = ("aiops", "shared", "room", "views", "cuda", "tls", "checksums")
 """The peers that are aiops."""
 
 

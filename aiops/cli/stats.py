@@ -83,7 +83,8 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Return a report as tables."""
     parts = (
-        *(_facts(report), *_paused(report), *_file_errors(report), *_standbys(report)),
+        *(_facts(report), *_paused(report), *_file_errors(report), *_corrupted(report)),
+        *_standbys(report),
         *(*_waits(report), *_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_data_sets(report), *_filter(report), *_staleness(report)),
         *(*ledger_tables(report["ledger"]), "", _clients(report), *_tokens(report)),
@@ -140,6 +141,14 @@ def _paused(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     if report.get("paused"):
         yield ""
         yield Text(f"takes no pushes: {report['paused']}", style="red")
+
+
+def _corrupted(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Say how often bytes were changed on the way, if they were."""
+    if report.get("corrupted"):
+        yield ""
+        text = f"{report['corrupted']:,} connections ended with a wrong checksum"
+        yield Text(text, style="red")
 
 
 def _waits(report: Mapping[str, Any]) -> Iterator[RenderableType]:

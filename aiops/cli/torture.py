@@ -224,6 +224,30 @@ def handshakes(
 
 
 @app.command(
+    "bits", help="Flip bits of messages with checksums and of a state's files: none is accepted."
+)
+def bits(
+    count: Annotated[int, typer.Option(min=1, help="Flips.")] = 100_000,
+    seed: Seed = 0,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Flip bits, print what became of them, and exit with status 1 if one was accepted."""
+    from aiops.lab.torture.flipped_bits import FlippedBits
+
+    flips, errors = FlippedBits(seed), Console(stderr=True, highlight=False)
+    bar = progress_bar("{task.description}", errors)
+    task = bar.add_task("flips", total=count)
+    with bar:
+        found = flips.run(count, lambda done: bar.update(task, completed=done))
+    record = {"what": "bits", "seed": seed, **found.report()}
+    cells = {"flips": f"{count:,}", "flips/s": f"{record['flips_per_second']:,}"}
+    cells |= {name: f"{number:,}" for name, number in record["outcomes"].items()}
+    cells["changed what is done"] = "; ".join(found.accepted[:5]) or "none"
+    _end(record, cells, report, as_json, right=not found.accepted)
+
+
+@app.command(
     "partitions", help="Part workers from their server: noticed, healed, each push counts once."
 )
 def partitions(

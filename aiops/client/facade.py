@@ -15,7 +15,7 @@ from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
-from aiops.client.session import Session
+from aiops.client.session import Session, checked_stream, stream
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.common.tls_files import Tls
@@ -131,6 +131,7 @@ class Facade(SessionFacade):
         timeout: float,
         pongs: bool,
         tls: Tls | None,
+        checksums: bool | None,
     ) -> None:
         url = variables.server_url(url)
         self._servers = urls.parse_all(url)
@@ -149,6 +150,7 @@ class Facade(SessionFacade):
             token=token or os.environ.get(variables.TOKEN),
             nonce=lambda: env.token_bytes(16),
             pongs=pongs,
+            wire=checked_stream if variables.checksums(checksums) else stream,
             parallel_map=env.parallel_map,
         )
         self._requests = Requests(self._session)

@@ -137,6 +137,7 @@ from aiops.errors import (
 )
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.wire import messages
+from aiops.wire.checked_connection import CheckedConnection
 from aiops.wire.connection import Buffer, Connection, Limits, Places
 from aiops.wire.data_messages import CoverPush
 from aiops.wire.decoding import decode
@@ -151,6 +152,11 @@ _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 def stream() -> Connection:
     """Return a client's end of a connection that carries bytes."""
     return Connection("client", _LIMITS)
+
+
+def checked_stream() -> Connection:
+    """Return the same with checksums."""
+    return CheckedConnection("client", _LIMITS)
 
 
 class Session:
@@ -664,7 +670,9 @@ class Session:
     def _learn_steady(self, request: PushRequest, message: Message, sink: Sink | None) -> None:
         """Make the templates of the steady exchange, if this one is of its kind."""
         layout, header = self.info.layout, self.wire.header
-        push = steady_push(request, message, sink, self.info) if self._learning else None
+        push = None
+        if self._learning and not self.wire.checked:
+            push = steady_push(request, message, sink, self.info)
         if push is None or layout is None or not header or decode(header) != message:
             return  # the header is a later message's
         if self.wire.shared is not None and layout.nbytes > self._outbox.lends_above:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from aiops.common.launchers import URL, detect
 from aiops.common.tls_files import CA, CERT, KEY, Tls
 from aiops.errors import UsageError
+from aiops.wire.checked_connection import xxh3
 
-NAME, TOKEN = "AIOPS_NAME", "AIOPS_TOKEN"
+NAME, TOKEN, CHECKSUMS = "AIOPS_NAME", "AIOPS_TOKEN", "AIOPS_CHECKSUMS"
 
 _log = logging.getLogger("aiops.client")
 
@@ -45,6 +46,20 @@ def server_url(given: str | None, environment: Mapping[str, str] = os.environ) -
         text = "%s is not set: the server is taken to be %s, by %s"
         _log.log(level, text, URL, place.url, place.sources["url"])
     return place.url
+
+
+def checksums(given: bool | None, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether connections have checksums; if that is not given, by `CHECKSUMS`.
+
+    Raises
+    ------
+    UsageError
+        When they are to have them, and the package ``xxhash`` is missing.
+    """
+    wanted = environment.get(CHECKSUMS, "") not in ("", "0") if given is None else given
+    if wanted:
+        xxh3(0)
+    return wanted
 
 
 def tls_files(given: Tls | None, environment: Mapping[str, str] = os.environ) -> Tls:

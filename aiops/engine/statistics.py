@@ -22,6 +22,7 @@ _OF_THE_PROCESS = (
         "memory",
         "file_errors",
         "waits",
+        "corrupted",
         "state",
         "tokens",
         "aiops",

@@ -20,6 +20,7 @@ from aiops.net.path_watch import PathWatch, cut_off
 from aiops.net.socket_options import tune, unacknowledged
 from aiops.net.unix_socket import UnixSide
 from aiops.store.snapshots import Lease
+from aiops.wire.checked_connection import checked_instead
 from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
@@ -152,7 +153,12 @@ class MessageTransport(asyncio.BufferedProtocol):
                     break
                 messages = wire.fill(room)
         except RemoteProtocolError as error:
-            self.fault(error)
+            checked = checked_instead(wire)
+            if checked is None:
+                self.fault(error)
+                return
+            self.wire = checked
+            self.buffer_updated(len(wire.unread()))
             return
         self._stop_reading("no room")
         self._owner.link_waits(self)

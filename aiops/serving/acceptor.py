@@ -16,7 +16,7 @@ from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.engine.steady import Steady
 from aiops.engine.steady_rows import SteadyRows
-from aiops.errors import AiopsError, DeadlineExceeded, Refused, Unavailable
+from aiops.errors import AiopsError, Corrupted, DeadlineExceeded, Refused, Unavailable
 from aiops.net.busy_poll import BusyPoll
 from aiops.net.confinement import peer_process
 from aiops.net.cpu_count import usable
@@ -144,6 +144,8 @@ class Acceptor:
         As of `ServerHandshake`.
     control
         Handles what is asked of the server itself, given the connection; None: `post` does.
+    corrupted
+        Connections that ended with a wrong checksum.
     log_level
         That of the lines which say who joined and who is gone.
     """
@@ -170,6 +172,7 @@ class Acceptor:
         self.refusal: Callable[[Greeting], str] = lambda hello: ""
         self.control: Callable[[int, Message], None] | None = None
         self.log_level = logging.INFO
+        self.corrupted = 0
         self.pacing: Pacing | None = None
         self.most, self.strangers = config.max_connections, StrangerPool()
         self.answers = SharedBound(
@@ -366,11 +369,17 @@ class Acceptor:
             if kind is Push:
                 if self.newcomers.sent(link.number, _nbytes(message)):  # type: ignore[arg-type]
                     asyncio.get_running_loop().call_soon(self.newcomers.go_on)
-                steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
+                steady = None
+                if not link.wire.checked:
+                    steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
                 if steady is not None and steady is not peer.steady:
                     peer.steady = steady
                     self._take_shortcut(peer)
-            elif (kind is FetchRows or kind is PushRows) and peer.steady_rows is None:
+            elif (
+                (kind is FetchRows or kind is PushRows)
+                and peer.steady_rows is None
+                and not link.wire.checked
+            ):
                 peer.steady_rows = self._coordinator.steady_rows(link.number, link.wire)
                 if peer.steady_rows is not None:
                     self._take_shortcut(peer)
@@ -455,6 +464,7 @@ class Acceptor:
         self._quotas.lost(peer)
         hello = peer.handshake.hello
         name = f"{hello.role} {hello.name!r}" if hello else "an unknown client"
+        self.corrupted += isinstance(error, Corrupted)
         _log.log(self.log_level, "%s at %s is gone: %s", name, link.peer_name, error)
         if peer.handshake.admitted is not None and not isinstance(hello, StandbyHello):
             self._post(Left(self._now(), link.number))

@@ -231,6 +231,7 @@ class Server:
             "state": self.state_report(),
             "tokens": self.connections.access.report(),
             "waits": self.config.waits.table(),
+            "corrupted": self.connections.corrupted,
             "aiops": __version__,
             "time": self._env.wall_clock(),
         }

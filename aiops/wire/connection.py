@@ -152,6 +152,8 @@ class Connection:
         Bytes of the payload in progress that are still to come; 0 between payloads.
     shared
         The segments that both sides have shown, on a connection within one machine; else None.
+    checked
+        Whether all bytes are covered by checksums (`aiops.wire.checked_connection`).
     header
         The header read last, if it has at most 4,096 bytes; else empty.
     expected
@@ -169,6 +171,7 @@ class Connection:
         *("header", "limits", "missing", "on_long", "pending", "shared", "state", "traffic"),
     )
 
+    checked = False
     _room = _HEAD
     _joined = SMALL
 
@@ -527,6 +530,10 @@ class Connection:
         counted.payload += payload
 
     # ------------------------------------------------------------ going on
+
+    def unread(self) -> bytes:
+        """Return the bytes that have come, between payloads, and are no message yet."""
+        return bytes(self._head[self._begin : self._end])
 
     def lost(self) -> None:
         """Close for good: let go of a half-filled sink and of the peer's memory."""

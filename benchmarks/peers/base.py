@@ -70,8 +70,11 @@ SAME_HOST: Mapping[str, str] = {
 """The peers that share memory, likewise."""
 GPU: Mapping[str, str] = {"cuda": "benchmarks.peers.cuda"}
 """aiops on a GPU, beside aiops on the host: `shared`."""
-TLS: Mapping[str, str] = {"tls": "benchmarks.peers.tls"}
-"""aiops over TLS, beside aiops over TCP."""
+TLS: Mapping[str, str] = {
+    "tls": "benchmarks.peers.tls",
+    "checksums": "benchmarks.peers.checksums",
+}
+"""aiops over TLS, and with checksums, beside aiops over TCP."""
 MODULES: Mapping[str, str] = {**TCP, **SAME_HOST, **GPU, **TLS}
 """All of them."""
 KEEP_MEMORY: Mapping[str, str] = {

@@ -7,7 +7,7 @@ peers `shared` and `views` let it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -105,11 +105,11 @@ class Server:
 class Worker:
     """A blocking client that exchanges."""
 
-    def __init__(self, job: Job, address: str, index: int, tls: aiops.Tls | None = None) -> None:
+    def __init__(self, job: Job, address: str, index: int, **settings: Any) -> None:
         import aiops
 
         self.gradient: dict[str, Array] = {"w": gradient(job.elements)}
-        self._client = aiops.Client(address, role="worker", tls=tls)
+        self._client = aiops.Client(address, role="worker", **settings)
         self._client.__enter__()
         check_transport(self._client, job)
         self._tensors = self._client.define({"w": np.zeros(job.elements, np.float32)})

@@ -27,7 +27,7 @@ class Worker(ours.Worker):
         url, folder = address.split(maxsplit=1)
         held = Path(folder)
         tls = aiops.Tls(held / "ca.pem", held / "client.pem", held / "client.key")
-        super().__init__(job, url, index, tls)
+        super().__init__(job, url, index, tls=tls)
 
 
 class Server(ours.Server):

@@ -38,7 +38,7 @@ class AsyncClient(Facade, AsyncClosing):
 
     Parameters
     ----------
-    url, role, token, name, timeout, tls
+    url, role, token, name, timeout, tls, checksums
         As `Client`'s.
 
     Raises
@@ -57,9 +57,17 @@ class AsyncClient(Facade, AsyncClosing):
         name: str | None = None,
         timeout: float = 60.0,
         tls: Tls | None = None,
+        checksums: bool | None = None,
     ) -> None:
         super().__init__(
-            url, role=role, token=token, name=name, timeout=timeout, pongs=True, tls=tls
+            url,
+            role=role,
+            token=token,
+            name=name,
+            timeout=timeout,
+            pongs=True,
+            tls=tls,
+            checksums=checksums,
         )
         self._window = asyncio.Semaphore(messages.REMEMBERED)  # pushes under way, at most
         self._connection: AsyncConnection | None = None

@@ -75,7 +75,8 @@ class AsyncDialler:
         patience: float,
     ) -> tuple[asyncio.Transport, AsyncConnection]:
         """Connect within this machine if the server is on it and shares memory, else by TCP."""
-        near = self._env.connect_unix(*where)
+        checked = self._session.wire.checked
+        near = None if checked else self._env.connect_unix(*where)
         if near is not None:
             begun = await self._begin_near(make, near, where[0], name, patience)
             if begun is not None:

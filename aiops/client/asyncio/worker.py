@@ -82,7 +82,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
 
     Parameters
     ----------
-    url, params, tables, views, token, name, timeout, tls
+    url, params, tables, views, token, name, timeout, tls, checksums
         As `Worker`'s. All times are the event loop's (`asyncio.loop.time`), in seconds.
 
     Attributes
@@ -109,9 +109,16 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         name: str | None = None,
         timeout: float = 60.0,
         tls: Tls | None = None,
+        checksums: bool | None = None,
     ) -> None:
         self._client = AsyncClient(
-            url, role="worker", token=token, name=name, timeout=timeout, tls=tls
+            url,
+            role="worker",
+            token=token,
+            name=name,
+            timeout=timeout,
+            tls=tls,
+            checksums=checksums,
         )
         self._session = self._client._session
         self._initial, self._tables, self._views = initial(params, tables), tables, views

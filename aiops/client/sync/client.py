@@ -51,6 +51,10 @@ class Client(Facade, Closing):
     tls
         The files of TLS, for a URL ``aiops+tls://host[:port]``: `aiops.Tls`. Default: those of the
         variables ``AIOPS_TLS_CA``, ``AIOPS_TLS_CERT`` and ``AIOPS_TLS_KEY``.
+    checksums
+        True: all bytes, both ways, are covered by checksums (XXH3, of the package ``xxhash``), and
+        a connection with a wrong one is made again. The server is then reached by TCP, on this
+        machine too. Default: whether the variable ``AIOPS_CHECKSUMS`` is 1.
 
     Raises
     ------
@@ -80,9 +84,17 @@ class Client(Facade, Closing):
         timeout: float = 60.0,
         pongs: bool = False,
         tls: Tls | None = None,
+        checksums: bool | None = None,
     ) -> None:
         super().__init__(
-            url, role=role, token=token, name=name, timeout=timeout, pongs=pongs, tls=tls
+            url,
+            role=role,
+            token=token,
+            name=name,
+            timeout=timeout,
+            pongs=pongs,
+            tls=tls,
+            checksums=checksums,
         )
         self._connection = BlockingConnection(self._session, self._servers, self._tls)
         forks.note(self)

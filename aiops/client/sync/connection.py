@@ -73,7 +73,7 @@ class BlockingConnection:
         self, session: Session, servers: Sequence[ServerAddress], tls: TlsClient | None = None
     ) -> None:
         self._session = session
-        self.dialler = Dialler(session.url, self._left, tls)
+        self.dialler = Dialler(session.url, self._left, tls, near=not session.wire.checked)
         below = CURRENT_ENVIRONMENT.get().randbelow
         self._attempts = Attempts(servers, below, 0.0)
         self._repetitions = Repetitions(below)

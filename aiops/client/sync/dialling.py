@@ -35,6 +35,8 @@ class Dialler:
         Returns the seconds that are left until a deadline, or raises `DeadlineExceeded`.
     tls
         Connects to servers by TLS; None: they speak plain TCP.
+    near
+        Whether servers on this machine are reached by their Unix sockets.
 
     Attributes
     ----------
@@ -45,9 +47,14 @@ class Dialler:
     """
 
     def __init__(
-        self, url: str, left: Callable[[float], float], tls: TlsClient | None = None
+        self,
+        url: str,
+        left: Callable[[float], float],
+        tls: TlsClient | None = None,
+        *,
+        near: bool = True,
     ) -> None:
-        self._url, self._left, self._tls = url, left, tls
+        self._url, self._left, self._tls, self._near = url, left, tls, near
         self._env = CURRENT_ENVIRONMENT.get()
         self.socket: socket.socket | None = None
         self.interrupted = self._forked = False
@@ -101,7 +108,7 @@ class Dialler:
         target: TlsTarget | None,
     ) -> tuple[StreamSocket, UnixSide | None]:
         hosts = self._addresses(host, until)
-        for address in hosts:
+        for address in hosts if self._near else ():
             near = self._env.connect_unix(address, port)
             if near is None:
                 continue

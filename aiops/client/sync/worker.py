@@ -84,7 +84,7 @@ class Worker(WorkerFacade, Closing):
     views
         True: `params` are read-only, and lie in the server's memory if it is on this machine. They
         are other arrays after each step, so look them up again. Default False: copies.
-    token, name, timeout, tls
+    token, name, timeout, tls, checksums
         As `Client`'s; the default name is that of a worker.
 
     Attributes
@@ -123,10 +123,18 @@ class Worker(WorkerFacade, Closing):
         name: str | None = None,
         timeout: float = 60.0,
         tls: Tls | None = None,
+        checksums: bool | None = None,
     ) -> None:
         params = initial(params, tables)
         self._client = Client(
-            url, role="worker", token=token, name=name, timeout=timeout, pongs=True, tls=tls
+            url,
+            role="worker",
+            token=token,
+            name=name,
+            timeout=timeout,
+            pongs=True,
+            tls=tls,
+            checksums=checksums,
         )
         self._session = self._client._session
         try:
