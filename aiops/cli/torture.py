@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -245,6 +246,31 @@ def bits(
     cells |= {name: f"{number:,}" for name, number in record["outcomes"].items()}
     cells["changed what is done"] = "; ".join(found.accepted[:5]) or "none"
     _end(record, cells, report, as_json, right=not found.accepted)
+
+
+@app.command(
+    "fuzz", help="Fuzz the parsers, guided by coverage (Atheris): a documented error or a value."
+)
+def fuzz(
+    corpus: Annotated[
+        Path, typer.Option(metavar="DIR", help="Inputs by target; what reaches further is added.")
+    ],
+    seconds: Annotated[int, typer.Option(min=1, help="For each target.")] = 30,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this target; may be repeated.")
+    ] = None,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Fuzz one target after the other, and exit with status 1 if one was broken."""
+    from aiops.lab.torture.fuzz_targets import TARGETS
+    from aiops.lab.torture.fuzzing import fuzz as fuzz_one
+
+    found = [fuzz_one(target, corpus, seconds) for target in _chosen(only, TARGETS)]
+    cells = {each.target: f"{each.runs:,} inputs, {each.coverage:,} edges" for each in found}
+    cells |= {f"finding in {each.target}": each.finding for each in found if each.finding}
+    record = {"what": "fuzz", "seconds": seconds, "targets": [asdict(each) for each in found]}
+    _end(record, cells, report, as_json, right=not any(each.finding for each in found))
 
 
 @app.command(

@@ -145,7 +145,7 @@ class BlockingConnection:
         # A TLS socket has no call that receives into two places.
         plain = [sock for sock in sockets if isinstance(sock, socket.socket)]
         alike = len(plain) == len(sockets) == 1 + len(session.shards.channels)
-        if alike and self._handed is None:
+        if alike and self._handed is None and not session.wire.checked:
             exchange = RowsExchange.begun(session, request)
         if exchange is None:
             session.ask(request)

@@ -22,6 +22,7 @@ from aiops.state.frames import SegmentHead, SegmentScan
 from aiops.state.plain import unpack
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.state.snapshot_file import SnapshotFile
+from aiops.wire.checked_connection import PREAMBLE, CheckedConnection
 from aiops.wire.connection import Connection, with_sinks
 from aiops.wire.decoding import decode
 from aiops.wire.handshake import Admitted, ServerHandshake
@@ -60,6 +61,13 @@ def _feed(connection: Connection, data: bytes, piece: int, each: Callable[[Messa
         received = with_sinks(connection, connection.received(count), lambda message: Discard())
         for message, _sink in received:
             each(message)
+
+
+def _checked(data: bytes) -> None:
+    """Have a server read bytes behind those that ask for checksums."""
+    connection = CheckedConnection("server")
+    _feed(connection, PREAMBLE + data, 255, lambda message: None)
+    connection.lost()
 
 
 def _handshake(data: bytes) -> None:
@@ -166,6 +174,7 @@ def _refusing(target: Target) -> Target:
 TARGETS: Mapping[str, Target] = {
     "server": _refusing(lambda data: _wire("server", data)),
     "client": _refusing(lambda data: _wire("client", data)),
+    "checked": _refusing(_checked),
     "header": _refusing(lambda data: (decode(data), None)[1]),
     "handshake": _refusing(_handshake),
     "session": _refusing(_client),
