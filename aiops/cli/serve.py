@@ -47,8 +47,11 @@ def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
             values["lr"] = None
 
 
-def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None]:
-    """Make a command whose flags are the fields of `Config`, and ``--config``."""
+def _with_config_flags(function: Callable[[Config, str], None]) -> Callable[..., None]:
+    """Make a command whose flags are the fields of `Config`, and ``--config``.
+
+    The function gets the settings, and a line for the log that says why they are so; or none.
+    """
     hints = get_type_hints(Config)
     lists = [f.name for f in dataclasses.fields(Config) if f.default is dataclasses.MISSING]
 
@@ -56,7 +59,13 @@ def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None
         for name in lists:
             values[name] = list(values[name] or [])
         _merge_settings(context, values)
-        function(Config(**values))
+        why = ""
+        if values["shards"] == "auto":
+            from aiops.net.cpu_count import usable
+            from aiops.serving.shard_count import settle_shards
+
+            values, why = settle_shards(values, usable())
+        function(Config(**values), why)
 
     parameters = [
         inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
@@ -128,7 +137,7 @@ def _log_to_stderr(config: Config) -> None:
 
 
 @_with_config_flags
-def serve(config: Config) -> None:
+def serve(config: Config, why: str) -> None:
     """Run a server. Its first line on stdout is the URL to join; logs go to stderr.
 
     Every flag is also an AIOPS_* variable and a key of --config FILE.toml. SIGTERM and Ctrl-C
@@ -138,6 +147,8 @@ def serve(config: Config) -> None:
 
     _log_to_stderr(config)
     logger = logging.getLogger("aiops.server")
+    if why:
+        logger.info("%s", why)
     try:
         import uvloop
     except ImportError:

@@ -78,7 +78,7 @@ def choose_servers(
         When nothing tells the model's size.
     """
     held = None if config.state is None else held_shards(config.state)
-    nbytes = model_size(config)
+    nbytes = model_size(config.init, config.model_size)
     if held is None and nbytes is None:
         raise UsageError(
             "servers='auto' needs the size of the model before the first worker defines it: give"

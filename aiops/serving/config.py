@@ -59,9 +59,6 @@ _COUNTS = (
     "shard_bytes",
     "model_size",
 )
-AUTO = -1
-"""``shards`` while it is ``auto``: the number is chosen when the server starts."""
-
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
 _SECRETS = ("token", "relay_token")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
@@ -76,7 +73,7 @@ def _option(default: Any, help: str, read: Callable[[Any], Any] | None = None) -
 
 
 def read_shards(given: Any) -> Any:
-    """Return the number that a flag gives, or its text as it is; `Config` checks that."""
+    """Return the number that a flag gives, or its text as it is: ``auto``, or a mistake."""
     try:
         return int(given)
     except ValueError:
@@ -188,6 +185,11 @@ class Config:
     model_size: int | None = _option(
         None, "For --shards auto without --init: bytes of the model that workers will define."
     )
+    link_rate: str | None = _option(
+        None,
+        "For --shards auto: what this machine's network carries each way, such as 1Gbit/s, where"
+        " the system does not know it.",
+    )
     shard_bytes: int = _option(1 << 20, "No shard holds less: a small model lies on fewer of them.")
     spread_tables: bool = _option(
         False, "Spread the rows of tables over all shards, too, by the hash of their numbers."
@@ -215,10 +217,8 @@ class Config:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(self.waits, wait))
         shards: object = self.shards
-        if isinstance(shards, str):
-            if shards != "auto":
-                raise UsageError(f"--shards must be a number, or auto, not {shards!r}")
-            object.__setattr__(self, "shards", AUTO)
+        if isinstance(shards, str):  # `settle_shards` has replaced auto
+            raise UsageError(f"--shards must be a number, or auto, not {shards!r}")
         _one_of("consistency", self.consistency, ("leased", "relaxed"))
         _one_of("kernels", self.kernels, ("auto", "numba", "numpy"))
         number_of(self.device)
@@ -228,7 +228,7 @@ class Config:
             raise UsageError(f"port must be 0 to 65535, not {self.port}")
         for name in (*_SECONDS, *_COUNTS):
             value = getattr(self, name)
-            if value is None or (name == "shards" and value == AUTO):
+            if value is None:
                 continue
             flag, most = name.replace("_", "-"), _LONGEST if name in _SECONDS else _MOST
             if not value > 0 and name not in _MAY_BE_0:  # not a number is not more than 0
@@ -368,11 +368,6 @@ class Config:
                 "--shard is for the standby of a follower, which has --follower and --standby: a"
                 " follower is told its shard by its lead"
             )
-        if self.shards == AUTO and self.standby is not None:
-            raise UsageError(
-                "a standby's --shards is the number that its primary has, not auto: the primary's"
-                " log says it, and so does aiops stats"
-            )
         if self.follower and (self.followers or self.shards != 1):
             raise ConflictError(
                 "a follower has no followers of its own: give --shards and --followers to the lead"
@@ -499,8 +494,6 @@ class Config:
                 continue
             if isinstance(value, bool):
                 found.append(flag)
-            elif name == "shards" and value == AUTO:
-                found.append(f"{flag}=auto")
             else:
                 words = value if isinstance(value, list) else [str(value)]
                 found += [f"{flag}={word}" for word in words]
@@ -566,7 +559,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if name == "set" and isinstance(value, dict):
             value = [f"{k}={v}" for k, v in value.items()]
         text, kinds = _KINDS[str(known[name].type).partition(" ")[0]]
-        if name in ("bandwidth_budget", "worker_budget") and type(value) is int:
+        if name in ("bandwidth_budget", "worker_budget", "link_rate") and type(value) is int:
             value = str(value)  # bytes per second
         if name == "shards" and value == "auto":
             kinds = (str,)

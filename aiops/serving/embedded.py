@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -16,8 +17,10 @@ from aiops.serving import rollback
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.new_files import discard_unbegun, with_record
 from aiops.serving.server import Server
-from aiops.serving.shard_count import with_shards
+from aiops.serving.shard_count import settle_shards
 from aiops.serving.standby.server import StandbyServer
+
+_log = logging.getLogger("aiops.server")
 
 
 @overload
@@ -65,7 +68,10 @@ def serve(
 
 @contextlib.asynccontextmanager
 async def _serving(settings: Mapping[str, Any]) -> AsyncIterator[Server]:
-    config = with_shards(config_of(settings), processors=1)  # one event loop has no use for more
+    settled, why = settle_shards(settings, processors=1)  # one event loop has no use for more
+    config = config_of(settled)
+    if why:
+        _log.info("%s", why)
     async with contextlib.AsyncExitStack() as stack:
         config = await _with_followers(config, stack)
         yield await stack.enter_async_context(_running(config))

@@ -10,11 +10,9 @@ from functools import partial
 
 from aiops.errors import ConnectionLost
 from aiops.net import faults, signals
-from aiops.net.cpu_count import usable
 from aiops.serving import rollback
 from aiops.serving.config import Config
 from aiops.serving.server import Server
-from aiops.serving.shard_count import with_shards
 from aiops.serving.shard_processes import ShardProcesses
 from aiops.serving.standby.server import StandbyServer
 
@@ -30,7 +28,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     With ``shards`` the followers are child processes, which end with this one.
     """
     faults.use_environment_variable()
-    config = with_shards(_with_room(config), usable())
+    config = _with_room(config)
     server: Server | None = None
     standby: StandbyServer | None = None
     ending = False

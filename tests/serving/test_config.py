@@ -73,6 +73,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "no_shm": (True, False, True),
     "shards": (2, 3, 4),
     "model_size": (1, 2, 3),
+    "link_rate": ("1MB/s", "2MB/s", "3MB/s"),
     "shard_bytes": (1, 2, 3),
     "spread_tables": (True, False, True),
     "followers": (["a:1"], ["b:2"], ["c:3"]),
@@ -114,7 +115,7 @@ def command_line() -> tuple[Any, list[Config]]:
     """Return the server's command line, and a list that gets the settings that it has read."""
     seen: list[Config] = []
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(serve_command._with_config_flags(seen.append))
+    app.command()(serve_command._with_config_flags(lambda config, _why: seen.append(config)))
     return typer.main.get_command(app), seen
 
 
