@@ -137,7 +137,7 @@ async def test_a_worker_alone() -> None:
 
 
 @testing.virtual()
-async def test_a_worker_that_was_away_begins_anew() -> None:
+async def test_a_worker_that_was_away_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     async with aiops.serve(policy="average", set=AVERAGE) as running:
         network = testing.network()
         with network.at("w0"):
@@ -146,10 +146,14 @@ async def test_a_worker_that_was_away_begins_anew() -> None:
             there = asyncio.create_task(work(running.url, 1))
         await asyncio.sleep(1.0)
         network.silence("w0")
-        await asyncio.sleep(40.0)
+        await testing.until(
+            lambda: running.engine.report()["data_sets"][0]["returned"] > 0,
+            "the other one was given its examples",
+        )
         network.restore("w0")
         for params in await asyncio.gather(away, there):
             check(params)
+    assert "this worker was away, and others were given its examples" in caplog.text
 
 
 def train(url: str, number: int, folder: str, dies: bool) -> None:
