@@ -179,7 +179,7 @@ def judge_reach(reach: Reach, place: WorkerPlace, machine: Machine) -> Iterator[
         "" if reach.round_trip is None else f"; a ping takes {formatting.seconds(reach.round_trip)}"
     )
     yield Finding("server", GOOD, f"{reach.url} at {reach.ip}: {took}{trip}")
-    yield from _judge_version(reach.report, machine)
+    yield from _judge_report(reach.report, machine)
     if reach.clock is not None:
         ahead = "ahead" if reach.clock > 0 else "behind"
         text = f"the server's is {formatting.seconds(abs(reach.clock))} {ahead}"
@@ -218,7 +218,7 @@ def _unreached(reach: Reach, place: WorkerPlace) -> str:
     return "something else may listen on that port, or the server is overloaded: `aiops stats`"
 
 
-def _judge_version(report: Mapping[str, Any], machine: Machine) -> Iterator[Finding]:
+def _judge_report(report: Mapping[str, Any], machine: Machine) -> Iterator[Finding]:
     theirs = report.get("aiops")
     if theirs is None or theirs == machine.version:
         told = "" if theirs is None else ", like the server's"
@@ -233,6 +233,12 @@ def _judge_version(report: Mapping[str, Any], machine: Machine) -> Iterator[Find
     errors = report.get("file_errors") or ()
     for sentence in errors:
         yield Finding("server's files", BROKEN, str(sentence), "make room on the server's disk")
+    if waits := report.get("waits"):
+        text = ", ".join(f"{name} {seconds:g} s" for name, seconds in waits.items())
+        yield Finding("waits", GOOD, text)
+    if corrupted := report.get("corrupted"):
+        text = f"{corrupted:,} connections to the server ended with a wrong checksum"
+        yield Finding("network", NOTE, text, "a cable, a card or memory between is faulty")
 
 
 def judge_machine(machine: Machine, workers: int, model: int) -> Iterator[Finding]:

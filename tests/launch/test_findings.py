@@ -101,6 +101,8 @@ def test_a_server_that_answers() -> None:
         ({"clock": -90.0}, NOTE, "clocks: the server's is 1 min 30 s behind → aiops does not need"),
         ({"report": {"aiops": "2.0"}}, NOTE, "versions: aiops 1.0 here, 2.0 on the server"),
         ({"report": {"file_errors": ["full"]}}, BROKEN, "server's files: full → make room"),
+        ({"report": {"corrupted": 2}}, NOTE, "network: 2 connections to the server ended"),
+        ({"report": {"waits": {"probe": 1.0, "ping": 5.0}}}, GOOD, "waits: probe 1 s, ping 5 s"),
         ({"ip": "127.0.0.1"}, NOTE, "on this machine, and memory is not shared with it"),
         ({"error": "no", "refused": True}, BROKEN, "set AIOPS_TOKEN to the same value"),
         ({"error": "no", "stages": {}}, BROKEN, "names the machine: is 'a' known"),
