@@ -1,16 +1,18 @@
-"""The filter benchmark: exchanges with ``--filter norm`` beside exchanges without.
+"""The filter benchmark: exchanges with ``--filter`` beside exchanges without.
 
     python -m benchmarks.filter [--sizes 4KiB,1MiB,16MiB] [--policies asgd,fasgd] [--rounds 5]
-                                [--seconds 1] [--json out.json] [--plot out.png]
+                                [--filter robust] [--seconds 1] [--json out.json] [--plot out.png]
 
 Two servers run at the same time, one with the filter, and one worker exchanges with them in turns,
 over TCP: a push of the whole gradient, answered with the parameters. The figure is the time of an
-exchange with the filter over that without, in the same round; and the share of its measurement in
-an update, both on one thread, without a server.
+exchange with the filter over that without, in the same round; and the time of a filter's decision
+on a push, the reading of its sample included, over that of an update: both on one thread, by turns,
+without a server.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,16 +27,21 @@ from rich.table import Table
 from aiops.algorithms import find
 from aiops.client import Client
 from aiops.errors import UsageError
-from aiops.kernels import Spans, build, sum_squares
+from aiops.filters.screen import PushScreen
+from aiops.kernels import Spans, build
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
+from aiops.model.arena import Arena
+from aiops.model.layout import Cover, Layout
+from aiops.store.snapshots import Version
 from benchmarks import plots, report
 from benchmarks.serving import serving
 from benchmarks.sizes import KIB, MIB, format_size, parse_size
 
 _TENSORS = 4
 _GRADIENT = 1e-6
-_WARM = 12  # exchanges first: the filter learns with 8
+_WARM = 20  # exchanges first: the filters learn with 16
+_WORKERS = 12  # whose pushes the decisions are on
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Options:
 
     sizes: Annotated[tuple[int, ...], "of the model", parse_size] = (4 * KIB, MIB, 16 * MIB)
     policies: Annotated[tuple[str, ...], "policies"] = ("asgd", "fasgd")
-    filter: str = "norm"
+    filter: str = "robust"
     rounds: int = 5
     seconds: Annotated[float, "per round and server"] = 1.0
 
@@ -106,19 +113,45 @@ def _exchanges(options: Options, size: int, policy: str) -> tuple[list[float], l
 
 
 def _of_update(options: Options, size: int, policy: str) -> list[float]:
-    """Return the time of the filter's measurement over that of an update, of each round."""
-    count = size // 4
+    """Return the time of the filters' decision over that of an update, of each round."""
+    count = max(size // 4 // _TENSORS, 1) * _TENSORS
     rule = find(policy).make({}).rule()
     kernel = build(rule, np.float32).warm()
     w, g = np.zeros(count, np.float32), np.full(count, _GRADIENT, np.float32)
     state = [np.full(count, value, np.float32) for value in rule.state.values()]
     spans = Spans.whole(count, 1e-6)
-    sum_squares(g)
+    decide = _decisions(options, count)
     ratios = []
     for _ in range(options.rounds):
         update = _timed(options.seconds / 8, lambda: kernel(spans, 1.0, w, g, w, state))
-        ratios.append(_timed(options.seconds / 8, lambda: sum_squares(g)) / update)
+        ratios.append(_timed(options.seconds / 8, decide) / update)
     return ratios
+
+
+def _decisions(options: Options, count: int) -> Callable[[], object]:
+    """Return a function that has the filters decide on the next of many pushes."""
+    layout = Layout([(f"w{k}", "float32", (count // _TENSORS,)) for k in range(_TENSORS)])
+    screen, arena, draw = (
+        PushScreen(options.filter, layout),
+        Arena(layout),
+        np.random.default_rng(1),
+    )
+    gradients = [Arena(layout) for _ in range(2)]
+    for gradient in gradients:
+        for array in gradient.sections:
+            array[:] = draw.standard_normal(array.size)
+    turns = itertools.count()
+
+    def decide() -> None:
+        turn = next(turns)
+        data = gradients[turn % 2].data
+        version = Version(turn, arena, np.full(_TENSORS, turn), turn)
+        cover = Cover(layout.all, layout.starts, True, max(turn - _WORKERS, 0), None)
+        screen.judge(turn % _WORKERS, data, cover, 4.0, screen.measure(data, cover), version)
+
+    for _ in range(100):
+        decide()
+    return decide
 
 
 def _timed(seconds: float, do: Callable[[], object]) -> float:
@@ -143,7 +176,7 @@ def table(result: Mapping[str, Any]) -> Table:
         ]
         for cell in result["cells"]
     ]
-    title = "An exchange with the filter and without, ms over TCP, and its measurement / an update"
+    title = "An exchange with the filter and without, ms over TCP, and a decision / an update"
     columns = ("model", "policy", "off", "on", "ratio", "least", "most", "of the update")
     return report.table(title, columns, rows, text_columns=2)
 

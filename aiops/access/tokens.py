@@ -78,6 +78,9 @@ class AccessToken:
     bytes_per_second, requests_per_second
         What they may use, all connections together; None: as much as there is. Bytes are counted
         both ways.
+    untrusted
+        Whether the gradients of its holders may be hostile: then a server filters them (``--filter
+        auto``).
     """
 
     name: str
@@ -87,6 +90,7 @@ class AccessToken:
     connections: int | None = None
     bytes_per_second: int | None = None
     requests_per_second: int | None = None
+    untrusted: bool = False
 
     def expired(self, now: float) -> bool:
         """Return whether its time is over, at ``now`` in seconds since 1970."""
@@ -223,13 +227,12 @@ def _read(name: str, row: Any) -> AccessToken:
         if key not in _FIELDS:
             raise UsageError(f"token {name!r}: no key {key!r}; {nearest(key, _FIELDS)}")
     keys = TokenKeys(*(_hex(name, row, key, size) for key, size in _SIZES.items()))
-    return AccessToken(
-        name, read_role(row.get("role", ""), f"token {name!r}"), keys, *_limits(name, row)
-    )
+    role = read_role(row.get("role", ""), f"token {name!r}")
+    return AccessToken(name, role, keys, *_limits(name, role, row))
 
 
-def _limits(name: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the date at which a token expires, and its quotas."""
+def _limits(name: str, role: TokenRole, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the date at which a token expires, its quotas, and whether it is untrusted."""
     expires = row.get("expires")
     if expires is not None:
         if getattr(expires, "tzinfo", None) is None:
@@ -242,7 +245,12 @@ def _limits(name: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
     for key, most in zip(QUOTAS, quotas, strict=True):
         if most is not None and (type(most) is not int or not 1 <= most <= _MOST):
             raise UsageError(f"token {name!r}: {key} must be a number from 1, not {most!r}")
-    return expires, *quotas
+    untrusted = row.get("untrusted", False)
+    if type(untrusted) is not bool or (untrusted and role >= TokenRole.ADMIN):
+        raise UsageError(
+            f"token {name!r}: untrusted must be true or false, and is not for the role 'admin'"
+        )
+    return expires, *quotas, untrusted
 
 
 def read_role(word: object, what: str) -> TokenRole:
@@ -274,6 +282,8 @@ def _written(token: AccessToken, date: Callable[[float], str]) -> str:
         f'role = "{token.role.word}"',
         *(f'{key} = "{value.hex()}"' for key, value in zip(_SIZES, token.keys, strict=True)),
     ]
+    if token.untrusted:
+        lines.append("untrusted = true")
     if token.expires is not None:
         lines.append(f"expires = {date(token.expires)}")
     quotas = ((key, getattr(token, key)) for key in QUOTAS)
@@ -282,4 +292,4 @@ def _written(token: AccessToken, date: Callable[[float], str]) -> str:
 
 
 _SIZES = {"id": KEY_ID, "stored": _KEY, "server": _KEY}
-_FIELDS = ("role", *_SIZES, "expires", *QUOTAS)
+_FIELDS = ("role", *_SIZES, "untrusted", "expires", *QUOTAS)

@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "plot": "Draw the figures of written reports.",
     "startup": "Measure the time from the start of a server to its first answer to a push.",
     "acks": "Measure the price of --state at each level of --acks, beside no state.",
-    "filter": "Measure exchanges with --filter norm beside exchanges without.",
+    "filter": "Measure exchanges with --filter robust beside exchanges without.",
     "snapshots": "Measure training beside the snapshots of a state, and restarts from one.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }

@@ -25,6 +25,7 @@ from aiops.errors import ConnectionLost
 Watch = Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")]
 
 _EVERY = 1.0
+_REASONS = 8  # workers whose last refusal is told
 _MOST = 40  # staleness bars and members that fit a screen
 
 
@@ -317,6 +318,8 @@ def _filter(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         text.append(f"; quarantined: {', '.join(row['quarantined'])}", style="red")
     yield ""
     yield text
+    for name, why in list(row["reasons"].items())[-_REASONS:]:
+        yield Text(f"  refused last of {name!r}: {why}", style="dim")
 
 
 def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -17,6 +17,7 @@ from aiops.access.tokens import (
     QUOTAS,
     ROLE_WORDS,
     AccessToken,
+    TokenRole,
     TokenTable,
     check_name,
     read_role,
@@ -51,6 +52,11 @@ Requests = Annotated[
     int | None, typer.Option("--requests-per-second", help="The most that it may make.")
 ]
 
+Untrusted = Annotated[
+    bool,
+    typer.Option("--untrusted", help="Its workers may be hostile: the server filters gradients."),
+]
+
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -63,6 +69,7 @@ def new(
     connections: Most = None,
     bytes_per_second: Rate = None,
     requests_per_second: Requests = None,
+    untrusted: Untrusted = False,
 ) -> None:
     """Print a new token, which is nowhere else, and note in the file what a server needs of it."""
     check_name(name)
@@ -75,7 +82,12 @@ def new(
     given = bytes_per_second
     rate = None if given is None else parse_rate("--bytes-per-second", given)
     quotas = connections, rate, requests_per_second
-    token = AccessToken(name, read_role(role, "--role"), keys_of(secret), until, *quotas)
+    rights = read_role(role, "--role")
+    if untrusted and rights >= TokenRole.ADMIN:
+        raise UsageError(
+            "--untrusted: an admin is trusted with all of the server; give --role train"
+        )
+    token = AccessToken(name, rights, keys_of(secret), until, *quotas, untrusted)
     _write(file, found.with_token(token))
     print(secret)
 
@@ -90,6 +102,7 @@ def ls(file: TokensFile, as_json: Json = False) -> None:
             "role": each.role.word,
             "expires": None if each.expires is None else date_of(each.expires),
             "expired": each.expired(now),
+            "untrusted": each.untrusted,
             **{key: getattr(each, key) for key in QUOTAS},
         }
         for each in found
@@ -101,7 +114,7 @@ def ls(file: TokensFile, as_json: Json = False) -> None:
     for row in rows:
         until = row["expires"] or "never"
         shown.add_row(
-            *(str(row["name"]), str(row["role"])),
+            *(str(row["name"]), f"{row['role']}{', untrusted' * bool(row['untrusted'])}"),
             f"{until} (over)" if row["expired"] else str(until),
             *(f"{row[key]:,}" if row[key] else "any" for key in QUOTAS),
         )

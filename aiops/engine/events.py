@@ -15,12 +15,12 @@ import numpy as np
 from aiops.common import failure_waits
 from aiops.common.frozen import value
 from aiops.errors import ConflictError, UsageError
-from aiops.filters import screen
+from aiops.filters import choice
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.placement import Placement
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
-from aiops.store.parameters import NormsJob, UpdateJob
+from aiops.store.parameters import MeasureJob, UpdateJob
 from aiops.store.snapshots import Lease
 from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.wire.messages import Message
@@ -254,7 +254,7 @@ class Apply:
     """Run a kernel (`run`, on any thread), then post `Applied` with its result."""
 
     ticket: int
-    job: UpdateJob | TableJob | CopyRowsJob | ReplicaJob | CaptureJob | NormsJob
+    job: UpdateJob | TableJob | CopyRowsJob | ReplicaJob | CaptureJob | MeasureJob
 
     @property
     def run(self) -> Callable[[], Ints]:
@@ -394,7 +394,7 @@ class Options:
     parameters may be behind, 0: chosen by the server. ``shards``: the number of servers that the
     model is spread over, this one included. ``shard_bytes``: the least bytes that a server holds; a
     small model is spread over fewer servers. ``spread_tables``: the rows of tables are spread over
-    them, too, by the hash of their numbers. ``filter``: as `aiops.filters.screen.check` takes it.
+    them, too, by the hash of their numbers. ``filter``: as `aiops.filters.choice.chosen` takes it.
     ``relay``, ``relay_token``: the ``host:port`` of the relay through which workers that average
     reach each other, and what it shares with this server.
     """
@@ -433,11 +433,10 @@ class Options:
         for name in ("recall", "fetch_lag"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        screen.check(self.filter)
-        if self.filter != "off" and self.shards > 1:
+        if choice.chosen(self.filter) and self.shards > 1:
             raise ConflictError(
                 "--filter looks at whole gradients, and of a model on several servers none has one:"
-                " leave out --filter or --shards"
+                " leave out --filter or --shards (with untrusted tokens, give --filter off)"
             )
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from aiops.codecs import BUILT_IN, checked_codec, codec_named, raw
 from aiops.engine.buffer_pool import BufferPool
 from aiops.errors import BadPush, Refused, nearest
-from aiops.kernels.scan import Surveyor
+from aiops.kernels.scan import Surveyor, largest_magnitude
 from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.model.parts import Part, Parts
 from aiops.store.gradient import Gradient, rows_in
@@ -31,8 +31,8 @@ class PushSink(Sink):
     """The sink of one push or one offered model: a buffer, surveyed as it fills."""
 
     __slots__ = (
-        *("_borrowed", "_done", "_freed", "_layout", "_offsets", "_pinned", "_pool", "_runs"),
-        *("_surveys", "buffer", "cover", "fault"),
+        *("_borrowed", "_done", "_freed", "_layout", "_least", "_offsets", "_pinned", "_pool"),
+        *("_runs", "_surveys", "buffer", "cover", "fault"),
     )
 
     def __init__(
@@ -49,6 +49,7 @@ class PushSink(Sink):
         self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
         self._surveys = surveys
         self._runs: list[tuple[int, Array, Surveyor]] | None = None  # made at the first bytes
+        self._least: dict[int, int] = {}  # what the surveys returned, by the start of the run
         self._done = 0  # bytes surveyed
         self._borrowed = False  # the buffer is the sender's
         self._pinned = self._freed = False
@@ -80,8 +81,17 @@ class PushSink(Sink):
                 if bad >= 0:
                     self.fault = self._bad_value(begin, typed, first + bad)
                     return
+                if bad < self._least.get(begin, 0):
+                    self._least[begin] = bad
             if end < stop:
                 return
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of the values that have been surveyed; raw ones only."""
+        runs = self._runs or ()
+        found = [(self._least.get(begin, -1), typed.dtype) for begin, typed, _survey in runs]
+        return max((largest_magnitude(bits, dtype) for bits, dtype in found), default=0.0)
 
     def fill_with(self, exchange: Callable[[Bytes], Bytes | None]) -> bool:
         """Have all bytes come in other memory, which stands in for the buffer from here on.

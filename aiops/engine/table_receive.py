@@ -61,7 +61,7 @@ class RowsSink(PushSink):
         self._runs = [(0, typed, check_ids)]
         if pushed:
             self._runs.append((ids, flat, survey))
-        self._done = 0
+        self._done, self._least = 0, {}
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Survey large payloads block by block, and small ones at once at their end."""

@@ -132,7 +132,7 @@ class Training:
         self.replies = Replies(store, self.tables.described, membership, budget, self.delta_replies)
         self.screen: PushScreen | None = None
         if options.filter != "off":
-            self.screen = PushScreen(options.filter, [tensor.name for tensor in layout.tensors])
+            self.screen = PushScreen(options.filter, layout)
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),

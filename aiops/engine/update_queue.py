@@ -30,7 +30,7 @@ from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.finite_guard import LIMIT, magnitude, refused_tensor
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import NormsJob, Store, UpdateJob
+from aiops.store.parameters import MeasureJob, Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.wire.messages import Push, Reapply
@@ -386,7 +386,7 @@ class UpdateQueue:
                 if self._screen is None or isinstance(item.sink, CachedGradient):
                     effects += self._decide(item, now)
                 else:
-                    effects.append(self._measure(self._screen, item, item.sink.take()))
+                    effects += self._measure(self._screen, item, item.sink, now)
             elif isinstance(item, Decision):
                 effects.append(self._issue(None, item))
             elif isinstance(item, CaptureJob):
@@ -403,19 +403,39 @@ class UpdateQueue:
         self._working = (self.tickets, on_applied)
         return Apply(self.tickets, job)
 
-    def _measure(self, screen: PushScreen, push: PendingPush, gradient: Gradient) -> Apply:
-        """Measure a gradient; the filter decides with the result, and then the policy."""
+    def _measure(
+        self, screen: PushScreen, push: PendingPush, sink: PushSink, now: float
+    ) -> Sequence[Effect]:
+        """Measure a gradient; the filters decide with the result, and then the policy."""
+        gradient = sink.take()
+        if not gradient.parts:
+            values = screen.measure(gradient.data, gradient.cover)
+            return self._measured(screen, push, sink.largest, values, now)
         self.tickets += 1
-        self._working = (self.tickets, partial(self._measured, screen, push))
-        return Apply(self.tickets, NormsJob(self._store, gradient))
+        self._working = (self.tickets, partial(self._decoded, screen, push))
+        return [Apply(self.tickets, MeasureJob(self._store, gradient, screen.measure))]
 
-    def _measured(
+    def _decoded(
         self, screen: PushScreen, push: PendingPush, sums: Ints, now: float
     ) -> list[Effect]:
-        """Have the policy decide about a gradient that passes the filter; ignore another."""
-        member = push.member
-        squares = sums.view(np.float64)
-        why = screen.judge(member.number, push.sink.cover.tensors, squares)
+        """Take the values of a coded gradient, which the update's thread has measured."""
+        largest, *values = sums.view(np.float64)
+        measured = np.array(values) if values else None
+        return self._measured(screen, push, float(largest), measured, now)
+
+    def _measured(
+        self,
+        screen: PushScreen,
+        push: PendingPush,
+        largest: float,
+        values: Array | None,
+        now: float,
+    ) -> list[Effect]:
+        """Have the policy decide about a gradient that passes the filters; ignore another."""
+        member, sink = push.member, push.sink
+        assert isinstance(sink, PushSink), "gradients that are applied again are not measured"
+        payload, current = sink.buffer, self._store.current
+        why = screen.judge(member.number, payload, sink.cover, largest, values, current)
         if why is None:
             return self._decide(push, now)
         self.ignored += 1

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Norms = npt.NDArray[np.float64]
-
-WORKERS = 64
-"""The workers whose norms are kept: those that pushed last."""
+from aiops.filters.observation import Objection, Observation, WorkerArrays
+from aiops.filters.sample import Values
 
 EACH = 8
-"""The last pushes of each that are kept."""
+"""The last pushes of each worker that are kept."""
 
-LEARNT = 8
-"""Pushes that are measured before the first is used."""
+FACTOR = 20.0
+"""c, unless another is given: with data of its own for each worker, the gradient of a class that
+was not seen for a while is ten times as large as the others."""
 
 
-class NormFilter:
+class NormFilter(WorkerArrays):
     """Compare the norm of each tensor with its median over the last pushes of all workers.
 
     .. math:: g is used if ‖g_k‖ ≤ c · median_j ‖g_k⁽ʲ⁾‖ for every tensor k
@@ -28,8 +27,9 @@ class NormFilter:
     The median is over the workers, of each worker's own over its last 8 pushes, used or not: it
     follows gradients that grow, and one that pushes often does not move it. Of an even number the
     lower is taken. While fewer than half of the workers are hostile, the median is not above norms
-    of honest ones. The first 8 pushes are measured, and not used: there is nothing to compare them
-    with. A gradient is not scaled down: a norm that large is not that of its mini-batch.
+    of honest ones. The norm of a large tensor is that of its sample. The largest magnitude of the
+    whole gradient is compared in the same way, so nothing large is hidden beside the sample. A
+    gradient is not scaled down: a norm that large is not that of its mini-batch.
 
     It keeps out magnitudes (9e17, 100 times the gradient), and nothing that has the size of a
     gradient: flipped signs, wrong labels, noise of the right norm.
@@ -37,7 +37,7 @@ class NormFilter:
     Parameters
     ----------
     tensors
-        The number of the model's tensors.
+        The names of the model's tensors.
     factor
         c, more than 1.
 
@@ -48,102 +48,78 @@ class NormFilter:
 
     Example
     -------
-    >>> norms = NormFilter(tensors=1, factor=5.0)
-    >>> found = [norms.judge(worker, np.array([0]), np.array([1.0])) for worker in range(8)]
-    >>> norms.judge(1, np.array([0]), np.array([4.0])), norms.learning
-    (None, False)
-    >>> norms.judge(2, np.array([0]), np.array([100.0]))
-    (0, 100.0)
+    >>> norms = NormFilter(["w"], factor=5.0)
+    >>> def push(worker, norm):
+    ...     seen = Observation(worker, np.array([0]), np.array([norm]), None, None, None, None)
+    ...     return norms.judge(seen)
+    >>> for worker in range(8):
+    ...     norms.forget(worker)
+    ...     assert push(worker, 1.0) is None
+    >>> push(1, 4.0)
+    >>> push(2, 100.0).why
+    "has a norm in 'w' of 100 times the median of all workers' (norm)"
     """
 
-    def __init__(self, tensors: int, factor: float) -> None:
-        self.factor = factor
-        self._norms = np.full((WORKERS, EACH, tensors), np.nan)
-        self._medians = np.full((WORKERS, tensors), np.nan)  # of each worker
-        self._workers = np.full(WORKERS, -1, np.int64)
-        self._counts = np.zeros(WORKERS, np.int64)  # pushes of each
-        self._times = np.full(WORKERS, -1, np.int64)  # the number of each one's last push
-        self._next = 0  # pushes so far
+    norms: Values  # of each worker's last pushes
+    medians: Values  # of those
+    counts: Values  # pushes
 
-    @property
-    def learning(self) -> bool:
-        """True while pushes are measured only."""
-        return self._next < LEARNT
+    def __init__(self, tensors: Sequence[str], factor: float) -> None:
+        self._names, self._factor = tensors, factor
+        count = len(tensors) + 1
+        empty = math.nan
+        super().__init__(norms=((EACH, count), empty), medians=((count,), empty), counts=((), 0.0))
+        self._median: Values = np.full(count, empty)  # over the workers
+        self._due = 0  # pushes until it is computed again
 
-    def judge(
-        self, worker: int, tensors: npt.NDArray[np.int64], norms: Norms
-    ) -> tuple[int, float] | None:
-        """Note a push; return the tensor that is furthest beyond c, and its norm over the median.
+    def judge(self, seen: Observation) -> Objection | None:
+        """Note a push; refuse it if any of its norms is more than c medians.
 
-        Parameters
-        ----------
-        worker
-            The number of its worker.
-        tensors, norms
-            The tensors that it covers, and the norm of each. Those whose median is 0 pass.
-
-        Returns
-        -------
-        tuple or None
-            None: the push may be used, unless `learning`.
+        Tensors whose median is 0 pass, or of which no worker has pushed any.
         """
-        medians = _lower_median(self._medians[:, tensors])
-        self._note(worker, tensors, norms)
+        if not self._due:
+            self._median = _lower_median(self.medians)
+            self._due = max(len(self.medians) // 8, 1)
+        self._due -= 1
+        medians = self._median[seen.tensors]
+        self._note(seen)
         judged = medians > 0  # NaN: no worker has pushed the tensor
-        ratios = np.divide(norms, medians, out=np.zeros(len(norms)), where=judged)
-        worst = int(np.argmax(ratios))
-        if not ratios[worst] > self.factor:
+        ratios = np.divide(seen.norms, medians, out=np.zeros(len(medians)), where=judged)
+        worst = int(ratios.argmax())
+        ratio = float(ratios[worst])
+        if not ratio > self._factor:
             return None
-        return int(tensors[worst]), float(ratios[worst])
+        tensor = int(seen.tensors[worst])
+        largest = tensor == len(self._names)
+        what = "largest value" if largest else f"norm in {self._names[tensor]!r}"
+        return Objection(f"has a {what} of {ratio:.3g} times the median of all workers' (norm)")
 
-    def _note(self, worker: int, tensors: npt.NDArray[np.int64], norms: Norms) -> None:
-        """Keep a push of a worker, in place of its eighth last or of the worker seen least."""
-        mine = np.flatnonzero(self._workers == worker)
-        row = int(mine[0]) if len(mine) else int(np.argmin(self._times))
-        if not len(mine):
-            self._workers[row], self._counts[row] = worker, 0
-            self._norms[row], self._medians[row] = np.nan, np.nan
-        place = int(self._counts[row]) % EACH
-        self._norms[row, place] = np.nan
-        self._norms[row, place, tensors] = norms
-        self._medians[row] = _lower_median(self._norms[row])
-        self._counts[row] += 1
-        self._times[row] = self._next
-        self._next += 1
+    def _note(self, seen: Observation) -> None:
+        """Keep the norms of a push in place of its worker's eighth last."""
+        row = seen.worker
+        place = int(self.counts[row]) % EACH
+        self.norms[row, place] = math.nan
+        self.norms[row, place, seen.tensors] = seen.norms
+        self.medians[row] = _lower_median(self.norms[row])
+        self.counts[row] += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept, for `restore`."""
-        return {name: getattr(self, name).copy() for name in _ARRAYS} | {"next": self._next}
+        """Return the arrays, and the medians in use."""
+        return {**super().state(), "median": self._median.copy(), "due": self._due}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        for name in _ARRAYS:
-            array = getattr(self, name)
-            array[...] = np.asarray(state[name]).reshape(array.shape)
-        self._next = state["next"]
+        super().restore(state)
+        self._median, self._due = np.array(state["median"], float), state["due"]
 
 
-_ARRAYS = ("_norms", "_medians", "_workers", "_counts", "_times")
-
-
-def _lower_median(rows: Norms) -> Norms:
+def _lower_median(rows: Values) -> Values:
     """Return the lower median of each column, of its elements that are not NaN; NaN without any."""
-    counts = (~np.isnan(rows)).sum(axis=0)
+    if not len(rows):
+        return np.full(rows.shape[1:], math.nan)
+    counts = np.add.reduce(~np.isnan(rows), axis=0)  # those that are not NaN, which is sorted last
     middle = np.maximum(counts - 1, 0) // 2
-    found: Norms = np.take_along_axis(np.sort(rows, axis=0), middle[None], axis=0)[0]
-    return found  # NaN is sorted last
-
-
-def parse(text: str) -> float | None:
-    """Return the factor of ``norm`` or ``norm:FACTOR``; None: it is something else.
-
-    >>> parse("norm"), parse("norm:8"), parse("nrom")
-    (5.0, 8.0, None)
-    """
-    name, _colon, factor = text.partition(":")
-    if name != "norm":
-        return None
-    try:
-        return float(factor or 5.0)
-    except ValueError:
-        return None
+    ordered = rows.copy()
+    ordered.sort(axis=0)
+    found: Values = ordered[middle, np.arange(rows.shape[1])]
+    return found

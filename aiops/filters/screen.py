@@ -1,47 +1,64 @@
-"""PushScreen pushes with a filter, and quarantine workers that are refused too often."""
+"""Screen pushes with filters, and quarantine workers that are refused too often."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from aiops.errors import Refused, UsageError
-from aiops.filters.norm import NormFilter, parse
+from aiops.errors import Refused
+from aiops.filters import choice
+from aiops.filters.observation import WORKERS, Filter, Objection, Observation
+from aiops.filters.sample import Sample, Values
+from aiops.model.arena import Arena
+from aiops.model.layout import Bytes, Cover, Layout
 
 QUARANTINE = 16
 """Refusals after which a worker is quarantined, each counted for 1; a push that is used takes 1/2
 of one off. So a worker of whose pushes less than a third are refused never is."""
 
+SEEDING = 8
+"""The first pushes, of which the positions of the sample are drawn."""
 
-def check(text: str) -> None:
-    """Check a filter's description (``--filter``): ``off``, ``norm`` or ``norm:FACTOR``.
+LEARNT = 8
+"""The pushes after them, which are measured and not used."""
 
-    Raises
-    ------
-    UsageError
-        When it is none of these.
-    """
-    if text == "off":
-        return
-    factor = parse(text)
-    if factor is None or not 1 < factor < 1e6:
-        raise UsageError(
-            f"--filter must be off, norm or norm:FACTOR (more than 1, default 5), not {text!r}"
-        )
+VERSIONS = 64
+"""The versions whose sampled parameters are kept, for gradients that were computed on them."""
+
+REASONS = 64
+"""The workers refused last, of which the statistics tell the reason."""
+
+_DIGESTED = 1 << 16  # bytes of each of the first pushes
+
+
+class Parameters(Protocol):
+    """A version of the parameters: its number, and its values."""
+
+    @property
+    def number(self) -> int:
+        """The number of updates that made it."""
+
+    @property
+    def arena(self) -> Arena:
+        """Its values."""
 
 
 class PushScreen:
-    """The filter of one run, and its account of each worker.
+    """The filters of one run, and their account of each worker.
+
+    They see a sample of each push (`aiops.filters.sample`). Its positions are drawn from a digest
+    of the first pushes, of several workers: so no worker knows them, and a replay draws the same.
+    These pushes are not used, and neither are the next eight, from which the filters learn.
 
     Parameters
     ----------
     text
-        As `check` takes it, but ``off``.
-    tensors
-        The names of the model's tensors.
+        The filters, as `aiops.filters.choice.chosen` takes them.
+    layout
+        The model.
 
     Attributes
     ----------
@@ -51,45 +68,135 @@ class PushScreen:
         By a worker's number, the reason.
     """
 
-    def __init__(self, text: str, tensors: list[str]) -> None:
-        self._text, self._tensors = text, tensors
-        self._filter = NormFilter(len(tensors), parse(text) or 5.0)
+    def __init__(self, text: str, layout: Layout) -> None:
+        self._text, self._layout = text, layout
+        self._all = np.arange(len(layout.tensors) + 1)
+        self._compares = not choice.PARAMETERS.isdisjoint(choice.chosen(text))
+        self._seen = 0  # pushes so far, until they are enough
+        self._digest = b""  # of those that the sample is drawn of
+        self._sample: Sample | None = None
+        self._filters: list[Filter] = []
+        self._versions: dict[int, Values] = {}  # sampled parameters, the oldest first
+        self._rows: dict[int, int] = {}  # of the workers, those that pushed last at the end
         self._points: dict[int, float] = {}
+        self._reasons: dict[int, str] = {}  # of the last refusal of each worker
         self.refused = 0
         self.quarantined: dict[int, str] = {}
 
+    # ------------------------------------------------------------ measuring
+
+    def measure(self, data: Bytes, cover: Cover) -> Values | None:
+        """Return the sampled values of a dense gradient; None until there is a sample.
+
+        It may be called on any thread.
+        """
+        sample = self._sample
+        if sample is None:
+            return None
+        return sample.read(data) if cover.whole else sample.read_part(data, cover)
+
     def judge(
-        self, worker: int, tensors: npt.NDArray[np.int64], squares: npt.NDArray[np.float64]
+        self,
+        worker: int,
+        payload: Bytes,
+        cover: Cover,
+        largest: float,
+        values: Values | None,
+        current: Parameters,
     ) -> str | None:
         """Return the reason for which a push is not used, or None.
 
-        The reason is empty while the filter is learning: then nothing is held against the worker.
+        The reason is empty while the filters are learning: then nothing is held against the worker.
 
         Parameters
         ----------
         worker
             Its number.
-        tensors, squares
-            The tensors that it covers, and the sum of squares of each.
+        payload, cover
+            What was received, and the tensors that it covers.
+        largest
+            The largest magnitude of its values.
+        values
+            As `measure` returned them.
+        current
+            The version that it meets.
         """
-        learning = self._filter.learning
-        found = self._filter.judge(worker, tensors, np.sqrt(squares))
-        if learning:
+        if values is None:
+            begin = payload[:_DIGESTED].tobytes()
+            self._digest = hashlib.blake2b(self._digest + begin, digest_size=8).digest()
+            self._seen += 1
+            if self._seen == SEEDING:
+                self._draw()
             return ""
+        seen = self._observed(worker, cover, largest, values, current)
+        findings = [each.judge(seen) for each in self._filters]
+        if self._seen < SEEDING + LEARNT:
+            self._seen += 1
+            return ""
+        finding = next((each for each in findings if each is not None), None)
+        for each in self._filters:
+            each.settle(seen, finding is None)
+        return self._account(worker, finding)
+
+    def _draw(self) -> None:
+        """Draw the positions of the sample, and make the filters."""
+        seed = int.from_bytes(self._digest, "big")
+        self._sample = sample = Sample(self._layout, seed)
+        names = [tensor.name for tensor in self._layout.tensors]
+        self._filters = choice.made(self._text, names, sample, seed)
+
+    def _observed(
+        self, worker: int, cover: Cover, largest: float, values: Values, current: Parameters
+    ) -> Observation:
+        sample, versions, number = self._sample, self._versions, current.number
+        assert sample is not None, "there are values of it"
+        if self._compares and number not in versions:
+            versions[number] = sample.read(current.arena.data)
+            if len(versions) > VERSIONS:
+                del versions[next(iter(versions))]
+        base = cover.level if cover.level is not None else int(cover.bases.min())
+        norms = sample.norms(values, largest)
+        tensors = self._all if cover.whole else np.append(cover.tensors, len(norms) - 1)
+        return Observation(
+            self._row(worker),
+            tensors,
+            norms if cover.whole else norms[tensors],
+            values,
+            None if cover.whole else sample.covered(cover),
+            versions.get(base),
+            versions.get(number),
+        )
+
+    def _row(self, worker: int) -> int:
+        """Return the row of a worker, which may have been that of the one seen least."""
+        row = self._rows.pop(worker, None)
+        if row is None:
+            row = len(self._rows)
+            if row == WORKERS:
+                row = self._rows.pop(next(iter(self._rows)))
+            for each in self._filters:
+                each.forget(row)
+        self._rows[worker] = row
+        return row
+
+    # ------------------------------------------------------------ accounts
+
+    def _account(self, worker: int, finding: Objection | None) -> str | None:
         points = self._points.get(worker, 0.0)
-        if found is None:
+        if finding is None:
             if points:
                 self._points[worker] = max(points - 0.5, 0.0)
             return None
-        tensor, ratio = found
-        why = (
-            f"the norm of its gradient of {self._tensors[tensor]!r} is {ratio:.3g} times the median"
-            f" of all workers' (--filter {self._text})"
-        )
+        why = f"its gradient {finding.why}"
         self.refused += 1
-        self._points[worker] = points + 1
-        if points + 1 >= QUARANTINE:
-            self.quarantined[worker] = why
+        self._reasons.pop(worker, None)
+        self._reasons[worker] = why
+        if len(self._reasons) > REASONS:
+            del self._reasons[next(iter(self._reasons))]
+        if finding.blamed:
+            self._points[worker] = points + 1
+            if points + 1 >= QUARANTINE:
+                self.quarantined[worker] = why
         return why
 
     def fault(self, worker: int) -> Refused | None:
@@ -105,16 +212,37 @@ class PushScreen:
     def report(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return its row of the statistics; ``names``: of workers, by number."""
         quarantined = [names.get(number, str(number)) for number in sorted(self.quarantined)]
-        return {"filter": self._text, "refused": self.refused, "quarantined": quarantined}
+        reasons = {names.get(number, str(number)): why for number, why in self._reasons.items()}
+        counts = {"filter": self._text, "refused": self.refused}
+        return {**counts, "quarantined": quarantined, "reasons": reasons}
+
+    # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as plain values, for `restore`."""
+        """Return all of it as plain values, for `restore`; none before the sample is drawn."""
         accounts = list(self._points.items()), list(self.quarantined.items())
-        return {"filter": self._filter.state(), "accounts": accounts, "refused": self.refused}
+        return {
+            "seen": self._seen,
+            "digest": self._digest,
+            "filters": [each.state() for each in self._filters],
+            "versions": [list(self._versions), [*self._versions.values()]],
+            "rows": list(self._rows.items()),
+            "accounts": accounts,
+            "reasons": list(self._reasons.items()),
+            "refused": self.refused,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        self._filter.restore(state["filter"])
+        self._seen, self._digest = state["seen"], state["digest"]
+        if self._seen >= SEEDING:
+            self._draw()
+            for each, kept in zip(self._filters, state["filters"], strict=True):
+                each.restore(kept)
+        numbers, values = state["versions"]
+        self._versions = {n: np.array(each, float) for n, each in zip(numbers, values, strict=True)}
+        self._rows = dict(state["rows"])
         points, quarantined = state["accounts"]
         self._points, self.quarantined = dict(points), dict(quarantined)
+        self._reasons = dict(state["reasons"])
         self.refused = state["refused"]

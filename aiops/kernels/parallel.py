@@ -94,18 +94,21 @@ def add(target: Array, other: Array, parallel_map: ParallelMap) -> Array:
 
 
 def survey(find: Callable[[Array], int], array: Array, parallel_map: ParallelMap) -> int:
-    """Return the lowest index that ``find`` returns for a flat array, or -1."""
+    """Return what ``find``, a `aiops.kernels.scan.Surveyor`, returns for a flat array."""
     if parallel_map is serial_map or array.nbytes < LARGE:
         return find(array)
-    found: list[int] = []
+    unfit: list[int] = []
+    fit: list[int] = []
 
     def look(at: slice) -> None:
         index = find(array[at])
         if index >= 0:
-            found.append(at.start + index)
+            unfit.append(at.start + index)
+        else:
+            fit.append(index)
 
     parallel_map([partial(look, at) for at in _slices(array)])
-    return min(found, default=-1)
+    return min(unfit or fit, default=-1)
 
 
 def update(

@@ -24,6 +24,7 @@ __all__ = [
     "Surveyor",
     "bounded",
     "first_infinite",
+    "largest_magnitude",
     "reaches",
     "sum_squares",
     "survey",
@@ -64,7 +65,8 @@ SURVEYED = tuple(_FORMATS)
 """The names of the dtypes that can be surveyed."""
 
 Surveyor: TypeAlias = Callable[[Array], int]
-"""Returns the index of an array's first unfit element, or -1."""
+"""Returns the index of an array's first unfit element. If there is none it is negative: -1 - m,
+where m are the bits of the largest magnitude, which `largest_magnitude` reads."""
 
 
 def survey(array: Array, backend: str = "auto") -> int:
@@ -91,7 +93,7 @@ def survey(array: Array, backend: str = "auto") -> int:
 
 
 def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
-    """Return :func:`survey` for flat contiguous arrays of one dtype.
+    """Return a `Surveyor` for flat contiguous arrays of one dtype, which finds what `survey` does.
 
     Numba is imported, and the loop compiled, by the first call.
     """
@@ -122,6 +124,15 @@ def _finder(unsigned: np.dtype[Any], magnitude: int, limit: int, backend: str) -
     return find
 
 
+def largest_magnitude(found: int, dtype: np.dtype[Any]) -> float:
+    """Return the largest magnitude in an array for which a `Surveyor` returned a negative number.
+
+    ``dtype``: the array's. 0 for an empty array.
+    """
+    unsigned = _FORMATS[dtype.name].unsigned
+    return float(np.array([-1 - found], unsigned).view(dtype)[0])
+
+
 def first_infinite(array: Array, backend: str = "auto") -> int:
     """Return the index of the first element that is not finite, or -1; as :func:`survey`."""
     form = _format("first_infinite", array)
@@ -148,10 +159,10 @@ def reaches(bits: Array, magnitude: int, limit: int, backend: str = "auto") -> i
     ``bits`` is flat and contiguous, of dtype uint16, uint32 or uint64.
     """
     if current_backend(backend) == "numpy":
-        return _survey_numpy(bits, magnitude, limit)
+        return max(_survey_numpy(bits, magnitude, limit), -1)
     scan, mask, bound = compiled_survey(bits.itemsize, magnitude, limit)
     found: int = scan(bits, mask, bound)
-    return found
+    return max(found, -1)
 
 
 def sum_squares(array: Array, backend: str = "auto") -> float:
@@ -199,12 +210,15 @@ _KNOWN = {np.dtype(name): _FORMATS[name] for name in ("float16", "float32", "flo
 def _survey_numpy(bits: Array, magnitude: int, limit: int) -> int:
     scratch = np.empty(min(bits.size, SURVEY_BLOCK), bits.dtype)
     mask = bits.dtype.type(magnitude)
+    most = 0
     for start in range(0, bits.size, SURVEY_BLOCK):
         block = bits[start : start + SURVEY_BLOCK]
         magnitudes = np.bitwise_and(block, mask, out=scratch[: block.size])
-        if magnitudes.max() >= limit:
+        largest = int(magnitudes.max())
+        if largest >= limit:
             return start + int(np.argmax(magnitudes >= limit))
-    return -1
+        most = max(most, largest)
+    return -1 - most
 
 
 def _sum_squares_numpy(array: Array, total: float) -> float:
@@ -255,6 +269,7 @@ def _compiled_sum(itemsize: int) -> Any:
 
 def _survey_loop(bits: Any, magnitude: Any, limit: Any) -> Any:
     unsigned = type(limit)  # Numba works out & in 64 bits, which holds half as many per vector
+    most = unsigned(0)
     for start in range(0, bits.size, SURVEY_BLOCK):
         block = bits[start : start + SURVEY_BLOCK]
         largest = unsigned(0)
@@ -265,7 +280,8 @@ def _survey_loop(bits: Any, magnitude: Any, limit: Any) -> Any:
             for i in range(block.size):
                 if unsigned(block[i] & magnitude) >= limit:
                     return start + i
-    return -1
+        most = largest if largest > most else most
+    return -1 - np.int64(most)
 
 
 def _sum_squares_loop(array: Any, total: Any) -> Any:

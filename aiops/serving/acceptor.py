@@ -32,7 +32,7 @@ from aiops.serving.profiling import Receiving
 from aiops.serving.quota_holds import QuotaHolds
 from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
 from aiops.serving.standby.feeds import StandbyFeeds
-from aiops.serving.token_file import TokenFile
+from aiops.serving.token_file import TokenFile, filter_of
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.admin_messages import ADMIN_REQUESTS
 from aiops.wire.connection import Connection, SinkFor
@@ -184,6 +184,7 @@ class Acceptor:
         self.newcomers = Newcomers(lambda: coordinator.pools[0].bound, coordinator.wait)
         self._token_file = TokenFile(config.tokens, config.token)
         self.access = AccessControl(self._token_file.read(), env.wall_clock)
+        self._filters = filter_of(config.filter, config.tokens) != "off"
         self._quotas = QuotaHolds(self.access, env.now)
         if pacing is not None:
             self.pace(pacing)
@@ -272,6 +273,12 @@ class Acceptor:
             for line in self.access.change(table):
                 _log.info("%s: %s", self._config.tokens, line)
             self._quotas.measure(self.peers.values())
+            if not self._filters and any(token.untrusted for token in table):
+                _log.warning(
+                    "%s has untrusted tokens, and this server filters no gradients: start it again"
+                    " with --filter robust",
+                    self._config.tokens,
+                )
         for number, why in self.access.ended():
             peer = self.peers.get(number)
             if peer is not None and peer.link.wire.state != "closed":

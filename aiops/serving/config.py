@@ -113,7 +113,9 @@ class Config:
     fetch_codec: list[str] = _option([], "How parameters travel, as increments: int8, topk:0.1.")
     fetch_lag: int = _option(0, "Versions that these may be behind; 0: as seems best.")
     filter: str = _option(
-        "off", "Refuse gradients unlike those of other workers: norm, or norm:FACTOR; 'off'."
+        "auto",
+        "Refuse gradients of hostile workers: robust, some (norm:20+curvature), off; 'auto': robust"
+        " if a token is untrusted.",
     )
     init: Path | None = _option(None, "Start with the model in this .safetensors file.")
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
@@ -475,7 +477,7 @@ class Config:
             shards=max(self.shards, 1 + len(self.reach())),
             shard_bytes=self.shard_bytes,
             spread_tables=self.spread_tables,
-            filter=self.filter,
+            filter="off" if self.filter == "auto" else self.filter,  # the server looks at tokens
             relay="" if self.relay is None else _host_and_port(self.relay),
             relay_token=self.relay_token or "",
         )

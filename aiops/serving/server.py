@@ -55,6 +55,7 @@ from aiops.serving.run_state import RunState, open_files
 from aiops.serving.shard_links import ShardLinks
 from aiops.serving.state.shard_states import LeadState
 from aiops.serving.state.state_files import Clock, StateFiles
+from aiops.serving.token_file import filter_of
 from aiops.serving.unix_listener import UnixListener
 from aiops.shards.budget_shares import first_share
 from aiops.shards.collecting import Collecting
@@ -124,7 +125,11 @@ class Server:
         )
         run = env.token_bytes(8).hex()
         files = open_files(config, env, run, options.shards)
-        options = dataclasses.replace(options, run=run if files is None else files.run)
+        options = dataclasses.replace(
+            options,
+            run=run if files is None else files.run,
+            filter=filter_of(config.filter, config.tokens),
+        )
         lead: Lead | None = None
         engine: Engine | None = None
         self._coordinator: Coordinator

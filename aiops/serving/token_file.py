@@ -78,6 +78,27 @@ class TokenFile:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def filter_of(given: str, path: Path | None) -> str:
+    """Return the filters of a server: for ``auto``, those against untrusted tokens, if it has any.
+
+    Parameters
+    ----------
+    given
+        ``--filter``.
+    path
+        ``--tokens``.
+
+    Raises
+    ------
+    UsageError
+        As of `read_tokens`.
+    """
+    if given != "auto":
+        return given
+    untrusted = path is not None and any(token.untrusted for token in read_tokens(path))
+    return "robust" if untrusted else "off"
+
+
 def read_tokens(path: Path) -> TokenTable:
     """Return the tokens of a file that other users can neither read nor write.
 

@@ -14,7 +14,7 @@ from aiops.model.placement import Placement
 from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
-from aiops.store.parameters import NormsJob, UpdateJob
+from aiops.store.parameters import MeasureJob, UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.store.updater import NONE, clipping
@@ -76,7 +76,7 @@ class Updating:
         ``version``: the model's.
         """
         job = effect.job
-        assert not isinstance(job, NormsJob), "--filter is refused on shards"
+        assert not isinstance(job, MeasureJob), "--filter is refused on shards"
         if isinstance(job, TableJob | CopyRowsJob):  # it is the lead's alone
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)

@@ -76,6 +76,9 @@ class ComputeBackend(Protocol):
     def dense(self, gradient: Gradient) -> Gradient:
         """Return the gradient with every tensor raw, valid until the next call."""
 
+    def decoded(self, gradient: Gradient) -> Gradient:
+        """Return the same on the host, valid until the next call."""
+
     def read_packed(self) -> frozenset[str]:
         """Return the codecs for which there are kernels that read payloads."""
 
@@ -178,6 +181,10 @@ class HostBackend:
             gradient, self._layout, self._room, self._requested, self._parallel_map
         )
         return found
+
+    def decoded(self, gradient: Gradient) -> Gradient:
+        """Decode the gradient, as `dense` does."""
+        return self.dense(gradient)
 
     def _room(self) -> Bytes:
         if self._decoded is None:

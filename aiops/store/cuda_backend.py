@@ -257,6 +257,10 @@ class CudaBackend:
         found: Any = self._decoded
         return Gradient(found, gradient.cover)
 
+    def decoded(self, gradient: Gradient) -> Gradient:
+        """Decode a gradient on the host."""
+        return self._host.dense(gradient)
+
     def _decode(self, gradient: Gradient, there: DeviceArray, room: DeviceArray) -> None:
         """Decode the parts of a gradient to the places of its cover; ``there`` is its upload."""
         layout, cover, begin = self._layout, gradient.cover, 0

@@ -22,7 +22,7 @@ from aiops.errors import UsageError
 from aiops.kernels.parallel import LARGE
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
-from aiops.model.layout import Array, Ints, Layout
+from aiops.model.layout import Array, Bytes, Cover, Ints, Layout
 from aiops.store.backends import ComputeBackend, HostBackend
 from aiops.store.finite_guard import LIMIT, FiniteGuard, refusal
 from aiops.store.gradient import Gradient
@@ -104,11 +104,15 @@ class UpdateJob(Update):
 
 
 @dataclass(slots=True)
-class NormsJob:
-    """Measure a gradient, tensor by tensor, and change nothing; `run` as for `UpdateJob`."""
+class MeasureJob:
+    """Decode a gradient and measure it, and change nothing; `run` as for `UpdateJob`.
+
+    ``measure``: takes the gradient's bytes and its cover, and returns values of it, or None.
+    """
 
     store: Store
     gradient: Gradient
+    measure: Callable[[Bytes, Cover], Array | None]
 
     @property
     def cost(self) -> int:
@@ -116,9 +120,12 @@ class NormsJob:
         return len(self.gradient.data)
 
     def run(self) -> Ints:
-        """Return the sum of squares of each tensor that is covered, float64 as its bits."""
-        updater = self.store.updater
-        return updater.squares_each(updater.prepared(self.gradient, alone=False)).view(np.int64)
+        """Return the gradient's largest magnitude and the values, float64 as their bits."""
+        dense = self.store.updater.compute.decoded(self.gradient)
+        values = self.measure(dense.data, dense.cover)
+        largest = self.store.updater.magnitude(dense)
+        found = [largest] if values is None else [largest, *values]
+        return np.array(found, np.float64).view(np.int64)
 
 
 class Store:

@@ -412,17 +412,6 @@ class Updater:
             found += [array[low:high] for low, high in zip(lo.tolist(), hi.tolist(), strict=True)]
         return sum(self.compute.sum_squares(array) for array in found)
 
-    def squares_each(self, gradient: Gradient) -> Array:
-        """Return the sum of squares of each tensor of a dense gradient, float64[covered]."""
-        found = np.zeros(len(gradient.cover.tensors))
-        for index, section in enumerate(self.layout.sections):
-            rows = rows_in(gradient.cover.tensors, section)
-            if len(rows):
-                spans, grad = spans_of(self.layout, index, gradient, rows, found)
-                for row, (low, high, source, _step) in zip(rows, spans.rows(), strict=True):
-                    found[row] = self.compute.sum_squares(grad[source : source + high - low])
-        return found
-
 
 def _rows_of(scalars: Array | None, rows: Ints, default: Array) -> Array:
     """Return the rule's scalars of some tensors."""

@@ -113,7 +113,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "tables": (False, True),
     "float32": (False, True),
     "live": (8, 2),
-    "filter": ("off", "norm:1.1"),
+    "filter": ("off", "norm:1.1+curvature+agreement+kardam"),
 }
 
 GATES = {

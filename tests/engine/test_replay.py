@@ -20,6 +20,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Apply, BudgetTick, Effect, Event, Reply, Stopping, Warm
 from aiops.engine.statistics import decided
 from aiops.engine.update_queue import UpdateQueue
+from aiops.filters import screen
 from aiops.kernels.parallel import LARGE
 from aiops.model.layout import Array, Layout, split
 from aiops.model.parts import Part, Parts, Wants
@@ -60,7 +61,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "budget": {"budget": 1 << 20},
     "worker-budget": {"worker_budget": 1 << 18, "fetch_codec": ("int8",)},
     "live": {"live": 2},
-    "filter": {"filter": "norm:3"},
+    "filter": {"filter": "norm:3+curvature+agreement+kardam"},
     "max-model": {"max_model": 4096, "heartbeat": 3.0},
 }
 
@@ -412,6 +413,8 @@ def test_every_option(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -
     options = OPTIONS[name]
     if policy != "fasgd" and "gate" in options:
         options = {**options, "gate": "constant:p_push=0.5,skipped=reapply"}
+    monkeypatch.setattr(screen, "SEEDING", 2)
+    monkeypatch.setattr(screen, "LEARNT", 2)
     world = World(policy, {}, 5, False, backend="numpy", **options)
     compare(monkeypatch, world)
     assert world.version > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.kernels import sum_squares, survey, surveyor
+from aiops.kernels import largest_magnitude, sum_squares, survey, surveyor
 from aiops.kernels.scan import LANES, SUM_BLOCK, SURVEY_BLOCK
 
 BACKENDS = ["numba", "numpy"]
@@ -108,7 +108,10 @@ def test_the_sum_of_squares_of_what_is_not_finite(backend: str) -> None:
 def test_a_surveyor_finds_what_survey_finds(backend: str, dtype: str) -> None:
     look = surveyor(np.dtype(dtype), backend)
     values = np.ones(40_000, dtype)
-    assert look(values) == -1
+    for largest in (1.0, 2.5, 1000.0):
+        values[17_000] = -largest
+        assert largest_magnitude(look(values), values.dtype) == largest
+    assert largest_magnitude(look(values[:0]), values.dtype) == 0
     for bad in (np.nan, np.inf, -np.inf):
         values[33_333] = bad
         assert look(values) == survey(values, backend) == 33_333

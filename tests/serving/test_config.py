@@ -44,7 +44,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "push_codec": (["int8"], ["onebit"], ["fp16"]),
     "fetch_codec": (["int8"], ["onebit"], ["fp16"]),
     "fetch_lag": (0, 1, 2),
-    "filter": ("norm", "norm:3", "norm:4"),
+    "filter": ("norm", "robust", "norm:4+kardam:0.2"),
     "init": (Path("a.safetensors"), Path("b.safetensors"), Path("c.safetensors")),
     "save": (Path("d.safetensors"), Path("e.safetensors"), Path("f.safetensors")),
     "save_every": (10.0, 20.0, 30.0),

@@ -21,7 +21,7 @@ from aiops.client.sync.worker import Worker
 from aiops.common import urls
 from aiops.errors import Unauthorised, UsageError
 from aiops.serving.config import Config
-from aiops.serving.token_file import TokenFile
+from aiops.serving.token_file import TokenFile, filter_of
 from aiops.wire.admin_messages import Done, Drain, Pause
 from aiops.wire.messages import Ping, Pong
 from tests.certificates import ours
@@ -57,6 +57,24 @@ def test_roles_rotation_and_revocation(tmp_path: Path, capsys: pytest.CaptureFix
         assert not admits(server.url, trainer)
         file.write_text("[[")
         assert admits(server.url, later), "a file that is broken changes nothing"
+
+
+def test_untrusted_tokens_turn_the_filters_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tokens.toml"
+    made(file, "colleague", "train", capsys)
+    assert filter_of("auto", None) == filter_of("auto", file) == "off"
+    token = made(file, "volunteer", "train", capsys, untrusted=True)
+    assert (filter_of("auto", file), filter_of("off", file)) == ("robust", "off")
+    assert "untrusted = true" in file.read_text()
+    with (
+        ServerThread(policy="asgd", kernels="numpy", tokens=file) as server,
+        Worker(server.url, {"w": np.zeros(3, np.float32)}, token=token) as worker,
+    ):
+        assert worker.stats()["filter"]["filter"] == "robust"
+    with pytest.raises(UsageError, match="an admin is trusted"):
+        commands.new(file, "chief", "admin", untrusted=True)
 
 
 class TestQuotas:

@@ -1,0 +1,149 @@
+"""The agreement filter: where workers go one way, refuse one that goes another; refuse copies."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.filters.observation import Objection, Observation, WorkerArrays, dot, lower_median
+from aiops.filters.sample import Values
+
+FOLDED = 256
+"""The numbers that are kept of a worker's direction."""
+
+KEPT = 0.9
+"""β of the mean of a worker's directions."""
+
+FEWEST = 3
+"""Pushes of a worker before it is compared."""
+
+AGREED = 0.2
+"""The median agreement from which on workers are held to go one way."""
+
+TWINS = 0.98
+"""The cosine of the mean directions of two workers from which on they are the same."""
+
+_USUAL = 0.9  # of the closest pair of the median worker: above it all are twins
+
+
+class AgreementFilter(WorkerArrays):
+    """Compare each worker's mean direction with those of all others, in pairs.
+
+    .. math::
+        m_i ← β m_i + (1 − β) g_i / ‖g_i‖,   a_i = median_j≠i cos(m_i, m_j),   A = median_i a_i
+        i is refused if  A ≥ 0.2  and  a_i < A − max(¾ A, 3 · median of the a_j − A ≥ 0)
+
+    A mean over one worker's pushes has less noise than a push, so workers with the same data agree
+    visibly; minus the gradient, noise and wrong labels do not. The median over pairs, where a
+    centre of all would be drawn to colluding workers, keeps those apart that agree among
+    themselves only. Where honest workers do not agree, because each has data of its own, A is
+    about 0 and this refuses nothing.
+
+    Two workers whose means have a cosine of 0.98 are the same one twice, unless the median worker
+    has such a twin, too: they are refused. (Full batches of the same data make honest twins; then
+    most have one.)
+
+    Directions are folded with random signs into 256 numbers each.
+
+    Parameters
+    ----------
+    size
+        Of the sample.
+    seed
+        Of the signs.
+
+    Source
+    ------
+    Karimireddy, He & Jaggi 2021, *Learning from history for Byzantine robust optimization* (a mean
+    over each worker's past); Fung et al. 2020, *The limitations of federated learning in Sybil
+    settings* (twins).
+
+    Example
+    -------
+    Six workers, of which the first two send minus what the others do:
+
+    >>> agreement, draw = AgreementFilter(size=400, seed=1), np.random.default_rng(1)
+    >>> common, refused = draw.standard_normal(400), set()
+    >>> for worker in range(6):
+    ...     agreement.forget(worker)
+    >>> for turn in range(60):
+    ...     worker, gradient = turn % 6, common + draw.standard_normal(400)
+    ...     gradient = -gradient if worker < 2 else gradient
+    ...     seen = Observation(worker, None, None, gradient, None, None, None)
+    ...     if agreement.judge(seen) is not None:
+    ...         refused.add(worker)
+    >>> refused
+    {0, 1}
+    """
+
+    means: Values  # of each worker's directions
+    units: Values  # the same, of length 1
+    counts: Values  # pushes
+    scores: Values  # the agreement of each
+    closest: Values  # the cosine with the closest other worker
+
+    def __init__(self, size: int, seed: int) -> None:
+        width = min(FOLDED, size)
+        super().__init__(
+            means=((width,), 0.0),
+            units=((width,), 0.0),
+            counts=((), 0.0),
+            scores=((), math.nan),
+            closest=((), math.nan),
+        )
+        bits = np.random.PCG64(seed).random_raw(size) >> np.uint64(63)
+        self._signs = 1.0 - 2.0 * bits
+        self._padded = np.zeros(-(-size // width) * width if width else 0)
+
+    def judge(self, seen: Observation) -> Objection | None:
+        """Note a push; refuse it if its worker's direction is not that of the others."""
+        row = seen.worker
+        folded = self._fold(seen.gradient)
+        length = math.sqrt(dot(folded, folded))
+        if length > 0:
+            mean = self.means[row]
+            mean *= KEPT
+            mean += (1 - KEPT) / length * folded
+            self.units[row] = mean / math.sqrt(dot(mean, mean) or 1.0)
+        self.counts[row] += 1
+        ready = self.counts >= FEWEST
+        if not ready[row]:
+            return None
+        self._score(row, ready)
+        return self._finding(row, ready)
+
+    def _fold(self, values: Values) -> Values:
+        padded, width = self._padded, self.means.shape[1]
+        np.multiply(values, self._signs, out=padded[: len(values)])
+        found: Values = np.add.reduce(padded.reshape(-1, width), axis=0)
+        return found
+
+    def _score(self, row: int, ready: npt.NDArray[np.bool_]) -> None:
+        """Work out a worker's agreement with all others, and the closest of them."""
+        cosines = np.add.reduce(self.units * self.units[row], axis=1)
+        others = ready.copy()
+        others[row] = False
+        if others.any():
+            found = cosines[others]
+            self.scores[row], self.closest[row] = lower_median(found), found.max()
+
+    def _finding(self, row: int, ready: npt.NDArray[np.bool_]) -> Objection | None:
+        scores = self.scores[ready & ~np.isnan(self.scores)]
+        if len(scores) < FEWEST:
+            return None
+        median, score = lower_median(scores), self.scores[row]
+        above = lower_median(scores[scores >= median]) - median
+        if median >= AGREED and score < median - max(0.75 * median, 3 * above):
+            return Objection(
+                f"has a cosine of {score:.2f} with those of the other workers, where the median"
+                f" worker's has {median:.2f} (agreement)"
+            )
+        closest = self.closest[ready & ~np.isnan(self.closest)]
+        if self.closest[row] > TWINS and lower_median(closest) < _USUAL:
+            return Objection(
+                f"is that of another worker, with a cosine of {self.closest[row]:.3f}: give each"
+                " worker data, or a seed, of its own (agreement)"
+            )
+        return None

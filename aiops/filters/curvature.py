@@ -1,0 +1,137 @@
+"""The curvature filter: refuse a worker whose gradients fall along the way that the model went."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aiops.filters.observation import Objection, Observation, WorkerArrays, dot, lower_median
+from aiops.filters.sample import Values
+
+KEPT = 0.98
+"""β: a push counts for half after 34 more of its worker."""
+
+FEWEST = 3
+"""Pushes of a worker, and workers with as many, before it is judged."""
+
+FRACTION = 0.25
+"""Of the median that a worker's mean must reach."""
+
+ERRORS = 2.0
+"""Standard errors by which it must fall short to be refused."""
+
+
+class CurvatureFilter(WorkerArrays):
+    """Judge a worker by the change of its own gradient along the path of the model.
+
+    A worker computes g' at θ', and by the time that g' arrives others have moved the model by Δ.
+    Its next gradient is g. A loss that the worker goes down has positive curvature on the way, so
+    the gradient grows along Δ, and minus the gradient falls along it; noise does neither.
+
+    .. math::
+        c = ⟨g − g', Δ⟩ / (‖g − g'‖ · ‖Δ‖)
+        the worker is refused if  mean(c) + 2 · error < ¼ · median of the workers' means > 0
+
+    Kardam's Lipschitz coefficient ‖g − g'‖ / ‖Δθ‖ is the same for g and −g; this has its sign. A
+    worker is compared with itself, so data of its own do it no harm: what others unlearn for it
+    makes c larger. Δ is the movement while the worker computed g', which g' is not part of, since
+    any gradient, noise too, is smaller on the far side of its own step. Where nothing moved
+    meanwhile (a barrier), Δ is the difference of the two points: of a step, g' was one part of
+    many.
+
+    Means are exponential with β = 0.98, over pushes used or not; the error is the lower median of
+    the workers' standard errors. Where the median of the means is not positive (a policy whose
+    pushes are no gradients) it refuses nothing.
+
+    It does not keep out: gradients of another loss (wrong labels, a pull to some point), whatever
+    harm they do; noise, where the curvature of all is weak.
+
+    Parameters
+    ----------
+    size
+        Of the sample.
+
+    Source
+    ------
+    None that we know of. Damaskinos et al. 2018, *Asynchronous Byzantine machine learning* (the
+    unsigned coefficient); a convex function's gradient is monotone (Minty 1962).
+
+    Example
+    -------
+    Four workers on ½‖θ‖², of which the last sends minus its gradient:
+
+    >>> curvature, draw, theta = CurvatureFilter(size=30), np.random.default_rng(1), np.ones(30)
+    >>> for worker in range(4):
+    ...     curvature.forget(worker)
+    >>> refused = set()
+    >>> for turn in range(100):
+    ...     base, worker = theta, turn % 4
+    ...     theta = base + draw.standard_normal(30)  # others move it meanwhile
+    ...     gradient = -base if worker == 3 else base
+    ...     seen = Observation(worker, None, None, gradient, None, base, theta)
+    ...     if curvature.judge(seen) is not None:
+    ...         refused.add(worker)
+    >>> refused
+    {3}
+    """
+
+    gradients: Values  # each worker's last one
+    points: Values  # the parameters that it was computed on
+    moves: Values  # what the parameters moved by until it came
+    sums: Values  # of the weights, the cosines and their squares; and the pushes seen
+    means: Values  # of the cosines, and the error of that
+
+    def __init__(self, size: int) -> None:
+        rows = dict.fromkeys(("gradients", "points", "moves"), ((size,), 0.0))
+        super().__init__(**rows, sums=((4,), 0.0), means=((2,), math.nan))
+
+    def judge(self, seen: Observation) -> Objection | None:
+        """Note a push; refuse it if its worker's mean is too low."""
+        row, base, covered = seen.worker, seen.base, seen.covered
+        if base is None or seen.current is None:
+            return self._finding(row)
+        known = self.sums[row, 3] > 0
+        if known:
+            self._compare(seen, base)
+        else:
+            self.sums[row, 3] = 1  # pushes that were seen
+        last = {"gradients": seen.gradient, "points": base, "moves": seen.current - base}
+        for name, values in last.items():
+            rows = getattr(self, name)
+            rows[row] = values if covered is None else np.where(covered, values, rows[row])
+        return self._finding(row)
+
+    def _compare(self, seen: Observation, base: Values) -> None:
+        """Add the cosine of a push to the sums of its worker."""
+        row, before = seen.worker, self.gradients[seen.worker]
+        moved = self.moves[row]
+        if not moved.any():
+            moved = base - self.points[row]
+        change = seen.gradient - before
+        if seen.covered is not None:
+            moved, change = moved * seen.covered, change * seen.covered
+        way = dot(moved, moved)
+        if not way > 0:
+            return
+        length = math.sqrt(way * dot(change, change))
+        cosine = dot(moved, change) / length if length > 0 else 0.0
+        sums = self.sums[row]
+        sums[:3] *= KEPT
+        sums += (1.0, cosine, cosine * cosine, 1.0)
+        mean = sums[1] / sums[0]
+        spread = max(sums[2] / sums[0] - mean * mean, 0.0)
+        self.means[row] = mean, math.sqrt(spread / sums[0])
+
+    def _finding(self, row: int) -> Objection | None:
+        ready = self.sums[:, 3] > FEWEST
+        if not ready[row] or np.count_nonzero(ready) < FEWEST:
+            return None
+        means, errors = self.means[ready].T
+        median, mean = lower_median(means), self.means[row, 0]
+        if median > 0 and mean + ERRORS * lower_median(errors) < FRACTION * median:
+            return Objection(
+                f"changes along the model's way with a mean cosine of {mean:.2f}, where the"
+                f" workers' median is {median:.2f}: it does not go down a loss (curvature)"
+            )
+        return None

@@ -1,0 +1,189 @@
+"""Each filter alone: what it refuses, and that it decides the same from a kept state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from aiops.filters.agreement import AgreementFilter
+from aiops.filters.choice import made
+from aiops.filters.curvature import CurvatureFilter
+from aiops.filters.kardam import KardamFilter
+from aiops.filters.norm import NormFilter
+from aiops.filters.observation import WORKERS, Filter, Observation
+from aiops.filters.sample import SAMPLED, Sample, Values
+from aiops.filters.screen import LEARNT, SEEDING, PushScreen
+from aiops.model.arena import Arena
+from aiops.model.layout import Cover, Layout
+from aiops.store.snapshots import Version
+
+SIZE, PEOPLE = 200, 9
+HOSTILE = 3
+
+Attack = Callable[[Values, np.random.Generator], Values]
+
+
+def pushes(attack: Attack, *, own: bool, seed: int = 1, count: int = 360) -> list[Observation]:
+    """Pushes of workers in turns, of which the first three are hostile.
+
+    Each honest worker goes down ½ (θ − its optimum)ᵀ H (θ − its optimum), with noise.
+    """
+    draw = np.random.default_rng(seed)
+    curvature = 1 / np.arange(1, SIZE + 1)
+    spread = 3.0 if own else 0.1
+    optima = spread * draw.standard_normal((PEOPLE, SIZE))
+    theta, bases, found = draw.standard_normal(SIZE), [np.zeros(SIZE)] * PEOPLE, []
+    bases = [theta] * PEOPLE
+    for _ in range(count):
+        worker = int(draw.integers(PEOPLE))
+        base = bases[worker]
+        gradient = curvature * (base - optima[worker]) + 0.02 * draw.standard_normal(SIZE)
+        if worker < HOSTILE:
+            gradient = attack(gradient, draw)
+        norm = np.array([np.linalg.norm(gradient), np.abs(gradient).max()])
+        seen = Observation(worker, np.array([0, 1]), norm, gradient, None, base, theta)
+        found.append(seen)
+        if worker >= HOSTILE:
+            theta = theta - 0.3 * gradient
+        bases[worker] = theta
+    return found
+
+
+def refusals(filter: Filter, found: list[Observation]) -> tuple[float, float]:
+    """The shares of hostile and of honest pushes that are refused, of the second half."""
+    for worker in range(PEOPLE):
+        filter.forget(worker)
+    refused: tuple[list[bool], list[bool]] = ([], [])
+    for seen in found:
+        finding = filter.judge(seen)
+        filter.settle(seen, finding is None)
+        refused[seen.worker >= HOSTILE].append(finding is not None)
+    hostile, honest = (float(np.mean(each[len(each) // 2 :])) for each in refused)
+    return hostile, honest
+
+
+def flipped(gradient: Values, draw: np.random.Generator) -> Values:
+    return -gradient
+
+
+def noise(gradient: Values, draw: np.random.Generator) -> Values:
+    found = draw.standard_normal(SIZE)
+    return found * np.linalg.norm(gradient) / np.linalg.norm(found)
+
+
+def common(gradient: Values, draw: np.random.Generator) -> Values:
+    return np.cos(np.arange(SIZE)) * np.linalg.norm(gradient) / 3
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["same-data", "own-data"])
+def test_curvature_refuses_flipped_signs_whatever_data_workers_have(own: bool) -> None:
+    hostile, honest = refusals(CurvatureFilter(SIZE), pushes(flipped, own=own))
+    assert hostile > 0.9
+    assert honest < 0.05
+
+
+@pytest.mark.parametrize("attack", [flipped, noise, common])
+def test_agreement_refuses_what_does_not_go_the_common_way(attack: Attack) -> None:
+    found = pushes(attack, own=False, count=120)
+    hostile, honest = refusals(AgreementFilter(SIZE, 1), found)
+    assert hostile > 0.9
+    assert honest < 0.05
+
+
+def test_agreement_refuses_nothing_where_there_is_no_common_way_but_copies() -> None:
+    hostile, honest = refusals(AgreementFilter(SIZE, 1), pushes(flipped, own=True))
+    assert (hostile, honest) == (0, 0)
+    hostile, honest = refusals(AgreementFilter(SIZE, 1), pushes(common, own=True))
+    assert hostile > 0.9
+    assert honest == 0
+
+
+def test_kardam_has_no_sign_and_refuses_half_of_all() -> None:
+    hostile, honest = refusals(KardamFilter(SIZE, 1 / 3), pushes(flipped, own=False))
+    assert abs(hostile - honest) < 0.15
+    assert 0.3 < honest < 0.7
+
+
+FILTERS: dict[str, Callable[[], Filter]] = {
+    "norm": lambda: NormFilter(["w"], 1.5),
+    "curvature": lambda: CurvatureFilter(SIZE),
+    "agreement": lambda: AgreementFilter(SIZE, 1),
+    "kardam": lambda: KardamFilter(SIZE, 1 / 3),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_what_is_kept_decides_the_same(name: str) -> None:
+    one, other = FILTERS[name](), FILTERS[name]()
+    found = pushes(flipped, own=True, count=200)
+    refusals(one, found[:100])
+    other.restore(one.state())
+    decided = []
+    for filter in (one, other):
+        said = []
+        for seen in found[100:]:
+            finding = filter.judge(seen)
+            filter.settle(seen, finding is None)
+            said.append(finding)
+        decided.append(said)
+    assert decided[0] == decided[1]
+    assert any(decided[0]) or name == "agreement"
+
+
+class TestSample:
+    LAYOUT = Layout(
+        [("w", "float32", (300, 400)), ("b", "float64", (7,)), ("h", "float16", (50, 50)),
+         ("none", "float32", (0,))]
+    )  # fmt: skip
+
+    def gradient(self) -> np.ndarray:
+        arena = Arena(self.LAYOUT)
+        draw = np.random.default_rng(3)
+        for array in arena.sections:
+            array[:] = draw.standard_normal(array.size)
+        return arena.data
+
+    def test_it_estimates_norms_and_reads_small_tensors_whole(self) -> None:
+        sample, data = Sample(self.LAYOUT, 5), self.gradient()
+        assert SAMPLED / 2 < sample.size < 2 * SAMPLED
+        norms = sample.norms(sample.read(data), 1.0)
+        views = {tensor.name: norms[at] for at, tensor in enumerate(self.LAYOUT.tensors)}
+        assert views["b"] == pytest.approx(np.linalg.norm(data[: 7 * 8].view(np.float64)))
+        assert views["w"] == pytest.approx(np.sqrt(120_000), rel=0.1)
+        assert views["none"] == 0
+
+    def test_a_part_is_read_as_it_is_of_the_whole(self) -> None:
+        sample, data, layout = Sample(self.LAYOUT, 5), self.gradient(), self.LAYOUT
+        chosen = np.array([layout.index["b"], layout.index["h"]])
+        pieces = [data[layout.starts[k] : layout.starts[k] + layout.nbytes_each[k]] for k in chosen]
+        cover = Cover(chosen, np.array([0, len(pieces[0])]), False, 0, None)
+        part = sample.read_part(np.concatenate(pieces), cover)
+        expected = np.where(sample.covered(cover), sample.read(data), 0)
+        np.testing.assert_array_equal(part, expected)
+
+    def test_another_seed_reads_other_places(self) -> None:
+        data = self.gradient()
+        one, other, same = (Sample(self.LAYOUT, seed).read(data) for seed in (1, 2, 1))
+        assert (one != other).any()
+        np.testing.assert_array_equal(one, same)
+
+
+def test_more_workers_than_rows_take_those_of_the_workers_seen_least() -> None:
+    layout = Layout([("w", "float32", (30,))])
+    screen, version = PushScreen("robust", layout), Version(0, Arena(layout), np.zeros(1, int), 0)
+    data = np.random.default_rng(1).standard_normal(30).astype(np.float32).view(np.uint8)
+    cover = Cover(layout.all, layout.starts, True, 0, None)
+    for worker in range(SEEDING + LEARNT + WORKERS + 5):
+        screen.judge(worker, data, cover, 1.0, screen.measure(data, cover), version)
+    rows = dict(screen.state()["rows"])
+    assert len(rows) == len(set(rows.values())) == WORKERS
+    assert max(rows.values()) == WORKERS - 1
+    assert SEEDING + LEARNT not in rows
+
+
+def test_filters_are_made_in_the_order_of_their_names() -> None:
+    layout = Layout([("w", "float32", (30,))])
+    found = made("kardam+norm:3", ["w"], Sample(layout, 1), 1)
+    assert [type(each) for each in found] == [KardamFilter, NormFilter]
