@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 from aiops.access.control import AccessControl
@@ -35,7 +36,7 @@ from aiops.serving.standby.feeds import StandbyFeeds
 from aiops.serving.token_file import TokenFile, filter_of
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.admin_messages import ADMIN_REQUESTS
-from aiops.wire.connection import Connection, SinkFor
+from aiops.wire.connection import SMALL, Connection, SinkFor
 from aiops.wire.handshake import Admitted, ServerHandshake
 from aiops.wire.messages import (
     Error,
@@ -61,6 +62,8 @@ with those that no open connection has; the engine knows nothing more of those t
 _ShortWay: TypeAlias = Callable[[int], bytes | memoryview | None]
 
 _log = logging.getLogger("aiops.server")
+
+_BYTES = attrgetter("nbytes")
 
 
 class Coordinator(Protocol):
@@ -212,8 +215,10 @@ class Acceptor:
 
     def _sink_for(self, number: int, sinks: SinkFor, message: Message) -> Sink | None:
         """Return the sink of a message's payloads; None: no room, or it is not its turn."""
-        if type(message) is Push and not self.newcomers.admits(number, _nbytes(message)):
-            return None
+        if type(message) is Push:
+            nbytes = sum(map(_BYTES, message.parts))
+            if nbytes > SMALL and not self.newcomers.admits(number, nbytes):
+                return None
         return sinks(message)
 
     def _links(self) -> list[MessageTransport]:
@@ -374,7 +379,8 @@ class Acceptor:
         elif peer.handshake.admitted is not None:
             self._post(Received(self._now(), link.number, message, sink))
             if kind is Push:
-                if self.newcomers.sent(link.number, _nbytes(message)):  # type: ignore[arg-type]
+                nbytes = sum(map(_BYTES, message.parts))  # type: ignore[attr-defined]
+                if nbytes > SMALL and self.newcomers.sent(link.number, nbytes):
                     asyncio.get_running_loop().call_soon(self.newcomers.go_on)
                 steady = None
                 if not link.wire.checked:
@@ -476,10 +482,6 @@ class Acceptor:
         if peer.handshake.admitted is not None and not isinstance(hello, StandbyHello):
             self._post(Left(self._now(), link.number))
         self._gone()
-
-
-def _nbytes(push: Push) -> int:
-    return sum(part.nbytes for part in push.parts)
 
 
 def _queued(link: MessageTransport) -> int:

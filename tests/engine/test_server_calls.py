@@ -24,7 +24,7 @@ from tests.pipes import Piped
 
 pytestmark = pytest.mark.usefixtures("none_pending")
 
-GENERAL = 61
+GENERAL = 62
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 
 STEADY = 19
