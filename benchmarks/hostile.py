@@ -6,10 +6,10 @@
 A server process, worker processes that exchange without a pause, and a process that has a crowd of
 connections: each of the ``--readers`` asks for the parameters and does not read them, each of the
 ``--writers`` announces a push of the whole gradient and sends it at ``--rate`` bytes per second.
-The crowd comes together, and those that the server ends come back, up to ``--again`` of them per
-second. In each round the workers exchange for ``--seconds`` alone, and then for as long beside the
-crowd. The figures are the times of exchanges in both, and the server's memory beside the bound that
-it states.
+The crowd comes together, and ``--again`` connections per second are made again, those that the
+server has ended first, then the oldest: so the readers come to hold many versions. In each round
+the workers exchange for ``--seconds`` alone, and then for as long beside the crowd. The figures are
+the times of exchanges in both, and the server's memory beside the bound that it states.
 """
 
 from __future__ import annotations

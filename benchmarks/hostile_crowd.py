@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import socket
 import time
 from multiprocessing.connection import Connection as Pipe
@@ -56,36 +57,26 @@ class _Stalled:
         self._sock.connect(address)
         self.writes, wire = writes, Connection("client")
         who = os.urandom(8).hex(), 1, "stalled", "worker" if writes else "observer", False
-        sent = wire.send(Hello(0, PROTOCOL, *who, os.urandom(16), "stalled"))
-        wire.state = "open"  # it does not wait for the welcome
+        hello = wire.send(Hello(0, PROTOCOL, *who, os.urandom(16), "stalled"))
+        self._sock.sendall(b"".join(hello))
+        self._sock.recv(1)  # the welcome begins: a request before it would be out of order
+        wire.state = "open"
         if writes:
             push = Push(1, 1, False, -1, (Part(0, size, "raw", size, 0),))
-            sent.append(wire.send(push, [[memoryview(bytes(size))]])[0])
+            self._sock.sendall(wire.send(push, [[memoryview(bytes(size))]])[0])
         else:
-            sent += wire.send(Fetch(1, -1))
-        self._sock.sendall(b"".join(sent))
+            self._sock.sendall(b"".join(wire.send(Fetch(1, -1))))
         self._sock.setblocking(False)
 
-    def drip(self, nbytes: int) -> bool:
-        """Send a little, if it writes; return whether the server has ended it."""
-        try:
-            if self.writes:
-                self._sock.recv(1 << 16)  # its welcome, or the end
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._sock.fileno()
+
+    def drip(self, nbytes: int) -> None:
+        """Send a little, if it writes."""
+        if self.writes:
+            with contextlib.suppress(OSError):
                 self._sock.send(bytes(nbytes))
-                return False
-            return not self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            if not self.writes:
-                return False
-        except OSError:
-            return True
-        try:
-            self._sock.send(bytes(nbytes))
-        except BlockingIOError:
-            pass
-        except OSError:
-            return True
-        return False
 
     def close(self) -> None:
         """End it."""
@@ -98,18 +89,33 @@ def stall(pipe: Pipe) -> None:
     _allow(readers + writers + _SPARE_FILES)
     address = urls.parse(url)
     kinds = [False] * readers + [True] * writers
-    all_of_them = [_Stalled(address, size, writes=writes) for writes in kinds]
+    poll, crowd = select.poll(), dict[int, _Stalled]()
+
+    def come(writes: bool) -> None:
+        one = _Stalled(address, size, writes=writes)
+        crowd[one.fileno()] = one
+        poll.register(one, select.POLLRDHUP)
+
+    for writes in kinds:
+        come(writes)
     pipe.send(None)
     back, budget, last = 0, 0.0, time.monotonic()
     while not pipe.poll(_TICK):
         now = time.monotonic()
         budget = min(budget + again * (now - last), again)
         nbytes, last = int(rate * (now - last)), now
-        for place, one in enumerate(all_of_them):
-            if one.drip(nbytes) and budget >= 1:
-                one.close()
-                all_of_them[place] = _Stalled(address, size, writes=one.writes)
-                back, budget = back + 1, budget - 1
+        for one in crowd.values():
+            one.drip(nbytes)
+        ended = [fd for fd, _event in poll.poll(0)]
+        oldest = [fd for fd in crowd if fd not in ended]
+        for fd in (*ended, *oldest):
+            if budget < 1:
+                break
+            poll.unregister(fd)
+            old = crowd.pop(fd)
+            old.close()
+            come(old.writes)
+            back, budget = back + 1, budget - 1
     pipe.send(back)
 
 

@@ -140,7 +140,7 @@ ENTRIES: Mapping[str, Entry] = {
         *(90, 6),
     ),
     "hostile": Entry(
-        "hostile --rounds 6 --seconds 8",
+        "hostile --rounds 4 --seconds 6",
         "--size 1MiB --workers 1 --readers 4 --writers 4 --rounds 1 --seconds 0.3",
         *(120, 6),
     ),
