@@ -172,6 +172,7 @@ class TestProcesses:
                 with pytest.raises(Unauthorised, match="the token 'short' has expired"):
                     eventually(lambda: client.ping() < 0, "its connection ended")
             other = made(file, "other", "admin", capsys)
+            server.signal(signal.SIGHUP)  # at once: its log, which is not read, has a line for each
             eventually(lambda: directs(server.url, other), "the file was read")
             asked(server.url, Drain(1), Done, other, PATIENCE)  # as SIGTERM does
             status, _out, err = server.end()
