@@ -11,6 +11,9 @@
     cluster_plan.py, cluster_trial.py   the same of a simulated cluster, with more kinds of faults
     states.py                           moments of its disk, damaged, and read
     seed_campaign.py                    many of these, and the report
+    partitions.py, routed_network.py    networks of namespaces that are parted again and again
+    flipped_bits.py                     single bits of messages with checksums, and of files
+    fuzz_targets.py, fuzzing.py         parsers, fuzzed with coverage
 
 The checker knows no more than a client: its own acknowledgements, and the parameters that it may
 fetch. Under an additive policy with learning rate 1, every push adds to a place of its own in a
