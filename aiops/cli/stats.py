@@ -164,8 +164,8 @@ def _memory(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     memory = report.get("memory")
     if memory is not None:
         held = memory["resident"]
-        text = "–" if held is None else formatting.nbytes(held)
-        yield "memory", f"{text} of {formatting.nbytes(memory['bound'])} at most"
+        yield "memory", "–" if held is None else formatting.nbytes(held)
+        yield "memory at most", formatting.nbytes(memory["bound"])
 
 
 def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -253,6 +253,7 @@ class Course:
         report = engine.report()
         for key in ("receive_bytes", "receive_bytes_peak"):  # the short way needs none of them
             del report[key]
+        del report["memory"]["resident"]  # that of the whole process
         parameters = engine.store.current.arena.data.tobytes()
         return [*said, self.observer.written], parameters, state, report
 
