@@ -135,7 +135,7 @@ ENTRIES: Mapping[str, Entry] = {
         *(150, 4),
     ),
     "filter": Entry(
-        "filter --rounds 5 --seconds 0.4",
+        "filter --sizes 16MiB,4KiB --rounds 5 --seconds 0.2",
         "--sizes 4KiB --policies asgd --rounds 1 --seconds 0.1",
         *(90, 6),
     ),

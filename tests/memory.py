@@ -250,7 +250,20 @@ def patch_select(patch: pytest.MonkeyPatch) -> None:
                 return [sock for sock in reading if sock.readable], [], []
             return select.select(reading, *others)
 
+    class Poll:
+        def __init__(self, sock: MemorySocket) -> None:
+            self._sock = sock
+
+        def poll(self, milliseconds: float | None = None) -> list[Any]:
+            """Whoever waits finds what a real socket would have by then, or fails to."""
+            return [self._sock] if milliseconds != 0 or self._sock.readable else []
+
+    def read_poll(sock: Any) -> Any:
+        return Poll(sock) if isinstance(sock, MemorySocket) else found(sock)
+
+    found = connection.read_poll
     patch.setattr(connection, "select", Select())
+    patch.setattr(connection, "read_poll", read_poll)
 
 
 PING = messages.Ping(0)

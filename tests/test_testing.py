@@ -110,12 +110,12 @@ def test_a_server_that_is_silent_too_long_is_given_up() -> None:
         with testing.network().at("alice"):
             client = await aiops.AsyncClient(server.url, timeout=30.0).connect()
         await asyncio.sleep(5)
-        with pytest.raises(ConnectionLost, match="sign of life in 330 s"):
-            await client.ping()
+        with pytest.raises(ConnectionLost, match=r"cannot be reached \(no answer in time\)"):
+            await client.ping()  # the connection is given up within 5 s, and no other is made
         await client.close()
         return asyncio.get_running_loop().time()
 
-    assert testing.run(main()) >= 335.0
+    assert 30.0 <= testing.run(main()) <= 35.0
 
 
 class TestVirtual:

@@ -50,7 +50,9 @@ def difference(sock: socket.socket) -> str:
         held = _handle(sock, process)
         try:
             found = next(_differences(Path("/proc/self"), Path(f"/proc/{process}")), "")
-            ended = bool(select.select([held], [], [], 0)[0])  # its id may be another's by now
+            end = select.poll()  # unlike `select.select`, it takes descriptors beyond 1023
+            end.register(held, select.POLLIN)
+            ended = bool(end.poll(0))  # its id may be another's by now
         finally:
             os.close(held)
     except OSError as error:

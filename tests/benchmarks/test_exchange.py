@@ -356,7 +356,7 @@ def test_ratios_are_taken_within_a_group():
     assert found["mpi_tcp"] == {"x_raw": 2.0, "x_best": 8.0}
     assert found["views"] == {"x_memcpy": 0.5, "x_mpi": 2.0, "x_ray": 32.0}
     assert found["memcpy"] == {"x_memcpy": 1.0, "x_mpi": 4.0, "x_ray": 64.0}
-    assert list(found[LIAR].values()) == [0.25, 1.0, 0.0625, 0.25, 4.0]
+    assert list(found[LIAR].values()) == [0.25, 1.0, 0.0625, 0.25, 4.0, 0.5]
 
 
 def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch):

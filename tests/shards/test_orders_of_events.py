@@ -98,7 +98,7 @@ POLICIES = ["fasgd", "dcasgd", "softsync", "ssp", "gap-aware", "rennala", "hards
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server has room for one push at a time."""
-    monkeypatch.setattr(aiops.engine.admission, "_ROOM", 1)
+    monkeypatch.setattr(aiops.engine.admission, "ROOM", 1)
 
 
 def world_with_little_room(seed: int, shards: int, *given: Any, **options: Any) -> World:

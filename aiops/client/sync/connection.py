@@ -430,7 +430,7 @@ class BlockingConnection:
         """Receive what has come; does not wait."""
         while self._sockets and move_all(self._sockets, 0):
             pass
-        while not self._sockets and (read_ahead(sock) or select.select([sock], [], [], 0)[0]):
+        while not self._sockets and (read_ahead(sock) or self._has_come(sock, 0.0)):
             self.steady = None
             self._receive(time.monotonic() + _ASIDE)
 
@@ -557,12 +557,14 @@ class BlockingConnection:
 
     def _wait_for_welcome(self, sock: StreamSocket, until: float) -> None:
         """Wait until there is something to receive: the deadline may be sooner than a beat."""
-        left = self._left(until)
-        if self._poll is not None:
-            self._poll.poll(1e3 * left)
-        else:
-            select.select([sock], [], [], left)
+        self._has_come(sock, self._left(until))
         self._left(until)
+
+    def _has_come(self, sock: StreamSocket, seconds: float) -> bool:
+        """Wait until there is something to receive, or so long; return whether there is."""
+        if self._poll is not None:
+            return bool(self._poll.poll(1e3 * seconds))
+        return bool(select.select([sock], [], [], seconds)[0])  # descriptors up to 1023
 
     def _look(self, sock: StreamSocket, until: float) -> None:
         """Look after a beat whether there is time left, and the server is still heard of."""
