@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import random
 import shutil
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ class KeptServer:
     """A server process with a state, at one port."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder, self.port = folder, "0"
+        self.folder = folder
+        # Held bound, so that no other process is given it between a kill and a start.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.port = str(self._held.getsockname()[1])
         self._flags = ("--state", str(folder), "--policy", "ringmaster", "--set", "lr=1", *flags)
         self.process: Process | None = None
         self.start()
@@ -49,12 +55,16 @@ class KeptServer:
         self.process = Process("-m", "aiops.server", *flags)
         self.url = self.process.line()
         assert self.url, self.process.end()
-        self.port = self.url.rpartition(":")[2]
 
     def kill(self) -> None:
         """Kill it at once."""
         if self.process is not None:
             self.process.kill()
+
+    def close(self) -> None:
+        """Kill it, and let go of the port."""
+        self.kill()
+        self._held.close()
 
     def cut(self, share: float) -> None:
         """Cut the journal behind a row: the one after that share of them."""
@@ -75,7 +85,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KeptServe
     flags = getattr(request, "param", ())
     server = KeptServer(tmp_path / "state", *flags)
     yield server
-    server.kill()
+    server.close()
 
 
 class Hand:
