@@ -92,18 +92,33 @@ class Averages:
 
 
 class RoundsClient(AsyncClient):
-    """An `AsyncClient` that also joins rounds of averaging.
-
-    Attributes
-    ----------
-    peers
-        The certificates for connections to other workers; None: these are not encrypted.
-    """
+    """An `AsyncClient` that also joins rounds of averaging."""
 
     def __init__(self, url: str, *, tls: Tls | None, **settings: Any) -> None:
         """Take an `AsyncClient`'s parameters."""
         super().__init__(url, role="worker", tls=tls, **settings)
-        self.peers = TlsPeers(variables.tls_files(tls)) if urls.is_tls(url) else None
+        self._peers = TlsPeers(variables.tls_files(tls)) if urls.is_tls(url) else None
+
+    def peers(self, encrypted: bool) -> TlsPeers | None:
+        """Return the certificates for connections to other workers; None: these are not encrypted.
+
+        ``encrypted``: the server's plan has them encrypted. It decides, and not the URL: a server's
+        Unix socket takes clients of both schemes.
+
+        Raises
+        ------
+        UsageError
+            When there are no certificates, or the URL asks for TLS and the server has none.
+        """
+        if self._peers is not None and not encrypted:
+            raise UsageError(
+                f"{self.url} asks for TLS, and this server has none, so its workers would send"
+                " their models to each other in the open: start it with --tls-cert and --tls-ca,"
+                " or write aiops://"
+            )
+        if self._peers is None and encrypted:
+            self._peers = TlsPeers(variables.tls_files(None))
+        return self._peers
 
     async def join_round(
         self, host: str, port: int, taken: int, have: bytes = b"", settles: bool = False
@@ -237,6 +252,7 @@ class Rounds:
                 f"{client.url} runs {client.policy!r}, which averages no models: start it with"
                 " --policy average, or use aiops.Worker"
             )
+        peers = client.peers(plan["tls"])
         layout = await client.agree(replica.arrays())
         env = CURRENT_ENVIRONMENT.get()
         host = host or env.advertised_address or client.local_host
@@ -245,7 +261,7 @@ class Rounds:
         except OSError as error:
             raise UsageError(f"host={host!r}: {reason(error)}: pass an IP address") from None
         try:
-            listener = Listener(address, plan["stall"], client.peers)
+            listener = Listener(address, plan["stall"], peers)
         except OSError as error:
             raise UsageError(
                 f"cannot listen at {address} for other workers ({error.strerror or error}): pass"

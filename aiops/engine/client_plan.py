@@ -52,7 +52,8 @@ class ClientPlan:
         if "average" in self.fields:
             rate = worker_rate(options.budget, options.worker_budget, options.workers)
             codec = AUTO if rate and not options.push_codec else _ring_codec(options.push_codec)
-            self.fields["average"] = {**self.fields["average"], "budget": rate, "codec": codec}
+            among = {"budget": rate, "codec": codec, "tls": options.tls}
+            self.fields["average"] = {**self.fields["average"], **among}
         self.recall = self._add_gate(algorithm, options)
         pushed = () if "average" in self.fields else options.push_codec
         self.pushed = CodecChoice.of(pushed)

@@ -375,8 +375,9 @@ _DECIDING = (
     *("recall", "push_codec", "fetch_codec", "fetch_lag", "shards", "shard_bytes"),
     *("spread_tables", "filter"),
 )
-"""The options that decide what the engine does. The others name the run or its relay, or decide how
-fast it is: ``live`` and ``backend``. ``relaxed`` reads are not recorded."""
+"""The options that decide what the engine does. The others name the run or its relay, tell workers
+how to reach each other, or decide how fast it is: ``live`` and ``backend``. ``relaxed`` reads are
+not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +397,7 @@ class Options:
     small model is spread over fewer servers. ``spread_tables``: the rows of tables are spread over
     them, too, by the hash of their numbers. ``filter``: as `aiops.filters.choice.chosen` takes it.
     ``relay``, ``relay_token``: the ``host:port`` of the relay through which workers that average
-    reach each other, and what it shares with this server.
+    reach each other, and what it shares with this server. ``tls``: they speak TLS to each other.
     """
 
     workers: int | None = None
@@ -420,6 +421,7 @@ class Options:
     filter: str = "off"
     relay: str = ""
     relay_token: str = field(default="", repr=False)
+    tls: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -480,6 +480,7 @@ class Config:
             filter="off" if self.filter == "auto" else self.filter,  # the server looks at tokens
             relay="" if self.relay is None else _host_and_port(self.relay),
             relay_token=self.relay_token or "",
+            tls=self.tls,
         )
 
     def flags(self, names: Iterable[str] | None = None) -> list[str]:

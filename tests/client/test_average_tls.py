@@ -109,6 +109,30 @@ def test_a_relay_sees_values_without_tls_only(encrypted: bool) -> None:
     asyncio.run(main())
 
 
+def test_workers_at_a_plain_url_that_reach_a_tls_server_by_its_unix_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They speak TLS to each other, too: the server says so, whatever their URL."""
+    monkeypatch.delenv("AIOPS_NO_SHM", raising=False)
+    files = {"AIOPS_TLS_CA": ours().ca, "AIOPS_TLS_CERT": ours().client}
+    for name, path in files.items():
+        monkeypatch.setenv(name, str(path))
+
+    async def main() -> None:
+        async with relaying() as (address, passed):
+            given = {"relay": address, **ours().settings()}
+            with ServerThread(policy="average", set=ASKED, **given) as server:
+                plain = server.url.replace("aiops+tls://", "aiops://")
+                models, averagers = await averaged(plain, None, None)
+        for model in models:
+            np.testing.assert_array_equal(model, VALUE)
+        assert all(one.stats.relayed == one.stats.rounds > 0 for one in averagers)
+        assert len(passed) > 2 * 4 * 3000
+        assert np.full(16, VALUE, np.float32).tobytes() not in passed
+
+    asyncio.run(main())
+
+
 def test_three_workers_of_which_none_is_behind_a_relay() -> None:
     async def main() -> None:
         with ServerThread(policy="average", set=ASKED, **ours().settings()) as server:
@@ -150,6 +174,25 @@ def test_a_stranger_at_a_worker_s_port_is_left() -> None:
                 assert await refused(port, None)
 
     asyncio.run(main())
+
+
+def test_each_side_s_tls_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The URL's and the server's, where a Unix socket takes both."""
+    for name in ("AIOPS_NO_SHM", "AIOPS_TLS_CA", "AIOPS_TLS_CERT"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def average(url: str, tls: Tls | None) -> None:
+        async with AsyncModelAverager(url, {"w": np.zeros(3)}, tls=tls, timeout=PATIENCE):
+            pass
+
+    with ServerThread(policy="average", set=ASKED, **ours().settings()) as server:
+        plain = server.url.replace("aiops+tls://", "aiops://")
+        with pytest.raises(UsageError, match="set AIOPS_TLS_CA, AIOPS_TLS_CERT"):
+            asyncio.run(average(plain, None))
+    with ServerThread(policy="average", set=ASKED) as server:
+        encrypted = server.url.replace("aiops://", "aiops+tls://")
+        with pytest.raises(UsageError, match="in the open: start it with --tls-cert"):
+            asyncio.run(average(encrypted, ours().tls))
 
 
 def test_what_each_needs() -> None:
