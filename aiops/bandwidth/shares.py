@@ -5,6 +5,9 @@ asking each other. A push or a fetch of the whole model crosses at each server i
 bytes of the model there. So the budget is divided by these bytes: all portions then take equally
 long, and no share is left over while another is short. A sixteenth of it is divided evenly, for
 headers, and for what comes before there is a model.
+
+Rows of tables that lie on all servers cross at each of them in equal parts, but how many do is not
+known before. Then half of the budget is divided by the bytes of the tensors, and half evenly.
 """
 
 from __future__ import annotations
@@ -34,6 +37,20 @@ def shares_of(rate: int, held: Sequence[int]) -> list[int]:
     return found
 
 
+def weights_of(held: Sequence[int], *, rows: bool) -> list[int]:
+    """Return what a budget is divided by, given the bytes of the tensors on each server.
+
+    ``rows``: whether rows of tables lie on all of them.
+
+    >>> weights_of([600, 200], rows=False), weights_of([600, 200], rows=True)
+    ([600, 200], [2000, 1200])
+    """
+    if not rows:
+        return [*held]
+    total = sum(held)
+    return [nbytes * len(held) + total for nbytes in held] if total else [1] * len(held)
+
+
 def check_shares(shards: int, budget: int | None, worker_budget: int | None) -> None:
     """Check that each of several servers has enough of each budget for its handshakes.
 
@@ -51,12 +68,16 @@ def check_shares(shards: int, budget: int | None, worker_budget: int | None) -> 
             )
 
 
-def too_slow_on(rate: int, servers: Sequence[Iterable[tuple[str, int]]]) -> str | None:
+def too_slow_on(
+    rate: int, servers: Sequence[Iterable[tuple[str, int]]], *, rows: bool = False
+) -> str | None:
     """Return why a budget that several servers share cannot carry a model, or None.
 
     ``servers``: of each, the names and bytes of the tensors, or pieces of tensors, that it holds.
+    ``rows``: whether rows of tables lie on all of them.
     """
     held = [list(each) for each in servers]
-    shares = shares_of(rate, [sum(nbytes for _name, nbytes in each) for each in held])
+    nbytes = [sum(nbytes for _name, nbytes in each) for each in held]
+    shares = shares_of(rate, weights_of(nbytes, rows=rows))
     reasons = (too_slow(share, each) for share, each in zip(shares, held, strict=True))
     return next((why for why in reasons if why is not None), None)

@@ -44,6 +44,9 @@ class Admission:
         The number of models that the pool has room for; it has at least 64 MiB.
     budget
         Bytes per second that a client may move, or None: a model that they cannot carry is refused.
+    shards, spread
+        The number of servers, and the fewest bytes that one holds; whether rows of tables lie on
+        all of them.
     parallel_map
         Threads that share the survey of large payloads.
     make
@@ -73,11 +76,12 @@ class Admission:
         *,
         budget: int | None = None,
         shards: tuple[int, int] = (1, 1),
+        spread: bool = False,
         parallel_map: ParallelMap = serial_map,
         make: Callable[[int], Bytes] = aligned,
     ) -> None:
         self.max_model, self.buffers, self.budget = max_model, buffers, budget
-        self._shards = shards
+        self._shards, self._spread = shards, spread
         self._backend, self._parallel_map = backend, parallel_map
         self.pool, self.row_pool = BufferPool(ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
         self.full_pool = self.pool
@@ -88,13 +92,17 @@ class Admission:
         self._defining = False
         self.on_defined: Callable[[], None] = lambda: None
 
-    def too_slow(self, layout: Layout) -> str | None:
-        """Return why the bandwidth budget cannot carry a model, or None."""
+    def too_slow(self, layout: Layout, *, tables: bool) -> str | None:
+        """Return why the bandwidth budget cannot carry a model, or None.
+
+        ``tables``: whether the model has any.
+        """
         if self.budget is None:
             return None
         shards, least = self._shards
         pieces = Placement.even(layout, shards, least).layouts if shards > 1 else [layout]
-        return too_slow_on(self.budget, [[(t.name, t.nbytes) for t in p.tensors] for p in pieces])
+        held = [[(t.name, t.nbytes) for t in piece.tensors] for piece in pieces]
+        return too_slow_on(self.budget, held, rows=tables and self._spread)
 
     def defined(self, layout: Layout, tables: Tables | None = None) -> None:
         """Check payloads against this model from now on; None: rows are refused."""
@@ -182,7 +190,7 @@ class Admission:
                 f"a model of {layout.nbytes} bytes is larger than this server takes"
                 f" ({self.max_model}): start it with a larger --max-model"
             )
-        slow = self.too_slow(layout)
+        slow = self.too_slow(layout, tables=bool(message.tables))
         if slow is not None:
             raise BadPush(f"the model is too large for this server's bandwidth budget: {slow}")
         check_codecs(message.parts)

@@ -241,6 +241,7 @@ class Engine:
             options.backend,
             budget=min(filter(None, (options.budget, options.worker_budget)), default=None),
             shards=(options.shards, options.shard_bytes),
+            spread=options.spread_tables,
             parallel_map=self.machine.parallel_map,
             make=self.machine.memory.buffer,
         )
@@ -714,7 +715,7 @@ class Engine:
 
     def _initialised(self, event: Initialised) -> list[Effect]:
         definition = given(event, self.algorithm)
-        slow = self.admission.too_slow(definition.layout)
+        slow = self.admission.too_slow(definition.layout, tables=bool(definition.tables))
         if slow is not None:
             raise ConflictError(f"the model to begin with is too large: {slow}")
         training = self.begin(definition)

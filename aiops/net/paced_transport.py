@@ -122,6 +122,7 @@ class PacedTransport(MessageTransport):
         The server's pacer.
     """
 
+    paced = True
     _at_once = -1  # everything is queued
 
     def __init__(

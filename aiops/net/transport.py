@@ -73,6 +73,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         Called with their number when bytes that are no version's begin to wait for the peer.
     """
 
+    paced = False  # True: each byte waits for a grant, so no `shortcut` may write an answer
     _at_once = _CHUNK  # bytes: a smaller message is written without being queued
 
     def __init__(

@@ -383,7 +383,7 @@ class Acceptor:
                 if nbytes > SMALL and self.newcomers.sent(link.number, nbytes):
                     asyncio.get_running_loop().call_soon(self.newcomers.go_on)
                 steady = None
-                if not link.wire.checked:
+                if not (link.wire.checked or link.paced):
                     steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
                 if steady is not None and steady is not peer.steady:
                     peer.steady = steady
@@ -391,7 +391,7 @@ class Acceptor:
             elif (
                 (kind is FetchRows or kind is PushRows)
                 and peer.steady_rows is None
-                and not link.wire.checked
+                and not (link.wire.checked or link.paced)
             ):
                 peer.steady_rows = self._coordinator.steady_rows(link.number, link.wire)
                 if peer.steady_rows is not None:

@@ -398,13 +398,12 @@ class Config:
     def _check_spread_tables(self) -> None:
         if not self.sharded and not self.follower:
             raise UsageError("--spread-tables needs several servers: give --shards or --followers")
-        for name in ("record", "bandwidth-budget", "worker-budget"):
-            if getattr(self, name.replace("-", "_")) is not None:
-                raise ConflictError(
-                    f"--spread-tables and --{name} cannot be given together yet: followers report"
-                    " nothing of the rows that lie there. Leave one of the two out (--state keeps"
-                    " the rows of all servers); without --spread-tables all rows lie on the lead"
-                )
+        if self.record is not None:
+            raise ConflictError(
+                "--spread-tables and --record cannot be given together yet: a replay leaves out the"
+                " rows of followers. Leave one of the two out (--state keeps the rows of all"
+                " servers); without --spread-tables all rows lie on the lead"
+            )
         if self.standby is not None:
             raise ConflictError(
                 "--spread-tables and --standby cannot be given together yet: a standby of each"

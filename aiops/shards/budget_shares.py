@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from aiops.bandwidth.shares import shares_of
+from aiops.bandwidth.shares import shares_of, weights_of
 from aiops.engine.events import BudgetTick, Options, Order, SetBudget
 from aiops.model.placement import Placement
 from aiops.wire.server_messages import BudgetUsed, PaceClients
@@ -30,7 +30,7 @@ class BudgetShares:
 
     def __init__(self, options: Options) -> None:
         self._rates = options.budget, options.worker_budget
-        self._held = [0] * options.shards
+        self._weights = [0] * options.shards
         self._reports: dict[int, BudgetUsed] = {}  # the last of each follower
         self._crossed = 0  # bytes that followers have reported since the last tick
         self._peak = 0
@@ -40,13 +40,15 @@ class BudgetShares:
         """True if there is a budget."""
         return self._rates != (None, None)
 
-    def placed(self, placement: Placement) -> list[Order | SetBudget]:
+    def placed(self, placement: Placement, *, rows: bool = False) -> list[Order | SetBudget]:
         """Divide the budgets by the bytes of a placement; return what tells all servers.
 
         The lead's share shrinks first. A share that grows does so a second later (`TokenBucket`).
+        ``rows``: whether rows of tables lie on all servers.
         """
-        self._held = [high - low for low, high in pairwise(placement.edges)]
-        orders = [self.order(shard) for shard in range(1, len(self._held))] if self.any else []
+        held = [high - low for low, high in pairwise(placement.edges)]
+        self._weights = weights_of(held, rows=rows)
+        orders = [self.order(shard) for shard in range(1, len(self._weights))] if self.any else []
         return [*self.paced(), *orders]
 
     def paced(self) -> list[SetBudget]:
@@ -60,7 +62,7 @@ class BudgetShares:
 
     def _share(self, shard: int) -> tuple[int | None, int | None]:
         total, each = (
-            None if rate is None else shares_of(rate, self._held)[shard] for rate in self._rates
+            None if rate is None else shares_of(rate, self._weights)[shard] for rate in self._rates
         )
         return total, each
 

@@ -606,7 +606,7 @@ class Lead:
         orders = model.load(effect, self._followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}
-        return [*self._budgets.placed(effect.placement), *orders]
+        return [*self._budgets.placed(effect.placement, rows=model.spread), *orders]
 
     def _reply(self, effect: Reply) -> list[Effect]:
         """Add the shard table to a reply, or order the followers to send their portions of it."""
