@@ -6,6 +6,8 @@
 A server process, worker processes that exchange without a pause, and a process that has a crowd of
 connections: each of the ``--readers`` asks for the parameters and does not read them, each of the
 ``--writers`` announces a push of the whole gradient and sends it at ``--rate`` bytes per second.
+The first crowd is measured apart: the server gets memory for the versions that its readers hold,
+which a virtual machine may have to ask its host for, and clears it while workers wait.
 The crowd comes together, and ``--again`` connections per second are made again, those that the
 server has ended first, then the oldest: so the readers come to hold many versions. In each round
 the workers exchange for ``--seconds`` alone, and then for as long beside the crowd. The figures are
@@ -71,7 +73,8 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     """
     options.check()
     footprint.check(options.policy)
-    about, times = machine(), {"alone": list[list[float]](), "beside": list[list[float]]()}
+    about = machine()
+    times = {name: list[list[float]]() for name in ("before", "first", "alone", "beside")}
     flags = ("--no-shm", f"--live-versions={options.live}")
     with ExitStack() as stack:
         url, pid = stack.enter_context(serving(options.policy, *flags))
@@ -85,29 +88,29 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
             worker.receive()
         _laps(workers, 1.0)
         peaks, back = [], 0
-        for number in range(options.rounds):
-            log(f"round {number + 1} of {options.rounds}")
-            times["alone"].append(_laps(workers, options.seconds))
+        for number in range(options.rounds + 1):
+            log(f"round {number} of {options.rounds}" if number else "the first crowd")
+            times["alone" if number else "before"].append(_laps(workers, options.seconds))
             with PipedProcess("the crowd", crowd.stall) as stalled:
                 stalled.send((url, options.size, *options.crowd))
                 stalled.receive()
                 footprint.forget_peak(pid)
-                times["beside"].append(_laps(workers, options.seconds))
+                times["beside" if number else "first"].append(_laps(workers, options.seconds))
                 peaks.append(footprint.peak(pid))
                 stalled.send(None)
                 back += stalled.receive()
         with Client(url) as asking:
             found = asking.stats()
     memory = {"peaks": peaks, "bound": found["memory"]["bound"], "terms": found["memory"]["terms"]}
-    cells = [_cell(name, rounds) for name, rounds in times.items()]
-    ratios = [_p99(beside) / _p99(alone) for alone, beside in zip(*times.values(), strict=True)]
+    cells = [_cell(name, times[name]) for name in ("first", "alone", "beside")]
     return record(
         "benchmark",
         "hostile",
         options,
         {
             "cells": cells,
-            "ratio": report.spread(ratios),
+            "ratio": report.spread(_ratios(times["alone"], times["beside"])),
+            "first_ratio": _ratios(times["before"], times["first"])[0],
             "memory": memory,
             "readers_cut": found["readers_cut"],
             "came_back": back,
@@ -125,6 +128,10 @@ def _cell(name: str, rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
         "p99": report.spread([_p99(laps) for laps in rounds]),
         "longest": max(every),
     }
+
+
+def _ratios(alone: Sequence[Sequence[float]], beside: Sequence[Sequence[float]]) -> list[float]:
+    return [_p99(others) / _p99(laps) for laps, others in zip(alone, beside, strict=True)]
 
 
 def _p99(laps: Sequence[float]) -> float:
@@ -157,7 +164,8 @@ def table(result: Mapping[str, Any]) -> Table:
     title = (
         f"{options['workers']} workers, {format_size(options['size'])}, beside"
         f" {options['readers']} stalled readers and {options['writers']} slow writers, ms;"
-        f" p99 / alone {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}); memory"
+        f" p99 / alone {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}), beside the"
+        f" first crowd {result['first_ratio']:.2f}; memory"
         f" {max(memory['peaks']) / MIB:.0f} MiB of {memory['bound'] / MIB:.0f} MiB at most"
     )
     columns = ("exchanges", "number", "median", "p99", "longest")

@@ -70,15 +70,20 @@ class Newcomers:
         """Note that a push has come whole; return whether others may go on: call `go_on`."""
         if nbytes > max(SMALL, self._shown.get(number, 0)):
             self._shown[number] = nbytes
-        self._sending.pop(number, None)
-        return bool(self._line)
+        return self._left(number)
 
     def gone(self, number: int) -> bool:
         """Forget a connection; return as `sent` does."""
-        self._shown.pop(number, None)
         self._line.pop(number, None)
-        self._sending.pop(number, None)
-        return bool(self._line)
+        last = self._shown.pop(number, None) is not None and not self._shown
+        return self._left(number) or (last and bool(self._line))
+
+    def _left(self, number: int) -> bool:
+        """Return whether a connection leaves room for others that wait.
+
+        Most leave none, and `go_on` looks at all that wait: a crowd may be cut off at once.
+        """
+        return self._sending.pop(number, None) is not None and bool(self._line)
 
     def go_on(self) -> None:
         """Let those that wait have the buffers that others have left."""

@@ -105,7 +105,7 @@ from aiops.model.shared_memory import Memory
 from aiops.store.wanted import ALL, Wanted, chosen_parts
 
 _WINDOW = 256
-"""The updates after which spare arenas that none of them needed are let go."""
+"""The updates after which half of the spare arenas that none of them needed are let go."""
 
 
 _part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the time
@@ -417,7 +417,9 @@ class SnapshotPool:
             self.settle()
         self._until -= 1  # `_unused`: the fewest spares left over at any time in this window
         if not self._until:
-            del self._spare[: self._unused]
+            # Half of what was not needed: the next crowd of readers would have the system hand out,
+            # and clear, all of it again while updates wait.
+            del self._spare[: -(-self._unused // 2)]
             self._unused, self._until = len(self._spare), _WINDOW
         if not (self.current.readers or self.current.poisoned or spare):
             return self.current

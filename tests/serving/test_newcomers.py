@@ -102,3 +102,15 @@ def test_one_that_is_gone_waits_no_more(line: Newcomers) -> None:
     line.gone(2)
     line.go_on()
     assert not link.went_on
+
+
+def test_those_that_held_nothing_leave_room_for_none(line: Newcomers) -> None:
+    """A crowd of readers that is cut off at once has the line looked at once at most."""
+    line.sent(1, MIB)
+    line.admits(2, 8 * MIB)
+    link: Any = Link(3, line)
+    line.admits(3, 4 * MIB)
+    line.waits(link)
+    assert not line.gone(4), "it sent no push"
+    assert not line.sent(1, MIB), "it has its own share"
+    assert line.gone(1), "no other has shown that it sends: the newcomers may have all"
