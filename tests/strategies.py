@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiops.model.parts import LARGEST, Part
 from aiops.wire.encoding import KINDS
-from aiops.wire.fields import LONGEST, MAX_COUNT
+from aiops.wire.fields import LONGEST, MAX_COUNT, MAX_REASON
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import HANDSHAKE
 from tests.seeds import examples
@@ -82,6 +82,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Real": real,
     "OptReal": st.none() | real,
     "Text": text,
+    "Reason": st.text(max_size=MAX_REASON),
     "bool": st.booleans(),
     "Nonce": st.binary(min_size=16, max_size=64),
     "Bytes32": st.sampled_from((b"", bytes(range(32)))),

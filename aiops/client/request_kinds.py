@@ -76,10 +76,13 @@ class Receipt:
     vbars
         The same per tensor.
     used
-        Whether the gradient is part of the model; False: the policy ignored it (it was too stale).
+        Whether the gradient is part of the model; False: the policy ignored it (it was too stale),
+        or a filter did.
     pushed
         False when the step was local, as the policy has it, and no answer was waited for: the other
         fields are then those of the last push.
+    why
+        Why it is not used, a sentence; empty if it is.
     """
 
     version: int
@@ -89,6 +92,7 @@ class Receipt:
     vbars: Mapping[str, float]
     used: bool = True
     pushed: bool = True
+    why: str = ""
 
 
 @value
@@ -318,7 +322,7 @@ class PushRequest(Request):
         if message.vbars and info.layout is not None:
             vbars = Means(info.layout, message.vbars)
         stale = message.staleness, message.mean_staleness
-        return Receipt(message.version, *stale, message.vbar, vbars, message.used)
+        return Receipt(message.version, *stale, message.vbar, vbars, message.used, why=message.why)
 
 
 class ReapplyRequest(PushRequest):

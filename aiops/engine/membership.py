@@ -32,9 +32,9 @@ nothing is lost with them, and of the others those that left first."""
 SHOWN = 256
 """The most members that have left for which a report has a line: the last ones."""
 
-Acknowledged: TypeAlias = tuple[int, bool, int, float, float | None, bytes]
+Acknowledged: TypeAlias = tuple[int, bool, int, float, float | None, bytes, str]
 """The fields of an acknowledgement that are kept to answer a repeated push: version, used,
-staleness, mean_staleness, vbar, vbars."""
+staleness, mean_staleness, vbar, vbars, why."""
 
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
 
@@ -180,7 +180,7 @@ def _answers(
     seqs: list[int], fields: list[Any], messages: Mapping[int, bytes]
 ) -> OrderedDict[int, Message | Acknowledged]:
     """Return the remembered answers: the fields of acknowledgements, and messages."""
-    acknowledged = zip(*[iter(fields)] * 6, strict=True)
+    acknowledged = zip(*[iter(fields)] * 7, strict=True)
     found: OrderedDict[int, Message | Acknowledged] = OrderedDict()
     for seq in seqs:
         found[seq] = decode(messages[seq]) if seq in messages else next(acknowledged)

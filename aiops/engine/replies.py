@@ -24,7 +24,7 @@ from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
-from aiops.wire.fields import Sparse
+from aiops.wire.fields import MAX_REASON, Sparse
 from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Model, Push, PushRows, Reapply
 
 
@@ -137,9 +137,10 @@ class Replies:
         waiting += [(peer, id) for peer, id, _answer in readers]
         return waiting + (self._delta_replies.abandon() if self._delta_replies is not None else [])
 
-    def acknowledge(self, push: PendingPush, now: float, used: bool = True) -> list[Effect]:
-        """Answer a push whose gradient has been used (or is ignored)."""
+    def acknowledge(self, push: PendingPush, now: float, unused: str = "") -> list[Effect]:
+        """Answer a push whose gradient has been used, unless it is ``unused`` for this reason."""
         store, member, message, peer = self._store, push.member, push.message, push.peer
+        used, why = not unused, unused[:MAX_REASON]
         if used:
             member.pushes += 1
         else:
@@ -158,9 +159,9 @@ class Replies:
         vbar, vbars = store.statistic()
         result = used, push.staleness, push.mean_staleness, vbar, vbars
         gate = () if self._budget is None else self._gate()
-        ack = Ack(message.id, version, version, *result, parts, gate)
+        ack = Ack(message.id, version, version, *result, parts, gate, why)
         member.answered = now
-        member.remember(message.seq, (version, *result))
+        member.remember(message.seq, (version, *result, why))
         self.pending.pop((member.client, message.seq), None)
         if peer is None:
             return []
@@ -264,10 +265,10 @@ class Replies:
         self, peer: int, message: Push | Reapply, before: Acknowledged, member: Member
     ) -> list[Effect]:
         """Send an acknowledgement again, with the present parameters if the request wants them."""
-        store, version, result = self._store, before[0], before[1:]
+        store, version, result, why = self._store, before[0], before[1:-1], before[-1]
         parts: Parts = ()
         if message.fetch and message.coded and self._delta_replies is not None:
-            ack = Ack(message.id, version, store.version, *result, (), self._gate())
+            ack = Ack(message.id, version, store.version, *result, (), self._gate(), why)
             return self._delta_replies.answer(peer, ack, self._wanted(message), member)
         if message.fetch:
             if not store.readable:
@@ -276,7 +277,7 @@ class Replies:
                 return []
             self._note_sent(member)
             parts = store.current.parts_for(self._wanted(message))
-        ack = Ack(message.id, version, store.version, *result, parts, self._gate())
+        ack = Ack(message.id, version, store.version, *result, parts, self._gate(), why)
         return [Reply(peer, ack, store.lease() if parts else None)]
 
 

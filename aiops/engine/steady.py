@@ -193,7 +193,7 @@ class Shortcut:
             tickets = self._updates.tickets
             record.exchanged(now, leased, peer, numbers, gradient, tickets, sums)
         vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
-        said = (number, True, staleness, float(staleness), vbar, vbars)
+        said = (number, True, staleness, float(staleness), vbar, vbars, "")
         member.exchanged(now, seq, said)
         member.ledger.exchanged(seq, have >= 0, self._parts)
         return said
@@ -290,7 +290,7 @@ class Steady:
         if said is None:
             return None
         id, _seq, _have, base = found
-        number, _used, staleness, mean, vbar, vbars = said
+        number, _used, staleness, mean, vbar, vbars, _why = said
         values: list[float | bytes] = [id, number, number, staleness, mean, base + staleness + 1]
         if vbar is not None:
             values[5:5] = vbar, vbars

@@ -38,6 +38,9 @@ from aiops.wire.messages import Push, Reapply
 _EXACT = 1024
 """A staleness below this is a bin of its own in the histogram; above, bins are powers of two."""
 
+_BARRED = "its examples count with a push of another worker"
+_NOT_KEPT = "the server does not keep this worker's last gradient any more"
+
 
 class QueuedWork(Protocol):
     """Work on rows of a table or on the delta replica, which takes its turn among the updates."""
@@ -439,7 +442,7 @@ class UpdateQueue:
         if why is None:
             return self._decide(push, now)
         self.ignored += 1
-        effects = self._replies.acknowledge(push, now, used=False)
+        effects = self._replies.acknowledge(push, now, why)
         push.sink.free()
         if member.number in screen.quarantined:
             text = f"worker {member.name!r} is quarantined: its pushes are refused from now on; of"
@@ -452,7 +455,8 @@ class UpdateQueue:
         """Have the policy decide about a gradient; issue its update, or answer it."""
         store, sink, member = self._store, push.sink, push.member
         if isinstance(sink, CachedGradient) and sink.gradient is None:
-            return self._replies.acknowledge(push, now, used=False)
+            missing = _NOT_KEPT if isinstance(push.message, Reapply) else _BARRED
+            return self._replies.acknowledge(push, now, missing)
         level, base = store.current.level, sink.cover.level
         if level is not None and base is not None:
             push.staleness, stale = level - base, None
@@ -469,7 +473,8 @@ class UpdateQueue:
             return [self._issue(push, decision, stale)]
         if not decision.why:
             self.ignored += 1
-            effects = self._replies.acknowledge(push, now, used=False)
+            why = f"{self._algorithm.name} leaves it out: its staleness is {push.staleness:,}"
+            effects = self._replies.acknowledge(push, now, why)
             sink.free()
             return effects
         kind = StaleGradient if self._recompute else Refused

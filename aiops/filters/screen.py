@@ -25,6 +25,8 @@ SEEDING = 8
 LEARNT = 8
 """The pushes after them, which are measured and not used."""
 
+_LEARNING = f"the first {SEEDING + LEARNT} pushes teach the filters what gradients are like"
+
 VERSIONS = 64
 """The versions whose sampled parameters are kept, for gradients that were computed on them."""
 
@@ -106,7 +108,7 @@ class PushScreen:
     ) -> str | None:
         """Return the reason for which a push is not used, or None.
 
-        The reason is empty while the filters are learning: then nothing is held against the worker.
+        While the filters are learning that is the reason, and not held against the worker.
 
         Parameters
         ----------
@@ -127,12 +129,12 @@ class PushScreen:
             self._seen += 1
             if self._seen == SEEDING:
                 self._draw()
-            return ""
+            return _LEARNING
         seen = self._observed(worker, cover, largest, values, current)
         findings = [each.judge(seen) for each in self._filters]
         if self._seen < SEEDING + LEARNT:
             self._seen += 1
-            return ""
+            return _LEARNING
         finding = next((each for each in findings if each is not None), None)
         for each in self._filters:
             each.settle(seen, finding is None)

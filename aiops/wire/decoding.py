@@ -87,7 +87,11 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         elif type(value) is float:
             if what not in _REALS or not -inf < value < inf:
                 raise _unexpected(kind, name, what, value)
-        elif (type(value) is bytes and what is _BLOB) or (value == () and what in _MAY_BE_EMPTY):
+        elif (
+            (type(value) is bytes and what is _BLOB)
+            or (value == () and what in _MAY_BE_EMPTY)
+            or (value == "" and what is _REASON)
+        ):
             pass
         elif not check(value):
             raise _unexpected(kind, name, what, value)
@@ -149,7 +153,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_BOOL, _BLOB, _OPT_REAL = TYPES["bool"], TYPES["Blob"], TYPES["OptReal"]
+_BOOL, _BLOB, _OPT_REAL, _REASON = (TYPES[name] for name in ("bool", "Blob", "OptReal", "Reason"))
 _REALS, _MAY_BE_EMPTY = (TYPES["Real"], _OPT_REAL), (TYPES["Wants"], TYPES["Gate"])
 _BOUNDS = {
     "UInt": (0, LARGEST),

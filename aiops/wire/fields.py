@@ -19,6 +19,7 @@ Batches: TypeAlias = int  # 1 ≤ x ≤ MAX_COUNT
 Real: TypeAlias = float  # finite
 OptReal: TypeAlias = float | None
 Text: TypeAlias = str  # at most 4,096 characters
+Reason: TypeAlias = str  # at most MAX_REASON characters
 Nonce: TypeAlias = bytes  # 16 to 64 bytes
 Bytes32: TypeAlias = bytes  # 32 bytes, or none
 Blob: TypeAlias = bytes
@@ -39,6 +40,9 @@ Examples: TypeAlias = tuple[tuple[int, int, int], ...]  # task, start, stop; at 
 
 MAX_COUNT = 1 << 20
 """Most mini-batches that one push may stand for; a gate keeps back a million at most."""
+
+MAX_REASON = 256
+"""Most characters of the reason for which a push is not used."""
 
 LONGEST = (1 << 63) - 1
 """Largest size of an axis, and largest seed; the layout checks their products."""
@@ -76,6 +80,10 @@ def _opt_real(value: object) -> bool:
 
 def _text(value: object) -> bool:
     return type(value) is str and len(value) <= MAX_TEXT
+
+
+def _reason(value: object) -> bool:
+    return type(value) is str and len(value) <= MAX_REASON
 
 
 def _bool(value: object) -> bool:
@@ -231,6 +239,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Real": ("a finite float", _real),
     "OptReal": ("a finite float or nil", _opt_real),
     "Text": (f"a string of at most {MAX_TEXT:,} characters", _text),
+    "Reason": (f"a string of at most {MAX_REASON} characters", _reason),
     "bool": ("a boolean", _bool),
     "Nonce": ("16 to 64 bytes", _nonce),
     "Bytes32": ("32 bytes, or none", _bytes32),

@@ -25,6 +25,7 @@ from aiops.wire.fields import (
     OptReal,
     Plain,
     Real,
+    Reason,
     Rows,
     ShardTable,
     Sparse,
@@ -246,6 +247,7 @@ class Ack(Message):
     vbars: Blob
     parts: Parts = ()
     gate: Gate = ()
+    why: Reason = ""
 
 
 @value

@@ -297,6 +297,7 @@ class TestWorkersThatGo:
         assert (task.start, task.stop) == (0, 5)
         world.inline.join(1, epoch=2)
         assert not world.step(1, 1, (1, 0, 3))
+        assert world.last(1).why == "its examples count with a push of another worker"
         assert world.step(2, 1, (task.task, 0, 5))
 
     def test_a_push_that_is_queued_when_its_worker_dies_counts(self) -> None:

@@ -109,6 +109,8 @@ def test_an_ignored_gradient_is_not_kept() -> None:
         inline.push(1, gradient(1))
     late = inline.push(2, gradient(100), 0)
     assert isinstance(late, Ack)
-    assert not late.used
-    assert not again(inline, 2).used
+    assert (late.used, late.why) == (False, "ringmaster leaves it out: its staleness is 4")
+    missing = again(inline, 2)
+    assert not missing.used
+    assert missing.why == "the server does not keep this worker's last gradient any more"
     assert inline.engine.admission.pool.out == 0

@@ -9,6 +9,9 @@ from aiops.errors import ConflictError, UsageError
 from aiops.filters.screen import LEARNT, QUARANTINE, SEEDING
 from aiops.model.layout import Array
 from aiops.model.parts import Part
+from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
+from aiops.wire.fields import MAX_REASON
 from aiops.wire.messages import Ack, Error, Push
 from tests.inline import Inline
 
@@ -37,7 +40,7 @@ def learnt(policy: str = "asgd", **options: object) -> Inline:
     for number in range(SEEDING + LEARNT):
         answer = inline.push(1 + number % WORKERS, gradient(1, draw))
         assert isinstance(answer, Ack)
-        assert not answer.used
+        assert (answer.used, answer.why[:12]) == (False, "the first 16")
     assert inline.version == 0
     return inline
 
@@ -100,6 +103,42 @@ class TestNorms:
             answer = inline.receive(1, push, payload)
             assert isinstance(answer, Ack)
             assert answer.used is used
+
+
+class TestReasons:
+    def test_the_answer_has_the_reason_of_the_statistics(self) -> None:
+        inline = learnt()
+        answer = inline.push(3, gradient(1e6))
+        assert isinstance(answer, Ack)
+        assert answer.why == inline.engine.report()["filter"]["reasons"]["w3"]
+        assert "times the median" in answer.why
+        fine = inline.push(3, gradient(2.0))
+        assert isinstance(fine, Ack)
+        assert (fine.used, fine.why) == (True, "")
+
+    def test_a_repeated_push_is_given_it_again(self) -> None:
+        inline = learnt()
+        answer = inline.push(3, gradient(1e6), seq=77)
+        again = inline.push(3, gradient(1e6), seq=77)
+        assert isinstance(answer, Ack)
+        assert isinstance(again, Ack)
+        assert (again.used, again.why) == (False, answer.why)
+
+    def test_a_long_name_does_not_make_it_longer_than_a_message_may_have_it(self) -> None:
+        inline = Inline("asgd", {"lr": 0.01}, filter="norm:5")
+        name = "layer." * 600
+        draw = np.random.default_rng(2)
+        inline.define({name: np.zeros(50, np.float32), "b": np.zeros(5, np.float32)})
+        inline.join(1)
+        one = {name: np.ones(50, np.float32), "b": np.full(5, 1e3, np.float32)}
+        for _ in range(SEEDING + LEARNT):
+            one[name][:] = draw.standard_normal(50)
+            inline.push(1, one)
+        answer = inline.push(1, one | {name: np.full(50, 100, np.float32)})
+        assert isinstance(answer, Ack)
+        assert len(answer.why) == MAX_REASON
+        assert "layer.layer." in answer.why
+        assert decode(encode(answer)) == answer
 
 
 class TestQuarantine:

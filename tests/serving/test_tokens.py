@@ -73,6 +73,8 @@ def test_untrusted_tokens_turn_the_filters_on(
         Worker(server.url, {"w": np.zeros(3, np.float32)}, token=token) as worker,
     ):
         assert worker.stats()["filter"]["filter"] == "robust"
+        receipt = worker.step({"w": np.ones(3, np.float32)})
+        assert (receipt.used, receipt.why[:12]) == (False, "the first 16")
     with pytest.raises(UsageError, match="an admin is trusted"):
         commands.new(file, "chief", "admin", untrusted=True)
 

@@ -95,7 +95,7 @@ class SteadyTurn:
         self._traffic.exchanged(("ack", received), ("push", sent), nbytes)
         lease = self._shared.store.lease()
         params.read(lease.version.room, lease.release)
-        number, _used, staleness, mean, vbar, vbars = acknowledged
+        number, _used, staleness, mean, vbar, vbars, _why = acknowledged
         params.level, params.age = number, lease.version.level
         means = Means(params.layout, vbars) if vbars else {}
         return Receipt(number, staleness, mean, vbar, means)

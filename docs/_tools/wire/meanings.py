@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiops.wire import fields, messages
-from aiops.wire.fields import MAX_LISTED, MAX_TEXT
+from aiops.wire.fields import MAX_LISTED, MAX_REASON, MAX_TEXT
 
 ANSWERS: Mapping[str, str] = {
     "hello": "`challenge` or `welcome`",
@@ -46,6 +46,7 @@ TYPES: Mapping[str, str] = {
     "Real": "float",
     "OptReal": "float or nil",
     "Text": "text",
+    "Reason": f"text, at most {MAX_REASON} characters",
     "bool": "boolean",
     "Nonce": "16 to 64 bytes",
     "Bytes32": "32 bytes, or none",
@@ -137,9 +138,10 @@ MEANINGS: Mapping[str, str] = {
     "current": "The model version of the parameters in this answer. It differs from `version` (the"
     " model's after this push) in the answer to a repeated push, and where increments come.",
     "used": "Whether the gradient is, or will be, part of an update. False: the policy ignores it"
-    " (it is too stale, say), which is no error.",
+    " (it is too stale, say) or a filter does, which is no error.",
     "staleness": "Updates between the gradient's base and this push: the most over its tensors.",
     "mean_staleness": "The same as a mean over the tensors, weighted by their bytes.",
+    "ack.why": "Why it is not used, a sentence for people; empty if it is.",
     "vbar": "The mean of the algorithm's statistic (FASGD: v̄) over all parameters; nil without.",
     "vbars": "The same per tensor, float32, little endian, in arena order; empty without.",
     "gate": "Empty, or c_push and c_fetch of the [gates](#the-plan-and-gates), where the server"
