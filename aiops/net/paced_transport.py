@@ -16,7 +16,9 @@ from aiops.net.socket_options import narrow, readable
 from aiops.net.transport import MessageTransport, TransportOwner
 from aiops.wire.connection import Connection, SinkFor
 
-_PACED = "paced"  # why a peer is not read from
+PACED = "paced"
+"""The reason for which a peer is not read from until bytes are granted."""
+
 _SOONEST = 0.001  # seconds: what event loops' timers can tell apart
 _UNKNOWN = 16 * 1024  # bytes requested if the system cannot tell how many are to be read
 
@@ -155,7 +157,7 @@ class PacedTransport(MessageTransport):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer as much of the connection's buffer as may be read."""
-        buffer = self.wire.next_buffer()
+        buffer = self._room()
         lacking = len(buffer) - self._allowed
         if lacking > 0:
             budget, now = self._pacer.budget, self._pacer.now()
@@ -172,10 +174,10 @@ class PacedTransport(MessageTransport):
         self._allowed -= nbytes
         self._pacer.budget.crossed(self.flow, nbytes, self._pacer.now())
         drained = nbytes < self._offered
-        super().buffer_updated(nbytes)
+        self._take(nbytes)
         if self._unread or self.transport is None or self.transport.is_closing():
             return
-        over = drained or (self._guessed and not self.wire.midway)
+        over = drained or (self._guessed and not self._midway)
         if over and self._guessed and self._allowed:
             # A connection with nothing to say holds one byte, and waits for no more: many of them
             # would hold the whole budget.
@@ -186,6 +188,19 @@ class PacedTransport(MessageTransport):
             self._pacer.serve()
         elif not self._allowed:
             self._ask_to_read(self.transport, more=not drained)
+
+    def _room(self) -> memoryview:
+        """Return the buffer for received bytes."""
+        return self.wire.next_buffer()
+
+    def _take(self, nbytes: int) -> None:
+        """Take bytes that are in it."""
+        super().buffer_updated(nbytes)
+
+    @property
+    def _midway(self) -> bool:
+        """True if more bytes are expected soon."""
+        return self.wire.midway
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
@@ -214,23 +229,21 @@ class PacedTransport(MessageTransport):
         """Read or write ``nbytes``."""
         if way == IN:
             self._allowed += nbytes
-            super()._go_on_reading(_PACED)
+            super()._go_on_reading(PACED)
         else:
             self._write(nbytes)
         self._note()
 
     def _write(self, allowed: int) -> None:
         transport, pacer = self.transport, self._pacer
-        while allowed and self._out and not self._full and transport is not None:
+        while allowed and not self._full and transport is not None:
             if transport.is_closing():
                 break
-            view, lease = self._out.popleft()
-            if len(view) > allowed:
-                self._out.appendleft((view[allowed:], lease))
-                view = view[:allowed]
+            view = self._next_piece(allowed)
+            if view is None:
+                break
             count = len(view)
             allowed -= count
-            self._unsent -= count
             self.pumped += count
             pacer.budget.crossed(self.flow, count, pacer.now())
             transport.write(view)
@@ -238,10 +251,26 @@ class PacedTransport(MessageTransport):
             pacer.budget.put_back(self.flow, allowed)
         self._pumped()
 
+    def _next_piece(self, most: int) -> memoryview | None:
+        """Return bytes that are to be sent next, at most ``most``; None: there are none."""
+        if not self._out:
+            return None
+        view, lease = self._out.popleft()
+        if len(view) > most:
+            self._out.appendleft((view[most:], lease))
+            view = view[:most]
+        self._unsent -= len(view)
+        return view
+
+    @property
+    def _waiting(self) -> int:
+        """Bytes that wait to be sent, counted as they cross."""
+        return self._unsent
+
     def _pump(self) -> None:
         transport = self.transport
         if transport is not None and not transport.is_closing():
-            self._pacer.ask(self.flow, OUT, 0 if self._full else self._unsent)
+            self._pacer.ask(self.flow, OUT, 0 if self._full else self._waiting)
             self._note()
         self._pumped()
 
@@ -249,12 +278,12 @@ class PacedTransport(MessageTransport):
         """Request the bytes that wait to be read, or one byte to notice the next by."""
         sock = transport.get_extra_info("socket")
         there = readable(sock) if sock is not None else None
-        self._guessed = there is None and more and self.wire.midway
+        self._guessed = there is None and more and self._midway
         if self._guessed:
             there = _UNKNOWN
         self._pacer.ask(self.flow, IN, there or 1)
         if not self._allowed and not self._unread:
-            super()._stop_reading(_PACED)
+            super()._stop_reading(PACED)
         self._note()
 
     def _leave_allowed(self, nbytes: int) -> None:
@@ -264,7 +293,7 @@ class PacedTransport(MessageTransport):
     def _stop_reading(self, why: str) -> None:
         """Stop for a reason that is not the budget's: grants go back to the other connections."""
         super()._stop_reading(why)
-        self._unread.discard(_PACED)
+        self._unread.discard(PACED)
         self._pacer.ask(self.flow, IN, 0)
         if self._allowed:
             self._leave_allowed(0)
@@ -274,7 +303,7 @@ class PacedTransport(MessageTransport):
         if self._unread != {why}:
             super()._go_on_reading(why)
         elif self.transport is not None and not self.transport.is_closing():
-            self._unread = {_PACED}
+            self._unread = {PACED}
             self._ask_to_read(self.transport)
 
     # ------------------------------------------------------------ time held up by the budget
@@ -282,12 +311,12 @@ class PacedTransport(MessageTransport):
     @property
     def reading(self) -> bool:
         """True if this peer is read from, at the pace of the budget."""
-        return not self._unread - {_PACED}
+        return not self._unread - {PACED}
 
     @property
     def busy(self) -> bool:
         """True if a message is on its way, in either direction."""
-        return self.wire.midway or self._unsent > 0
+        return self.wire.midway or self._waiting > 0
 
     def held(self, now: float) -> float:
         """Return the seconds that it has waited for grants so far."""
@@ -295,7 +324,7 @@ class PacedTransport(MessageTransport):
 
     def _note(self) -> None:
         """Note the time when it begins or ceases to wait for grants."""
-        waits = _PACED in self._unread or (self._unsent > 0 and not self._full)
+        waits = PACED in self._unread or (self._waiting > 0 and not self._full)
         if waits and self._since is None:
             self._since = self._pacer.now()
         elif not waits and self._since is not None:

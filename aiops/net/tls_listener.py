@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiops.net.tls import CLOSE_PATIENCE, FIRST_BYTE, TlsServer, alert_of, refused
 from aiops.net.transport import until_readable
@@ -36,7 +37,8 @@ class TlsListener:
     tls
         The certificates.
     accept
-        Makes the protocol of a connection, once its handshake is through.
+        Begins a connection, given its socket, the certificates and the seconds that the handshake
+        may take; returns when that is through.
     plain
         What a client that does not begin with TLS is sent before it is left.
     patience
@@ -47,7 +49,7 @@ class TlsListener:
         self,
         sockets: Sequence[socket.socket],
         tls: TlsServer,
-        accept: Callable[[], asyncio.BaseProtocol],
+        accept: Callable[[socket.socket, ssl.SSLContext, float], Awaitable[None]],
         plain: bytes,
         patience: float,
     ) -> None:
@@ -109,13 +111,7 @@ class TlsListener:
                         await self._refuse(loop, sock, name, first)
                         return
                     self._ours.pop(name, None)  # the event loop closes it
-                    await loop.connect_accepted_socket(
-                        self._accept,
-                        sock,
-                        ssl=self._tls.context,
-                        ssl_handshake_timeout=self._patience,
-                        ssl_shutdown_timeout=CLOSE_PATIENCE,
-                    )
+                    await self._accept(sock, self._tls.context, self._patience)
             except TimeoutError:
                 _log.warning("%s has not finished the TLS handshake in time", name)
             except OSError as error:

@@ -159,7 +159,8 @@ class MessageTransport(asyncio.BufferedProtocol):
                 self.fault(error)
                 return
             self.wire = checked
-            self.buffer_updated(len(wire.unread()))
+            # Of this class: they have come already, and a derived one would count them again.
+            MessageTransport.buffer_updated(self, len(wire.unread()))
             return
         self._stop_reading("no room")
         self._owner.link_waits(self)
@@ -341,7 +342,12 @@ class MessageTransport(asyncio.BufferedProtocol):
             self._go_on_reading("behind")
             if self._received:  # later: this may run while an event is being handled
                 asyncio.get_running_loop().call_soon(self._pass_on)
-        if not self._out and self._closing and self.transport is not None:
+        if self._closing:
+            self._close_if_sent()
+
+    def _close_if_sent(self) -> None:
+        """End the connection if all is sent."""
+        if self.transport is not None and not self._out:
             self.transport.close()
 
     def dismiss(self, why: str) -> None:
@@ -375,8 +381,7 @@ class MessageTransport(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End the connection when all is sent."""
         self._closing = True
-        if self.transport is not None and not self._out:
-            self.transport.close()
+        self._close_if_sent()
 
 
 async def until_readable(sock: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -22,7 +23,9 @@ from aiops.net.busy_poll import BusyPoll
 from aiops.net.confinement import peer_process
 from aiops.net.cpu_count import usable
 from aiops.net.environment import Environment
+from aiops.net.paced_tls import PacedTlsTransport
 from aiops.net.paced_transport import PacedTransport
+from aiops.net.tls import CLOSE_PATIENCE
 from aiops.net.transport import MessageTransport
 from aiops.net.unix_socket import welcome
 from aiops.serving.config import Config
@@ -198,7 +201,8 @@ class Acceptor:
         """Return the protocol of a new connection."""
         return self._counted(self._link())
 
-    def _link(self) -> MessageTransport:
+    def _link(self, context: ssl.SSLContext | None = None) -> MessageTransport:
+        """Return the transport of a new connection; of TLS with a budget, with ``context``."""
         self._number = self._number % _NUMBERS + 1
         while self._number in self.peers:
             self._number = self._number % _NUMBERS + 1
@@ -209,7 +213,12 @@ class Acceptor:
             sinks = partial(self._sink_for, number, sinks)
         given = wire, self, number, sinks
         pacing = self.pacing
-        link = MessageTransport(*given) if pacing is None else PacedTransport(*given, pacing.pacer)
+        if pacing is None:
+            link = MessageTransport(*given)
+        elif context is None:
+            link = PacedTransport(*given, pacing.pacer)
+        else:
+            link = PacedTlsTransport(*given, pacing.pacer, context)
         link.waits, link.on_queued = self._config.waits, self.answers.grew
         return link
 
@@ -233,6 +242,38 @@ class Acceptor:
 
     def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
         return link if self._measure is unmeasured else Receiving(link, self._measure)
+
+    async def accept_tls(
+        self, sock: socket.socket, context: ssl.SSLContext, patience: float
+    ) -> None:
+        """Begin a connection by TLS; return when its handshake is through.
+
+        ``patience``: seconds that it may take.
+
+        Raises
+        ------
+        OSError
+            When it fails (`ssl.SSLError`), or the connection ends.
+        """
+        loop = asyncio.get_running_loop()
+        if self.pacing is None:
+            await loop.connect_accepted_socket(
+                self.accept,
+                sock,
+                ssl=context,
+                ssl_handshake_timeout=patience,
+                ssl_shutdown_timeout=CLOSE_PATIENCE,
+            )
+            return
+        link = self._link(context)
+        assert isinstance(link, PacedTlsTransport)
+        try:
+            await loop.connect_accepted_socket(lambda: self._counted(link), sock)
+            await link.secured
+        except BaseException:
+            if link.transport is not None:
+                link.transport.abort()
+            raise
 
     async def accept_near(self, sock: socket.socket) -> None:
         """Begin a connection within this machine."""

@@ -292,11 +292,6 @@ class Config:
                 "a standby takes its primary's place, so both speak TLS or none: write"
                 " --standby aiops+tls://..., or drop --tls-cert"
             )
-        for name in ("bandwidth_budget", "worker_budget"):
-            if getattr(self, name) is not None:
-                raise ConflictError(
-                    f"--{name.replace('_', '-')} cannot be kept to under TLS yet: drop one of them"
-                )
         if self.policy == "average" and self.tls_ca is None:
             raise UsageError(
                 "workers that average send their models to each other, and verify each other by"

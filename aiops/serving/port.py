@@ -7,13 +7,13 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from aiops.errors import Unauthorised, UsageError
 from aiops.net.socket_options import narrow, unpace
 from aiops.net.tls import TlsServer
 from aiops.net.tls_listener import TlsListener
+from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config
 from aiops.wire.connection import Connection
 from aiops.wire.messages import Error
@@ -32,8 +32,8 @@ class Port:
     ----------
     host, port
         The address to bind to; port 0: a free one.
-    accept
-        Makes the protocol of a connection.
+    connections
+        Accepts them.
     tls
         The certificates; None: plain TCP.
     patience
@@ -44,11 +44,11 @@ class Port:
         self,
         host: str,
         port: int,
-        accept: Callable[[], asyncio.BaseProtocol],
+        connections: Acceptor,
         tls: TlsServer | None = None,
         patience: float = 10.0,
     ) -> None:
-        self._host, self._port, self._accept = host, port, accept
+        self._host, self._port, self._connections = host, port, connections
         self._tls, self._patience = tls, patience
 
     async def bind(
@@ -75,7 +75,7 @@ class Port:
             given = {"sock": bound}
         try:
             listener = await loop.create_server(
-                self._accept, **given, backlog=_BACKLOG, start_serving=False
+                self._connections.accept, **given, backlog=_BACKLOG, start_serving=False
             )
         except OSError as error:
             raise self._fault(error) from None
@@ -87,7 +87,8 @@ class Port:
             return listener
         sockets = [socket.socket(fileno=os.dup(sock.fileno())) for sock in listener.sockets]
         listener.close()
-        return TlsListener(sockets, self._tls, self._accept, _told(), self._patience)
+        begin = self._connections.accept_tls
+        return TlsListener(sockets, self._tls, begin, _told(), self._patience)
 
     def claim(self, listener: Listener) -> None:
         """Take the port for good: as long as no socket listens, another process may bind to it too.

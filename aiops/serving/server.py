@@ -193,7 +193,7 @@ class Server:
         self._events: deque[Event] = deque()
         self._handling = False
         self.socket: socket.socket | None = None
-        given = self.connections.accept, self._tls, config.hello_deadline
+        given = self.connections, self._tls, config.hello_deadline
         self._port = Port(config.host, config.port, *given)
         self._listener: Listener | None = None  # once it listens
         self._draining = Draining(

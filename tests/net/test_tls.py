@@ -250,7 +250,6 @@ class TestSettings:
             ({"tls_ca": "ca"}, "give that, too"),
             ({"tls_key": "key"}, "give that, too"),
             ({"tls_cert": "cert", "shards": 2}, "needs --tls-ca"),
-            ({"tls_cert": "cert", "tls_ca": "ca", "bandwidth_budget": "1MB/s"}, "under TLS"),
             ({"tls_cert": "cert", "policy": "average"}, "--tls-ca, too"),
             ({"tls_cert": "cert", "host": "0.0.0.0"}, "without a token"),
             ({"standby": "aiops+tls://a", "state": "s"}, "needs --tls-cert"),

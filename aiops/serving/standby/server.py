@@ -143,7 +143,7 @@ class StandbyServer:
     async def start(self) -> str:
         """Listen, and read the state that there is; return the URL."""
         loop, config = asyncio.get_running_loop(), self._config
-        given = self.connections.accept, self._tls, config.hello_deadline
+        given = self.connections, self._tls, config.hello_deadline
         own = Port(config.host, config.port, *given)
         self._listener = listener = await own.bind(loop, None, None)
         await own.listen(listener)
