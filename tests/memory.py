@@ -255,7 +255,7 @@ def patch_select(patch: pytest.MonkeyPatch) -> None:
             self._sock = sock
 
         def poll(self, milliseconds: float | None = None) -> list[Any]:
-            """Whoever waits finds what a real socket would have by then, or fails to."""
+            """Return the socket: a caller that waits reads what a real one would have, or fails."""
             return [self._sock] if milliseconds != 0 or self._sock.readable else []
 
     def read_poll(sock: Any) -> Any:

@@ -58,6 +58,9 @@ from aiops.wire.standby_messages import Fence, Promote, StandbyHello
 
 _CONTROL = frozenset({Promote, Fence, *ADMIN_REQUESTS})
 
+_SHORTENED = frozenset({Push, FetchRows, PushRows})
+"""Requests that there is a short way for."""
+
 _NUMBERS = (1 << 32) - 1
 """Numbers of connections: the row of a steady exchange has 32 bits for them. Then they begin again,
 with those that no open connection has; the engine knows nothing more of those that ended."""
@@ -420,23 +423,9 @@ class Acceptor:
         elif peer.handshake.admitted is not None:
             self._post(Received(self._now(), link.number, message, sink))
             if kind is Push:
-                nbytes = sum(map(_BYTES, message.parts))  # type: ignore[attr-defined]
-                if nbytes > SMALL and self.newcomers.sent(link.number, nbytes):
-                    asyncio.get_running_loop().call_soon(self.newcomers.go_on)
-                steady = None
-                if not (link.wire.checked or link.paced):
-                    steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
-                if steady is not None and steady is not peer.steady:
-                    peer.steady = steady
-                    self._take_shortcut(peer)
-            elif (
-                (kind is FetchRows or kind is PushRows)
-                and peer.steady_rows is None
-                and not (link.wire.checked or link.paced)
-            ):
-                peer.steady_rows = self._coordinator.steady_rows(link.number, link.wire)
-                if peer.steady_rows is not None:
-                    self._take_shortcut(peer)
+                self._count_push(link, message)
+            if kind in _SHORTENED and not (link.wire.checked or link.paced):
+                self._seek_shortcut(peer, message)
         else:
             self._handshake(peer, message)
         if peer.meter is not None:
@@ -445,6 +434,29 @@ class Acceptor:
         busy_poll.received = True
         if busy_poll.idle:
             busy_poll.begin()
+
+    def _count_push(self, link: MessageTransport, message: Message) -> None:
+        """Note that a connection has sent a whole push, so others that wait may go on."""
+        nbytes = sum(map(_BYTES, message.parts))  # type: ignore[attr-defined]
+        if nbytes > SMALL and self.newcomers.sent(link.number, nbytes):
+            asyncio.get_running_loop().call_soon(self.newcomers.go_on)
+
+    def _seek_shortcut(self, peer: Peer, message: Message) -> None:
+        """Have a connection's further requests of this kind answered at once, if they can be."""
+        link = peer.link
+        if type(message) is Push:
+            steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)
+            if steady is None or steady is peer.steady:
+                return
+            peer.steady = steady
+        else:
+            rows = None
+            if peer.steady_rows is None:
+                rows = self._coordinator.steady_rows(link.number, link.wire)
+            if rows is None:
+                return
+            peer.steady_rows = rows
+        self._take_shortcut(peer)
 
     def _allows(self, peer: Peer, message: Message) -> bool:
         """Return whether a peer may ask for what concerns the server itself; refuse it if not."""
