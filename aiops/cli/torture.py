@@ -98,13 +98,17 @@ def _add_simulated(what: str, text: str) -> None:
         only: Only = None,
         report: Report = None,
         failed: Failed = None,
+        resume: Resume = None,
         as_json: Json = False,
     ) -> None:
         from aiops.lab.torture.seed_campaign import KINDS, SeedCampaign
 
         bounds = count, _seconds(count, seconds), seed, processors(jobs)
         names = _chosen(only, KINDS[what].names)
-        _torture(SeedCampaign(what, *bounds, names, failed=failed), report, as_json)
+        campaign = SeedCampaign(what, *bounds, names, failed=failed)
+        if resume is not None:
+            campaign.resume(resume)
+        _torture(campaign, report, as_json)
 
 
 _add_simulated(
@@ -118,6 +122,10 @@ _add_simulated(
 _add_simulated(
     "sessions",
     "Send a simulated server hostile frames: it answers with an error or closes, and serves on.",
+)
+_add_simulated(
+    "frames",
+    "The same with mutated frames, handed to a server in this process: many thousand a second.",
 )
 
 
@@ -329,14 +337,12 @@ def _killing(
     resume: Path | None,
 ) -> TrialSeries[Any, Any]:
     """Return trials that kill processes."""
-    from aiops.lab.torture.campaign import Campaign, read_earlier
+    from aiops.lab.torture.campaign import Campaign
     from aiops.lab.torture.plan import PROCESS_VARIANTS
 
-    names = _chosen(only, PROCESS_VARIANTS)
-    made = Campaign(what, *bounds, names, folder=keep)
+    made = Campaign(what, *bounds, _chosen(only, PROCESS_VARIANTS), folder=keep)
     if resume is not None:
-        made.earlier = read_earlier(what, resume, names)
-        made.seed = made.earlier["seeds"][1] + 1
+        made.resume(resume)
     return made
 
 
@@ -409,9 +415,12 @@ def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
 
 def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
     found = {"tried": f"{report['tried']:,} {what} in {report['trials']:,} trials"}
-    if what == "sessions":
+    if what in ("sessions", "frames"):
         frames = f"{report['tried']:,} frames, {report['bytes']:,} bytes"
         found["tried"] = f"{frames}, in {report['sessions']:,} sessions"
+        if report["refused"]:
+            found["decoder"] = f"refuses {report['refused']:,} of them"
+        found["rate"] = f"{report['tried'] / max(report['seconds'], 0.1):,.0f} frames/s"
     if what == "partitions":
         found["acknowledged"] = f"{report['acknowledged']:,} pushes"
         for name in ("server_noticed", "worker_noticed", "healed"):

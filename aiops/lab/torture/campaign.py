@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiops.errors import UsageError
 from aiops.lab.torture.plan import (
     PROCESS_VARIANTS,
     TrialPlan,
@@ -47,14 +45,11 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
         Where trials are kept that failed; None: a temporary folder.
     run_server
         Runs a server.
-    earlier
-        The report of a run that this one continues; None: it is the first.
     """
 
     names: tuple[str, ...] = tuple(PROCESS_VARIANTS)
     folder: Path | None = None
     run_server: RunServer = run_server
-    earlier: Mapping[str, Any] | None = None
 
     @property
     def kills(self) -> int:
@@ -64,7 +59,7 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
     @property
     def counted(self) -> int:
         """The processes killed so far, in the earlier runs too."""
-        return self.kills + (self.earlier["kills"] if self.earlier else 0)
+        return self.kills + int(self.earlier.get("kills", 0))
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -123,57 +118,6 @@ class Campaign(TrialSeries[TrialResult, Spawner]):
             "kills_by_layout": _by(results, lambda plan: plan.layout),
             "ended_at": dict(sorted(sum((r.points for r in results), Counter[str]()).items())),
         }
-
-    def report(self) -> dict[str, Any]:
-        """Return the record of all trials, with those of the earlier runs."""
-        found = TrialSeries.report(self)
-        found["runs"] = [
-            {
-                "revision": found["machine"]["revision"],
-                **{name: found[name] for name in ("seconds", "trials", "kills", "seeds")},
-            }
-        ]
-        return found if self.earlier is None else merged(self.earlier, found)
-
-
-def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of two runs, of which the later one continues the earlier one."""
-    found = dict(later)
-    for name, value in later.items():
-        before: Any = earlier.get(name, 0)
-        if name in ("seconds", "failures", "runs"):
-            found[name] = before + value
-        elif name == "slowest_ending":
-            found[name] = max(before, value)
-        elif name == "seeds":
-            found[name] = [before[0], value[1]]
-        elif isinstance(value, int):
-            found[name] = before + value
-        elif isinstance(value, dict) and (name == "ended_at" or name.startswith("kills_by_")):
-            found[name] = dict(sorted((Counter(before) + Counter(value)).items()))
-    found["seconds"] = round(found["seconds"], 1)
-    return found
-
-
-def read_earlier(what: str, path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the report of an earlier run, to be continued.
-
-    Raises
-    ------
-    UsageError
-        When the file is no such report, or is one of other policies.
-    """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fits = found["torture"] == what and found["options"]["only"] == list(names)
-        fits = fits and "runs" in found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--resume {path}: it is no report ({error})") from None
-    if not fits:
-        raise UsageError(
-            f"--resume {path}: it is no report of aiops torture {what} with the same --only"
-        )
-    return found
 
 
 def _second(plan: TrialPlan) -> int:

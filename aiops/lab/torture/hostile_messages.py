@@ -37,12 +37,12 @@ REALS = (0.0, -0.0, 0.5, 1.0, -1.0, 1e18, 9e17, 1e-320, 1.8e308, math.nan, math.
 _SINGLES = (*REALS[:8], 3e38, 6e4, 1e-45, math.nan, math.inf, -math.inf)
 _MOST = 1 << 16  # bytes of a payload
 _GREETINGS = ("hello", "shard_hello", "lead_hello", "standby_hello", "ring_hello", "relay_hello")
-_OPENINGS = (*("hello",) * 20, *_GREETINGS)
+_OPENINGS = (*("hello",) * 60, *_GREETINGS)
 _DIRECTING = {"kick", "pause", "drain", "rollback_to"}
 """What would end the trial: of a server without a token any client is an administrator."""
 
 _ALL = tuple(kind for kind in KINDS if kind not in _DIRECTING)
-_OPEN = tuple(sorted({*HANDSHAKE["open"]["client"]} - _DIRECTING - {"leave"}))
+_OPEN = tuple(sorted({*HANDSHAKE["open"]["client"]} - _DIRECTING - {"leave", "share"}))
 _LIKELY = (
     *("push",) * 8,
     *("fetch", "push_rows", "fetch_rows", "take_task", "cover", "reapply", "define") * 2,
@@ -63,12 +63,15 @@ class Target(NamedTuple):
         The arena's.
     tables
         As a `Define` has them.
+    token
+        Whether the server asks for one.
     """
 
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     layout: tuple[tuple[int, int], ...]
     nbytes: int
     tables: tuple[tuple[Any, ...], ...] = ()
+    token: bool = False
 
 
 class HostileMessages:
@@ -102,12 +105,18 @@ class HostileMessages:
         """Return one of those that an open connection may carry, mostly; sometimes any other."""
         rng = self._rng
         lot = rng.random()
+        if self._target.token and self._id == 0 and lot < 0.8:
+            return self.proof()
         kind = rng.choice(_LIKELY if lot < 0.75 else _OPEN if lot < 0.99 else _ALL)
         header = self._fields(kind)
         made = _MADE.get(kind)
         if made is not None:
             return made(self, header)
         return header, [rng.randbytes(part[3]) for part in header.get("parts", ())]
+
+    def proof(self) -> Drawn:
+        """Return a proof of a token, which is none."""
+        return self._fields("prove"), []
 
     def _fields(self, kind: str) -> Header:
         self._id += 1

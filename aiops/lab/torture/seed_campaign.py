@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from aiops.lab.processes import PipedProcess
+from aiops.lab.torture.attack_trial import AttackResult
+from aiops.lab.torture.attacked import SETTINGS
 from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
+from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.plan import VARIANTS
-from aiops.lab.torture.session_trial import SETTINGS, SessionResult, SessionTrial, draw_sessions
+from aiops.lab.torture.session_trial import SessionTrial, draw_sessions
 from aiops.lab.torture.states import MOMENTS, StatesResult, examine
 from aiops.lab.torture.trial_series import TrialSeries
 
-SeedResult: TypeAlias = SimulatedResult | StatesResult | SessionResult
-R = TypeVar("R", SimulatedResult, StatesResult, SessionResult)
+SeedResult: TypeAlias = SimulatedResult | StatesResult | AttackResult
+R = TypeVar("R", SimulatedResult, StatesResult, AttackResult)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,10 @@ def _of_plans(results: Sequence[SimulatedResult | StatesResult]) -> dict[str, An
     }
 
 
-def _of_sessions(results: list[SessionResult]) -> dict[str, Any]:
+def _of_attacks(results: list[AttackResult]) -> dict[str, Any]:
     return {
-        "sessions": sum(result.plan.peers for result in results),
+        "sessions": sum(result.sessions for result in results),
+        "refused": sum(result.refused for result in results),
         "bytes": sum(result.sent for result in results),
         "answers": _total(result.answers for result in results),
     }
@@ -96,7 +100,11 @@ KINDS: Mapping[str, SeedKind[Any]] = {
     ),
     "sessions": SeedKind(
         *(tuple(SETTINGS), draw_sessions, lambda plan: SessionTrial(plan).run()),
-        *(lambda result: result.frames, 1, _of_sessions),
+        *(lambda result: result.frames, 1, _of_attacks),
+    ),
+    "frames": SeedKind(
+        *(tuple(SETTINGS), draw_frames, lambda plan: FrameTrial(plan).run()),
+        *(lambda result: result.frames, 1, _of_attacks),
     ),
 }
 """By what they torture; the name of the command."""
@@ -125,7 +133,11 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
 
     @property
     def counted(self) -> int:
-        """The clusters, damaged states or hostile frames so far."""
+        """The clusters, damaged states or hostile frames so far, in earlier runs too."""
+        return int(self.earlier.get("tried", 0)) + self._tried
+
+    @property
+    def _tried(self) -> int:
         return sum(self.kind.counted(result) for result in self.results)
 
     @property
@@ -177,7 +189,7 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
         """Return what the report says of results."""
         variants = Counter(result.plan.variant for result in results)
         return {
-            "tried": self.counted,
+            "tried": self._tried,
             "trials_by_policy": dict(sorted(variants.items())),
             **self.kind.findings(results),
         }

@@ -5,16 +5,18 @@ A trial's seed decides all of it. `Campaign` kills processes, and `SeedCampaign`
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from aiops.errors import AiopsError
+from aiops.errors import AiopsError, UsageError
 from aiops.lab import run_record
 from aiops.lab.torture.plan import VARIANTS
 
@@ -45,6 +47,10 @@ class TrialFindings(Protocol):
         """All that contradicts the promises, one sentence each."""
 
 
+_KINDS = "kills", "tried"
+_COUNTS = "ended_at", "answers", "faults", "outcomes"
+"""The keys of a report with what is counted, and with counts by a name, beside those ``_by_``."""
+
 F = TypeVar("F", bound=TrialFindings)
 H = TypeVar("H")
 
@@ -72,6 +78,8 @@ class TrialSeries(ABC, Generic[F, H]):
         The variants to choose from.
     on_trial
         Is called after each trial, in its thread.
+    earlier
+        The report of a run that this one continues; empty: it is the first.
     results
         Of the trials so far.
     stopped
@@ -85,6 +93,7 @@ class TrialSeries(ABC, Generic[F, H]):
     jobs: int = 1
     names: tuple[str, ...] = tuple(VARIANTS)
     on_trial: Callable[[F], None] | None = None
+    earlier: Mapping[str, Any] = field(default_factory=dict)
     results: list[F] = field(default_factory=list)
     stopped: bool = False
     _begun: int = 0
@@ -95,7 +104,7 @@ class TrialSeries(ABC, Generic[F, H]):
     @property
     @abstractmethod
     def counted(self) -> int:
-        """The number of things counted so far, up to ``count``."""
+        """The number of things counted so far, in earlier runs too, up to ``count``."""
 
     @property
     def least(self) -> int:
@@ -181,8 +190,19 @@ class TrialSeries(ABC, Generic[F, H]):
         only = "" if self.names == self.variants else "".join(f" --only {n}" for n in self.names)
         return f"aiops torture {self.what} --seed {result.plan.seed} --count 1{only}"
 
+    def resume(self, path: Path) -> None:
+        """Continue the run of a report.
+
+        Raises
+        ------
+        UsageError
+            When the file is no such report, or is one of other variants.
+        """
+        self.earlier = read_earlier(self.what, path, self.names)
+        self.seed = self.earlier["seeds"][1] + 1
+
     def report(self) -> dict[str, Any]:
-        """Return the record of all trials."""
+        """Return the record of all trials, with those of the earlier runs."""
         results = sorted(self.results, key=lambda result: result.plan.seed)
         options = {
             "count": self.count,
@@ -207,7 +227,11 @@ class TrialSeries(ABC, Generic[F, H]):
                 if result.wrong
             ],
         }
-        return run_record.record("torture", self.what, options, found)
+        found = run_record.record("torture", self.what, options, found)
+        run = {name: found.get(name) for name in ("seconds", "trials", *_KINDS, "seeds")}
+        run = {name: value for name, value in run.items() if value is not None}
+        found["runs"] = [{"revision": found["machine"]["revision"], **run}]
+        return merged(self.earlier, found) if self.earlier else found
 
     def save(self, path: Path) -> None:
         """Write the report.
@@ -221,3 +245,43 @@ class TrialSeries(ABC, Generic[F, H]):
             run_record.write_rows(path, self.report())
         except OSError as error:
             raise AiopsError(f"{path}: {error.strerror}") from None
+
+
+def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of two runs, of which the later one continues the earlier one."""
+    found = dict(later)
+    for name, value in later.items():
+        before: Any = earlier.get(name, 0)
+        if name in ("seconds", "failures", "runs"):
+            found[name] = before + value
+        elif name == "slowest_ending":
+            found[name] = max(before, value)
+        elif name == "seeds":
+            found[name] = [before[0], value[1]]
+        elif isinstance(value, int):
+            found[name] = before + value
+        elif isinstance(value, dict) and (name in _COUNTS or "s_by_" in name):
+            found[name] = dict(sorted((Counter(before) + Counter(value)).items()))
+    found["seconds"] = round(found["seconds"], 1)
+    return found
+
+
+def read_earlier(what: str, path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the report of an earlier run, to be continued.
+
+    Raises
+    ------
+    UsageError
+        When the file is no such report, or is one of other policies.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fits = found["torture"] == what and found["options"]["only"] == list(names)
+        fits = fits and "runs" in found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--resume {path}: it is no report ({error})") from None
+    if not fits:
+        raise UsageError(
+            f"--resume {path}: it is no report of aiops torture {what} with the same --only"
+        )
+    return found

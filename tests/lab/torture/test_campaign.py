@@ -10,7 +10,7 @@ import pytest
 
 from aiops.algorithms import BUILT_IN
 from aiops.errors import UsageError
-from aiops.lab.torture.campaign import Campaign, merged, read_earlier
+from aiops.lab.torture.campaign import Campaign
 from aiops.lab.torture.plan import (
     LAYOUTS,
     PROCESS_VARIANTS,
@@ -18,6 +18,7 @@ from aiops.lab.torture.plan import (
     draw_servers,
     draw_workers,
 )
+from aiops.lab.torture.trial_series import merged, read_earlier
 from aiops.net.faulty_disk import points
 from tests.lab.torture import broken
 from tests.support import Process

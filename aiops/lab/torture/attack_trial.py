@@ -1,0 +1,107 @@
+"""A trial of hostile peers: a server is attacked, and has to serve on as if they had never been."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from aiops.errors import AiopsError
+from aiops.lab.torture.attacked import AttackedServer, AttackPlan
+from aiops.lab.torture.said import errors_noted
+from aiops.sim.virtual.world import World
+
+_HONEST = 5  # steps at the end
+_LIMIT = 20_000.0  # virtual seconds
+
+
+@dataclass(slots=True)
+class AttackResult:
+    """The findings of a trial.
+
+    Attributes
+    ----------
+    plan
+        The trial's.
+    sessions
+        Hostile connections.
+    frames
+        Hostile frames.
+    refused
+        Those of them that were refused by the decoder alone, if these are counted.
+    sent
+        The bytes that were sent to a server that had not closed the connection.
+    answers
+        By kind, and for errors by code: what the server said.
+    wrong
+        What contradicts the promise, one sentence each.
+    seconds
+        The time that it took.
+    """
+
+    plan: AttackPlan
+    sessions: int = 0
+    frames: int = 0
+    refused: int = 0
+    sent: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class AttackTrial(ABC):
+    """A plan that is carried out.
+
+    Parameters
+    ----------
+    plan
+        What to do.
+    """
+
+    def __init__(self, plan: AttackPlan) -> None:
+        self.plan, self.result = plan, AttackResult(plan)
+        self._rng = Random(f"peers {plan.seed}")
+        self._world = World(seed=plan.seed, limit=_LIMIT, pieces=self._rng.choice((None, 7, 100)))
+
+    def run(self) -> AttackResult:
+        """Carry it out."""
+        began = time.monotonic()
+        with errors_noted(self.result.wrong):
+            try:
+                self._world.run(self._all())
+            except AiopsError as error:
+                self.result.wrong.append(f"{type(error).__name__}: {error}")
+            except Exception as error:
+                self.result.wrong.append(f"the simulation ended: {_told(error)}")
+        self.result.seconds = time.monotonic() - began
+        return self.result
+
+    async def _all(self) -> None:
+        async with AttackedServer(self.plan) as attacked:
+            await self.attack(attacked)
+            await asyncio.sleep(1.0)
+            for _ in range(_HONEST):
+                await self.step(attacked)
+            self.result.wrong += await attacked.check()
+
+    @abstractmethod
+    async def attack(self, attacked: AttackedServer) -> None:
+        """Have hostile peers come and go."""
+
+    async def step(self, attacked: AttackedServer) -> None:
+        """Have the honest worker make a step."""
+        wrong = await attacked.step()
+        if wrong:
+            self.result.wrong.append(wrong)
+
+
+def _told(error: BaseException) -> str:
+    """Return an exception, the first of a group, and the line that raised it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"

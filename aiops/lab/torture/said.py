@@ -1,0 +1,68 @@
+"""Check what servers say to hostile peers: whole messages of the wire, and documented errors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import msgpack
+
+from aiops.errors import refusal
+from aiops.wire.state_machine import HANDSHAKE
+
+_ANSWERS = {kind for state in HANDSHAKE.values() for kind in state.get("server", ())}
+
+
+def check_said(data: bytes | bytearray, counts: Counter[str]) -> Iterator[str]:
+    """Count the whole messages that were said, and yield what is wrong with them.
+
+    ``counts``: by kind, and for errors by code.
+    """
+    at = 0
+    while at + 5 <= len(data):
+        if data[at] != 0xCE:
+            yield f"the server said byte {data[at]:#x} where a message begins"
+            return
+        end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+        if end > len(data):
+            return
+        header = msgpack.unpackb(bytes(data[at + 5 : end]))
+        kind = header["kind"]
+        if kind not in _ANSWERS:
+            yield f"the server said {kind!r}"
+        counts[f"error {header['code']}" if kind == "error" else kind] += 1
+        if kind == "error" and not _documented(header["code"]):
+            yield f"the server said an error with code {header['code']!r}"
+        at = end
+        for part in header.get("parts", ()):
+            at += 5 + part[3]
+
+
+def _documented(code: str) -> bool:
+    return code == "protocol" or refusal(code, "").code == code
+
+
+@contextlib.contextmanager
+def errors_noted(wrong: list[str]) -> Iterator[None]:
+    """Note what is logged as an error, by a server or asyncio; log nothing else."""
+    before, root = logging.root.manager.disable, logging.root
+    handler = _Noting(wrong)
+    logging.disable(logging.WARNING)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        logging.disable(before)
+
+
+class _Noting(logging.Handler):
+    def __init__(self, wrong: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._wrong = wrong
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self._wrong.append(f"logged: {self.format(record)}")

@@ -1,0 +1,129 @@
+"""Mutated frames: what is changed, and that a server which breaks is found out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import msgpack
+import pytest
+
+from aiops.engine.engine import Engine
+from aiops.errors import RemoteProtocolError
+from aiops.lab.torture.attack_trial import AttackResult
+from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
+from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
+from aiops.lab.torture.hostile_messages import HostileMessages
+from aiops.lab.torture.seed_campaign import SeedCampaign
+from aiops.wire.decoding import decode
+from tests.lab.torture.test_sessions import TARGET
+from tests.seeds import seeds
+
+FEW = 2000
+
+
+def carried_out(seed: int, *names: str) -> AttackResult:
+    """The result of a trial of few frames."""
+    plan = draw_frames(seed, names) if names else draw_frames(seed)
+    return FrameTrial(replace(plan, peers=FEW, token=False)).run()
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_a_server_serves_on(seed: int) -> None:
+    result = carried_out(seed)
+    assert result.wrong == []
+    assert result.frames >= FEW
+    assert 0 < result.refused < result.frames
+
+
+def test_frames_get_far_enough() -> None:
+    answers = carried_out(1, "asgd").answers
+    far = ("ack", "params", "model", "task", "report", "error bad-push", "error refused")
+    assert [kind for kind in far if not answers[kind]] == []
+
+
+def test_a_server_with_a_token_is_not_changed() -> None:
+    plan = replace(draw_frames(2, ("asgd",)), peers=300, token=True)
+    result = FrameTrial(plan).run()
+    assert result.wrong == []
+    assert {"challenge", "error unauthorised"} <= {*result.answers}
+    assert not {"welcome", "ack"} & {*result.answers}
+
+
+def right(rng: Random) -> list[FrameTemplate]:
+    """A hundred right frames."""
+    return [FrameTemplate.of(HostileMessages(rng, TARGET).request()) for _ in range(100)]
+
+
+class TestMutator:
+    templates = right(Random(3))
+
+    def test_each_value_of_a_header_has_its_place(self) -> None:
+        for template in self.templates:
+            header = msgpack.unpackb(template.header)
+            values = [template.header[start:stop] for start, stop in template.spans]
+            for value in header.values():
+                assert msgpack.packb(value) in values
+
+    def test_one_thing_is_changed(self) -> None:
+        mutator = Mutator(Random(5), self.templates)
+        kept = Counter[str]()
+        for template in self.templates * 20:
+            header, payloads = mutator.mutated(template)
+            assert header == template.header or payloads == template.payloads
+            try:
+                kept[decode(header).kind] += 1
+            except RemoteProtocolError:
+                kept["refused"] += 1
+        assert 600 < kept["refused"] < 1600
+        assert kept["push"] > 50
+
+    def test_a_sequence_number_is_written(self) -> None:
+        pushes = [template for template in self.templates if template.kind == "push"]
+        for template in pushes:
+            assert msgpack.unpackb(template.numbered(1 << 24).header)["seq"] == 1 << 24
+            assert len(template.numbered(1 << 24).right) == len(template.right)
+
+    def test_a_seed_decides_all(self) -> None:
+        one, other = (Mutator(Random(5), self.templates) for _ in range(2))
+        for template in self.templates:
+            assert one.mutated(template) == other.mutated(template)
+
+
+class TestFound:
+    """Defects of a server that are put in by hand."""
+
+    def wrong(self) -> str:
+        return "\n".join(carried_out(1, "asgd").wrong)
+
+    def test_none(self) -> None:
+        assert self.wrong() == ""
+
+    def test_an_exception(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Engine, "report", lambda self: 1 // 0)
+        assert "ZeroDivisionError" in self.wrong()
+
+    def test_a_buffer_that_is_not_given_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aiops.engine.receive.PushSink.free", lambda self: None)
+        assert "receive buffers are not back" in self.wrong()
+
+    def test_an_unknown_code(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aiops.errors.BadPush.code", "bad-luck")
+        assert "an error with code 'bad-luck'" in self.wrong()
+
+
+def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiops.lab.torture.frame_trial.FRAMES", FEW)
+    first = SeedCampaign("frames", FEW, None, 7, names=("asgd",))
+    first.run()
+    first.save(tmp_path / "frames.json")
+    second = SeedCampaign("frames", 2 * FEW, None, 7, names=("asgd",))
+    second.resume(tmp_path / "frames.json")
+    second.run()
+    found = second.report()
+    assert found["tried"] == 2 * FEW
+    assert found["seeds"] == [7, 8]
+    assert [run["tried"] for run in found["runs"]] == [FEW, FEW]
+    assert found["answers"]["ack"] > 0
