@@ -334,6 +334,7 @@ _DRAW: Mapping[str, Callable[[HostileMessages], Any]] = {
     "Real": lambda m: float(m.number(1 << 20)),
     "OptReal": lambda m: None,
     "Text": HostileMessages.text,
+    "Reason": lambda m: m.text() * m.number(3),
     "Nonce": lambda m: m.bytes_of(16, 16, 16, 64),
     "Bytes32": lambda m: m.bytes_of(0, 0, 32),
     "Blob": lambda m: m.bytes_of(0, 1, 32, 32, 1000),

@@ -18,6 +18,7 @@ from aiops.serving.acceptor import Acceptor
 from aiops.serving.peer import Peer
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import KINDS
+from aiops.wire.fields import CHECKS, TYPES
 from tests.seeds import seeds
 
 TARGET = Target(
@@ -44,6 +45,15 @@ def test_messages_are_mostly_right() -> None:
             with contextlib.suppress(RemoteProtocolError):
                 whole += decode(msgpack.packb(header)).kind == header["kind"]
     assert whole > 340
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_value_of_each_type_is_drawn(kind: str) -> None:
+    messages = HostileMessages(Random(1), TARGET)
+    drawn = [messages.value(kind) for _ in range(20)]
+    if kind != "Parts":  # the decoder checks these itself
+        values = msgpack.unpackb(msgpack.packb(drawn), use_list=False)
+        assert any(CHECKS[kind](value) for value in values)
 
 
 def test_sessions_get_far_enough() -> None:
