@@ -11,13 +11,13 @@ from dataclasses import field
 from typing import Any
 
 from aiops.common.frozen import value
-from aiops.durable.standby import StandbyDesk, refused_promotion
+from aiops.durable.standby import StandbyDesk
 from aiops.engine.events import Drop, Effect, Joined, Lost, Order, Received, Reply, Reported
-from aiops.errors import UsageError
-from aiops.shards.follower import PROMOTED
+from aiops.errors import Unavailable, UsageError
+from aiops.shards.follower import PLACE, PROMOTED
 from aiops.shards.snapshot_sets import SnapshotSets
 from aiops.wire.handshake import proves_generation
-from aiops.wire.messages import PROTOCOL, Error, Leave
+from aiops.wire.messages import PROTOCOL, Error, Hello, Leave
 from aiops.wire.server_messages import (
     CountTraffic,
     KeepSets,
@@ -85,6 +85,8 @@ class ShardCopy:
         What statistics tell of it.
     secret
         The run's; empty: it has nothing yet.
+    place
+        The number of the place that it had as a follower, and was not fed by another since; else 0.
     """
 
     run: str
@@ -95,10 +97,11 @@ class ShardCopy:
     whole: bool
     report: Mapping[str, Any]
     secret: bytes = field(default=b"", repr=False)
+    place: int = 0
 
 
 class FollowerStandbyDesk(StandbyDesk):
-    """Answers the standby of the lead, which is connected to that of a follower.
+    """Answers the standby of the lead, which is connected to that of a follower, and observers.
 
     Parameters
     ----------
@@ -109,7 +112,12 @@ class FollowerStandbyDesk(StandbyDesk):
     primary
         The URL of the primary's lead.
     promote
-        Called with the connection and the id of a request to promote it.
+        Called with the connection and the id of a request to promote it with all the others.
+    take
+        Called with the connection and the id of a request that it takes its follower's place alone.
+    resume
+        Called when the lead looks for it in the place that it has: it was started as a standby, and
+        is to be that follower.
     leave
         Called when the lead's standby has ended.
     """
@@ -120,16 +128,25 @@ class FollowerStandbyDesk(StandbyDesk):
         keep: Callable[[Sequence[int]], None],
         primary: str,
         promote: Callable[[int, int], None],
+        take: Callable[[int, int], None],
+        resume: Callable[[], None],
         leave: Callable[[], None],
+        report: Callable[[], Mapping[str, Any]],
     ) -> None:
-        super().__init__(lambda: None, dict, primary, promote)
+        super().__init__(lambda: None, report, primary, promote)
         self._held, self._keep, self._leave = held, keep, leave
+        self._take, self._resume = take, resume
         self._lead: int | None = None  # the connection of the lead's standby
 
     def _joined(self, event: Joined) -> list[Effect]:
         hello, peer, held = event.hello, event.peer, self._held()
-        why = ""
-        if not isinstance(hello, LeadHello) or not hello.standby:
+        if isinstance(hello, Hello):
+            return super()._joined(event)
+        why, code = "", "standby"
+        if isinstance(hello, LeadHello) and self._has_place(hello, held):
+            why, code = "it begins to be the follower again", Unavailable.code
+            self._resume()
+        elif not isinstance(hello, LeadHello) or not hello.standby:
             why = f"this is the standby of a follower: its lead is {self._primary}"
         elif held.run and hello.run and held.run != hello.run:
             why = f"this standby has a shard of run {held.run}, and its lead's has run {hello.run}"
@@ -141,11 +158,18 @@ class FollowerStandbyDesk(StandbyDesk):
                 " of it that is right: start it with the state that it wrote"
             )
         if why:
-            return [Reply(peer, Error(hello.id, "standby", why, {}, True)), Drop(peer, why)]
+            return [Reply(peer, Error(hello.id, code, why, {}, True)), Drop(peer, why)]
         before, self._lead = self._lead, peer
         welcome = Reply(peer, ShardWelcome(hello.id, PROTOCOL, event.proof))
         earlier = [] if before is None else [Drop(before, "its lead has a newer connection")]
         return [*earlier, welcome, Reply(peer, self._state(held))]
+
+    def _has_place(self, hello: LeadHello, held: ShardCopy) -> bool:
+        """Return whether a lead looks for the follower that this standby has been."""
+        if hello.standby or not held.place or hello.place > held.place or hello.run != held.run:
+            return False
+        facts = held.secret, held.run, hello.generation
+        return proves_generation(hello.lead_proof, *facts, lead=True)
 
     def _state(self, held: ShardCopy) -> ShardState:
         place = held.run, held.shard, held.shards, held.version
@@ -154,8 +178,8 @@ class FollowerStandbyDesk(StandbyDesk):
     def _received(self, event: Received) -> list[Effect]:
         message = event.message
         if event.peer != self._lead and isinstance(message, Promote):
-            why = "this is the standby of a follower: promote that of its lead"
-            return [Reply(event.peer, refused_promotion(message.id, why))]
+            self._take(event.peer, message.id)
+            return []
         if event.peer != self._lead:
             return super()._received(event)
         if isinstance(message, KeepSets):
@@ -205,6 +229,7 @@ class StandbyGroup:
         self._refused: dict[int, str] = {}
         self.states: dict[int, Mapping[str, Any]] = {}
         self.promoted: set[int] = set()
+        self._placed: set[int] = set()  # of those, the ones that have taken their places alone
 
     @property
     def _shards(self) -> range:
@@ -238,8 +263,11 @@ class StandbyGroup:
         cuts = state.holds.get("snapshots", ())
         self._sets.holds(shard, [cut for cut in cuts if type(cut) is int])
         self.promoted.discard(shard)
+        self._placed.discard(shard)
         if state.holds.get(PROMOTED):
             self.promoted.add(shard)
+            if state.holds.get(PLACE):
+                self._placed.add(shard)
             return []
         self.states.pop(shard, None)
         self._asked.add(shard)
@@ -269,7 +297,7 @@ class StandbyGroup:
     def _saved(self, shard: int, cut: int) -> list[Order]:
         sets = self._sets
         sets.saved(shard, cut, well=True)
-        sets.servers = [*self._servers()]
+        sets.servers = [each for each in self._servers() if each not in self._placed]
         if any(each in self._lost or each in self.promoted for each in sets.servers):
             return []
         kept = sets.kept()

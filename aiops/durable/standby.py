@@ -11,7 +11,7 @@ from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
 from aiops.engine.events import Drop, Effect, Event, Joined, Received, Reply, Warm
 from aiops.errors import DamagedState, Refused, RemoteProtocolError
-from aiops.state.directory import GenerationFile, GenerationStart, foreign
+from aiops.state.directory import GenerationFile, GenerationStart, TakenPlace, foreign
 from aiops.state.frames import JournalFrame, SegmentScan
 from aiops.wire import messages
 from aiops.wire.connection import Connection
@@ -83,13 +83,26 @@ def generations_of(welcome: StandbyWelcome) -> GenerationFile:
         if any(type(n) is not int or n < 0 for n in (generation, row, *versions)):
             raise RemoteProtocolError("standby_welcome.starts: integers were expected")
         found.append(GenerationStart(generation, row, versions))
-    return GenerationFile(welcome.generation, found, secret=welcome.secret)
+    rows, places = welcome.starts.get("places", ()), list[TakenPlace]()
+    for row in rows if isinstance(rows, tuple) else ():
+        known = isinstance(row, tuple) and [*map(type, row)] == [int, int] and min(row) > 0
+        if not (known and row[0] < welcome.shards and len(rows) < welcome.shards):
+            raise RemoteProtocolError("standby_welcome.starts: a place is [shard, number]")
+        places.append(TakenPlace(*row))
+    return GenerationFile(welcome.generation, found, secret=welcome.secret, places=tuple(places))
 
 
-def starts_of(generations: GenerationFile) -> dict[str, Any]:
-    """Return a primary's generations as its welcome has them; `generations_of` is the inverse."""
+def starts_of(generations: GenerationFile, shard: int) -> dict[str, Any]:
+    """Return a primary's generations as its welcome has them; `generations_of` is the inverse.
+
+    A lead's (``shard`` 0) has the places that standbys of its followers have taken, too: that of
+    the lead is to know a server that has lost its place from the one that has it.
+    """
     rows = ((start.generation, start.row, start.versions) for start in generations.starts)
-    return {"starts": tuple(rows)}
+    found: dict[str, Any] = {"starts": tuple(rows)}
+    if generations.places and not shard:
+        found["places"] = tuple((place.shard, place.number) for place in generations.places)
+    return found
 
 
 class BytesSink(Sink):

@@ -54,9 +54,9 @@ from aiops.wire.messages import (
 from aiops.wire.server_messages import Greeting, ShardHello
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
-from aiops.wire.standby_messages import Fence, Promote, StandbyHello
+from aiops.wire.standby_messages import Fence, Promote, StandbyHello, TakePlace
 
-_CONTROL = frozenset({Promote, Fence, *ADMIN_REQUESTS})
+_CONTROL = frozenset({Promote, TakePlace, Fence, *ADMIN_REQUESTS})
 
 _SHORTENED = frozenset({Push, FetchRows, PushRows})
 """Requests that there is a short way for."""
@@ -199,6 +199,7 @@ class Acceptor:
             self.pace(pacing)
         self.busy_poll = BusyPoll(env.spin(), usable())
         self._sweeper: asyncio.TimerHandle | None = None
+        self._over: AiopsError | None = None  # the error because of which all have ended
 
     def accept(self) -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection."""
@@ -346,7 +347,11 @@ class Acceptor:
         return 2 * self._config.stall_deadline + nbytes / max(self._config.min_rate, 1)
 
     def end(self, error: AiopsError) -> None:
-        """End all of them because of an error; each is closed by the loop, soon."""
+        """End all of them because of an error, also those that the loop has yet to make.
+
+        Each is closed by the loop, soon.
+        """
+        self._over = error
         if self._sweeper is not None:
             self._sweeper.cancel()
         for peer in list(self.peers.values()):
@@ -380,10 +385,14 @@ class Acceptor:
 
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
+        if self._over is not None:  # the loop had accepted it before the listener was closed
+            link.fault(self._over)
+            return
         nonce = self._env.token_bytes(16)
         handshake = ServerHandshake(
             *(self.access.find, nonce),
             follower=self._config.follower,
+            stands_by=self._config.standby is not None,
             journal=self.standbys is not None,
             refusal=self.refusal,
             forbids=self._forbids,

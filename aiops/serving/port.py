@@ -120,6 +120,22 @@ class Port:
         return UsageError(f"cannot listen on {where}: {error.strerror or error}")
 
 
+async def close_listener(listener: Listener) -> None:
+    """Listen no more, once the connections that were accepted are made.
+
+    asyncio makes the transport of a connection that it has accepted in the next turn of the loop.
+    If its server is closed then, that fails, and the connection stays open without an owner: its
+    peer waits in vain.
+    """
+    loop = asyncio.get_running_loop()
+    for sock in listener.sockets:
+        if sock.fileno() >= 0:  # a simulated one has none
+            loop.remove_reader(sock.fileno())  # accept no more
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    listener.close()
+
+
 def _told() -> bytes:
     """Return the message that a client of the plain wire is sent."""
     text = "this server speaks TLS at this port: connect to aiops+tls://..."

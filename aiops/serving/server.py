@@ -49,10 +49,17 @@ from aiops.serving.effects import EffectRunner
 from aiops.serving.memory_bound import Holdings, MemoryBound
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
-from aiops.serving.port import Listener, Port, certificates, reload_certificates
+from aiops.serving.port import (
+    Listener,
+    Port,
+    certificates,
+    close_listener,
+    reload_certificates,
+)
 from aiops.serving.profiling import Profile
 from aiops.serving.run_state import RunState, open_files
 from aiops.serving.shard_links import ShardLinks
+from aiops.serving.standby.places import FollowerPlaces
 from aiops.serving.state.shard_states import LeadState
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.serving.token_file import filter_of
@@ -67,7 +74,7 @@ from aiops.wire.admin_messages import ADMIN_REQUESTS
 from aiops.wire.connection import SinkFor
 from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
-from aiops.wire.standby_messages import Fence
+from aiops.wire.standby_messages import Fence, TakePlace
 
 _log = logging.getLogger("aiops.server")
 
@@ -178,6 +185,9 @@ class Server:
             )
         links = None if lead is None else self._links_of(lead, options.run)
         self._links = links
+        self._places: FollowerPlaces | None = None  # of a lead with a state
+        if lead is not None and links is not None and files is not None:
+            self._places = FollowerPlaces(lead, links, files)
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
@@ -219,11 +229,17 @@ class Server:
             self._run_state.lead_proof,
             self._stop_with,
             tls=None if self._tls is None else self._tls.target,
+            place=lambda shard: lead.places.get(shard, 0),
         )
 
     def follower_moved(self, shard: int, port: int) -> None:
         """Reach a follower on this machine at another port from here on: it was started again."""
-        if self._links is not None and isinstance(self._coordinator, Lead):
+        taken = "" if self._places is None else self._places.taken(shard)
+        if taken:
+            _log.warning(
+                "shard %d was started again, and %s has its place: it is idle", shard, taken
+            )
+        elif self._links is not None and isinstance(self._coordinator, Lead):
             self._coordinator.move(shard, "", port)
             self._links.move(shard, urls.local_address(self.config.host), port)
 
@@ -332,6 +348,8 @@ class Server:
             resumes = files is not None and files.generation > 0
             # A mistake in --init begins no state.
             model = None if resumes else self._initial_model()
+            if self._places is not None and not next_term:
+                self._places.restore()
             if self._links is not None:
                 await self._begin_to_lead(self._links, loop)
             elif files is not None:
@@ -437,13 +455,18 @@ class Server:
         if isinstance(message, ADMIN_REQUESTS) and self._administration is not None:
             self._administration.handle(number, message)
             return
+        peer = self.connections.peers[number]
+        if isinstance(message, TakePlace) and self._places is not None:
+            peer.link.send(peer.link.wire.send(self._places.answer(message)))
+            return
         text = "this server is no standby, and no other has its run"
+        if isinstance(message, TakePlace):
+            text = "this server leads no followers with states"
         if isinstance(message, Fence):
             if self._run_state.superseded_by(message):
                 self.supersede(message.generation, message.primary)
                 return
             text = self._run_state.fence_refusal(message) or text
-        peer = self.connections.peers[number]
         answer = Error(message.id, Refused.code, text, {}, False)
         peer.link.send(peer.link.wire.send(answer))
 
@@ -576,7 +599,7 @@ class Server:
     async def _close(self) -> None:
         """Drain: let the outstanding update finish, send every answer, save, close."""
         if self._listener is not None:
-            self._listener.close()
+            await close_listener(self._listener)
         if self._unix_listener is not None:
             self._unix_listener.end()
         if self._persistence is not None:

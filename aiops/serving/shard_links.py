@@ -88,6 +88,8 @@ class ShardLinks:
         Whether this is the standby of a lead, and those are the standbys of its followers.
     tls
         Returns how to connect to a host by TLS; None: plain TCP.
+    place
+        Returns the number of a shard's place, the newest that is known.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class ShardLinks:
         *,
         standby: bool = False,
         tls: Callable[[str], TlsTarget] | None = None,
+        place: Callable[[int], int] = lambda shard: 0,
     ) -> None:
-        self._standby, self._tls = standby, tls
+        self._standby, self._tls, self._place = standby, tls, place
         self._addresses, self._token, self._run = list(addresses), token, run
         self._policy, self._settings = policy, settings
         self._waits, self._env, self._sink_for, self._post = waits, env, sink_for, post
@@ -298,6 +301,14 @@ class ShardLinks:
         self._addresses[shard - 1] = host, port
         self._moved.set()
 
+    def give(self, shard: int, host: str, port: int) -> None:
+        """Reach another server in a lost follower's place from here on, and that one no more."""
+        self._addresses[shard - 1] = host, port
+        attempt = self._attempts.pop(shard, None)
+        if attempt is not None:  # it may be connecting to a machine that does not answer
+            attempt.cancel()
+        self._attempts[shard] = asyncio.ensure_future(self._attach_again(shard))
+
     async def _attach_again(self, shard: int) -> None:
         """Try to connect until a follower is back, with pauses between."""
         pause, said = _PAUSE, ""
@@ -347,6 +358,7 @@ class ShardLinks:
             generation=generation,
             standby=self._standby,
             lead_proof=self._prove(generation),
+            place=self._place(shard),
         )
         return FollowerLink(name, link, hello, self._env.now())
 

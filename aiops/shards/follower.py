@@ -93,6 +93,9 @@ from aiops.wire.sinks import Discard, Sink
 PROMOTED = "promoted"
 """The key in `ShardState.holds` of a follower that is asked for as if it were a standby still."""
 
+PLACE = "place"
+"""The key in `ShardState.holds` of the number of the place that a follower has taken."""
+
 REPLAYED = 0
 """The number of the lead's connection while its orders are replayed: no other has it."""
 
@@ -133,6 +136,8 @@ class Follower:
         Returns what statistics tell of the state that it keeps.
     led_by
         The generation of the last lead of its run; 0: it has had none, or none with a state.
+    place
+        The number of its place, which it has taken as a standby; 0: it is the first that has it.
     secret
         That of its run, with which a lead has to prove that it is the lead. Empty: it has had no
         lead with a state yet.
@@ -167,7 +172,7 @@ class Follower:
         self.snapshots: dict[int, int] = {}
         self.reached, self.history = 0, History()
         self.secret = b""
-        self.led_by = 0
+        self.led_by = self.place = 0
         self._recovered = False  # there was a state of its run
 
     # ------------------------------------------------------------ the shell's calls
@@ -382,6 +387,11 @@ class Follower:
                 " taken this follower over; this one is generation"
                 f" {generation_text(hello.generation)}"
             )
+        if hello.run == self.run and hello.place > self.place:
+            raise ValueError(
+                "another server has taken the place of this follower, which was lost to its lead:"
+                " start it as the standby of that one, with --standby and --shard"
+            )
         name, settings = self.algorithm.name, self.algorithm.settings()
         if (name, settings) != (hello.policy, dict(hello.settings)):
             raise ValueError(
@@ -401,6 +411,7 @@ class Follower:
         shard = self.shard
         if shard is None:
             lost = {"reached": self.reached, "history": self.history} if self._recovered else {}
+            lost |= {PLACE: self.place} if self.place else {}
             return ShardState(0, self.kept, "", 0, 0, 0, 0, False, lost)
         report, measured = shard.done or (UpdateDone(0, b""), False)
         holds = {
@@ -409,6 +420,7 @@ class Follower:
             "snapshots": tuple(sorted(self.snapshots)),
             "reached": self.reached,
             "history": self.history,
+            **({PLACE: self.place} if self.place else {}),
         }
         numbers = shard.shard, shard.shards, shard.version, report.id
         return ShardState(0, self.kept, self.run, *numbers, measured, holds)
@@ -421,9 +433,12 @@ class Follower:
         ValueError
             When it was none: it has no state, or was led in the term of the standby's primary, or
             before. What it was given in that term has other rows than the standby, or may have.
+            Unless it has taken its place, which no other has taken since: it has all rows then.
         """
         stateless = not self.kept or (self.shard is None and not self._recovered)
-        if stateless or (self.led_by and term(self.led_by) <= term(hello.generation)):
+        placed = self.place and self.place >= hello.place
+        earlier = self.led_by and term(self.led_by) <= term(hello.generation)
+        if stateless or (earlier and not placed):
             raise ValueError("this follower is no standby: start it with --standby and --shard")
         found = self.state()
         return replace(found, holds={**found.holds, PROMOTED: True})

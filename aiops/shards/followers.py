@@ -23,11 +23,14 @@ class Followers:
     ----------
     lost
         The followers that are lost, with the reason of each.
+    places
+        The number of each place that a standby has taken.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
         self._addresses = list(addresses)
         self.lost: dict[int, str] = {}
+        self.places: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._addresses)

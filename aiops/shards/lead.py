@@ -57,6 +57,7 @@ from aiops.shards.budget_shares import BudgetShares
 from aiops.shards.collecting import Collecting
 from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
+from aiops.shards.follower import PLACE
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
@@ -384,6 +385,32 @@ class Lead:
         assert self._model is not None, "else it is anywhere"
         return not moment.ahead(LARGEST) and self._model.resume(shard, state) is not None
 
+    @property
+    def places(self) -> dict[int, int]:
+        """By shard, the number of the place that a standby has taken."""
+        return self._followers.places
+
+    def place_refusal(self, state: ShardState) -> str:
+        """Return why a follower's standby that holds this cannot have its place; empty: it can.
+
+        It can if the follower is lost, and the standby has all that any server relies on.
+        """
+        if not self.kept or state.shard not in self._followers.all:
+            return f"this server leads no shard {state.shard} with a state"
+        name = self._name(state.shard)
+        if state.shard not in self._followers.lost:
+            return f"{name} is there: a standby takes the place of a server that its lead has lost"
+        if self._model is not None and self._model.spread:
+            return f"rows of tables lie on {name}, and pushes of them may be lost: start it again"
+        error = self.refusal(state.shard, state)
+        if isinstance(error, RolledBack):
+            return (
+                f"this standby has not got all that {name} had told the other servers, so"
+                " acknowledged pushes would be lost: start that server again from its state, or"
+                " promote the standby of the lead, which tells workers what they lose"
+            )
+        return "" if error is None else str(error)
+
     def refused(self, moment: CommonMoment) -> str:
         """Return why no moment is that of all of some followers; empty: one may be."""
         names = ", ".join(self._followers.name(shard) for shard in moment.strange)
@@ -417,6 +444,9 @@ class Lead:
     def _on_state(self, shard: int, state: ShardState) -> list[Effect]:
         """Go on with a follower that has come, or come back."""
         lost = self._followers.lost.pop(shard, None)
+        place = state.holds.get(PLACE, 0)
+        if type(place) is int and place > self.places.get(shard, 0):  # from an earlier term
+            self.places[shard] = place
         effects: list[Effect] = []
         if self.secret and not state.run:
             effects.append(Order(shard, ShareSecret(0, self.secret)))

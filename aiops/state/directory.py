@@ -40,6 +40,7 @@ MAX_HISTORY = 64
 """Generations that the file of generations remembers."""
 
 _NUMBERED = re.compile(r"(snapshot|journal)-(\d{20})")
+_PLACE = [int, int, str, int]
 _SPARE = re.compile(r"spare-([1-9]\d{0,8})")
 
 
@@ -213,6 +214,20 @@ class GenerationStart:
     versions: tuple[int, ...]
 
 
+@value
+class TakenPlace:
+    """The place of a follower that its standby has taken.
+
+    ``number``: 1 of the first that took it, and so on. ``host`` and ``port``: its address in the
+    file of the lead, which gave it the place; elsewhere they are empty.
+    """
+
+    shard: int
+    number: int
+    host: str = ""
+    port: int = 0
+
+
 SECRET = 32
 """Bytes of a run's secret."""
 
@@ -228,7 +243,8 @@ class GenerationFile:
     this server, which was its standby; they are told. ``back_to``: the row to which its next start
     goes back (of a follower, a row of its lead's journal); None: it goes on. ``led_by``: of a
     follower, the generation of its last lead, an earlier one of which it refuses; 0: it has had
-    none.
+    none. ``places``: of a lead, those of its followers that their standbys have taken in this term;
+    of a follower, the one that it has taken itself.
     """
 
     generation: int
@@ -238,6 +254,7 @@ class GenerationFile:
     predecessors: Sequence[str] = ()
     back_to: int | None = None
     led_by: int = 0
+    places: Sequence[TakenPlace] = ()
 
     @property
     def history(self) -> tuple[tuple[int, int], ...]:
@@ -252,23 +269,30 @@ class GenerationFile:
         *,
         promoted: bool = False,
         predecessors: Sequence[str] = (),
+        places: Sequence[TakenPlace] = (),
     ) -> GenerationFile:
         """Return the file of the next generation, which begins after a row at these versions.
 
         ``drawn``: a random number below `DRAWN`: servers of copies of this state are of different
         generations. ``promoted``: whether the next term begins, which has had no lead yet.
-        ``predecessors``: of a promotion; a later start has the same.
+        ``predecessors``, ``places``: of a promotion; a later start has the same.
         """
         if promoted:
             newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
             generation = next_term(newest, drawn)
         else:
             generation, predecessors = next_start(self.generation, drawn), self.predecessors
+            places = self.places
         start = GenerationStart(generation, row, tuple(versions))
         starts = (*self.starts, start)[-MAX_HISTORY:]
-        told = tuple(predecessors)
-        secret, led_by = self.secret, 0 if promoted else self.led_by
-        return GenerationFile(generation, starts, secret=secret, predecessors=told, led_by=led_by)
+        led_by = 0 if promoted else self.led_by
+        told, taken = tuple(predecessors), tuple(places)
+        return GenerationFile(generation, starts, None, self.secret, told, None, led_by, taken)
+
+    def with_place(self, place: TakenPlace) -> GenerationFile:
+        """Return the file with the place of a shard, instead of an earlier one."""
+        others = (each for each in self.places if each.shard != place.shard)
+        return dataclasses.replace(self, places=(*others, place))
 
     def pack(self) -> bytes:
         """Return the file's bytes."""
@@ -284,6 +308,8 @@ class GenerationFile:
             found["back_to"] = self.back_to
         if self.led_by:
             found["led_by"] = self.led_by
+        if self.places:
+            found["places"] = [[p.shard, p.number, p.host, p.port] for p in self.places]
         return pack_block(GENERATION, found)
 
     @classmethod
@@ -319,7 +345,11 @@ class GenerationFile:
         number = field(found, "generation", int, name)
         back_to = field(found, "back_to", int, name) if "back_to" in found else None
         led_by = field(found, "led_by", int, name) if "led_by" in found else 0
-        return cls(number, tuple(starts), other, secret, tuple(told), back_to, led_by)
+        rows = field(found, "places", list, name) if "places" in found else []
+        if any(type(row) is not list or list(map(type, row)) != _PLACE for row in rows):
+            raise DamagedState(f"{name} is damaged: a place is [shard, number, host, port]")
+        places = tuple(TakenPlace(*row) for row in rows)
+        return cls(number, tuple(starts), other, secret, tuple(told), back_to, led_by, places)
 
 
 def foreign(name: str, found: tuple[str, int, int], mine: tuple[str, int, int]) -> str:

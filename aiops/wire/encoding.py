@@ -87,12 +87,14 @@ from aiops.wire.server_messages import (
 from aiops.wire.standby_messages import (
     Fence,
     JournalRows,
+    PlaceGiven,
     Promote,
     Promoted,
     RowsKept,
     SnapshotPart,
     StandbyHello,
     StandbyWelcome,
+    TakePlace,
 )
 
 KINDS: Mapping[str, type[Message]] = {
@@ -137,7 +139,7 @@ KINDS: Mapping[str, type[Message]] = {
             BudgetUsed,
         ),
         *(StandbyHello, StandbyWelcome, SnapshotPart, JournalRows, RowsKept),
-        *(Promote, Promoted, Fence),
+        *(Promote, Promoted, TakePlace, PlaceGiven, Fence),
         *(Kick, Pause, Resume, TakeSnapshot, Drain, RollbackTo, Done),
     )
 }

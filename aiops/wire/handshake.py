@@ -64,6 +64,8 @@ class ServerHandshake:
         16 random bytes, never used before.
     follower
         True if the server is a follower, which only its lead and the lead's clients connect to.
+    stands_by
+        True if the server is a standby, which observers look at, and have take a follower's place.
     journal
         True if the server has a journal, which a standby can be fed from.
     refusal
@@ -86,12 +88,14 @@ class ServerHandshake:
         nonce: bytes,
         *,
         follower: bool = False,
+        stands_by: bool = False,
         journal: bool = False,
         refusal: Callable[[Greeting], str] = lambda hello: "",
         forbids: Callable[[Greeting, bytes], Refused | None] = lambda hello, key: None,
     ) -> None:
         self._find, self._nonce, self._forbids = find, nonce, forbids
         self._follower, self._journal, self._refusal = follower, journal, refusal
+        self._stands_by = stands_by
         self.hello: Greeting | None = None
         self.admitted: Admitted | None = None
         self._challenged: Greeting | None = None
@@ -127,7 +131,7 @@ class ServerHandshake:
                 f"the client speaks version {hello.protocol} of the wire, this server {PROTOCOL}:"
                 " install the same version of aiops on both sides",
             )
-        if self._follower and isinstance(hello, Hello):
+        if self._follower and not self._stands_by and isinstance(hello, Hello):
             text = "this server holds a part of a model only: connect to its lead"
             return _fatal(hello.id, "protocol", text)
         if isinstance(hello, StandbyHello):
@@ -236,6 +240,21 @@ def proves_generation(
     None is right without a secret.
     """
     right = generation_proof(secret, run, generation, lead=lead)
+    return hmac.compare_digest(given, right) and bool(secret)
+
+
+def place_proof(secret: bytes, run: str, shard: int, host: str, port: int) -> bytes:
+    """Return the HMAC-SHA256 by which a standby shows its run's lead that it is of this run.
+
+    ``host`` and ``port`` are those at which the lead is to reach it.
+    """
+    where = host.encode(), port.to_bytes(8, "big")
+    return _mac(secret, b"place", run.encode(), shard.to_bytes(8, "big"), *where)
+
+
+def proves_place(given: bytes, secret: bytes, run: str, shard: int, host: str, port: int) -> bool:
+    """Compare a given proof with the right one, as `proves_generation` does."""
+    right = place_proof(secret, run, shard, host, port)
     return hmac.compare_digest(given, right) and bool(secret)
 
 

@@ -85,6 +85,7 @@ class LeadHello(Message):
     generation: UInt = 0  # the number of starts of a lead with a state; 0 without
     standby: bool = False  # it is the standby of a lead, and looks for those of its followers
     lead_proof: Bytes32 = b""  # that it is the lead of this generation; empty: it has no secret
+    place: UInt = 0  # the number of the follower's place, the newest that the lead knows of
 
 
 @value

@@ -113,6 +113,38 @@ class Promoted(Message):
 
 
 @value
+class TakePlace(Message):
+    """Request of a lead the place of a follower that is lost, for the standby of that follower.
+
+    The standby will be reached at ``host`` and ``port``. The rest is what it holds, as in
+    `shard_state`.
+    """
+
+    kind = "take_place"
+    run: Text
+    shard: UInt
+    shards: UInt
+    host: Text
+    port: UInt
+    version: UInt
+    update: UInt
+    measured: bool
+    holds: Plain
+    place_proof: Bytes32 = b""
+
+
+@value
+class PlaceGiven(Message):
+    """The standby has the place: ``place`` is its number, above that of each server before it.
+
+    The lead leads no other server there any more, nor the one that had the place.
+    """
+
+    kind = "place_given"
+    place: UInt
+
+
+@value
 class Fence(Message):
     """A standby of this run was promoted, to this generation: a server of a lower one ends.
 

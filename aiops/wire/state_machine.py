@@ -10,11 +10,11 @@ Side: TypeAlias = Literal["client", "server"]
 _REQUESTS = {
     *("define", "describe", "push", "reapply", "fetch", "fetch_rows", "push_rows", "stats"),
     *("ping", "pong", "join_round", "settle_round", "take_task", "cover"),
-    *("share", "release", "promote", "fence"),
+    *("share", "release", "promote", "take_place", "fence"),
     *("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to"),
 }
 _ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"} | {
-    *("promoted", "task", "settled", "done"),
+    *("promoted", "place_given", "task", "settled", "done"),
 }
 
 _ORDERS = {

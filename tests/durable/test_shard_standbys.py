@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,13 +35,27 @@ class Follower:
         self.cuts: set[int] = set()
         self.whole, self.promoted = False, False
         self.peer = 0
-        self.desk = FollowerStandbyDesk(self.held, self.keep, PRIMARY, self.promote, lambda: None)
+        self.place = 0
+        self.taken = self.resumed = (
+            0  # requests that it takes its place, and leads that look for it
+        )
+        self.desk = FollowerStandbyDesk(
+            *(self.held, self.keep, PRIMARY, self.promote, self.take, self.resume),
+            *(lambda: None, dict),
+        )
         self.down: deque[Message] = deque()  # to it
         self.up: deque[Message] = deque()  # from it
 
     def held(self) -> ShardCopy:
         place = self.shard, self.shards, 7
-        return ShardCopy(RUN, *place, tuple(sorted(self.cuts)), self.whole, {"row": 1}, SECRET)
+        facts = self.whole, {"row": 1}, SECRET, self.place
+        return ShardCopy(RUN, *place, tuple(sorted(self.cuts)), *facts)
+
+    def take(self, peer: int, id: int) -> None:
+        self.taken += 1
+
+    def resume(self) -> None:
+        self.resumed += 1
 
     def keep(self, cuts: Any) -> None:
         assert {*cuts} <= self.cuts
@@ -258,12 +273,33 @@ class TestDesk:
         follower.desk.handle(Received(0.0, 2, KeepSets(0, (3,))))
         assert follower.cuts == {3}
 
-    def test_a_promotion_comes_from_the_lead_alone(self) -> None:
+    def test_it_is_promoted_with_the_others_by_their_lead_alone(self) -> None:
         follower = Follower(1, 2)
         follower.whole = True
         follower.connect()
         follower.desk.handle(Received(0.0, 9, Promote(1)))
         assert not follower.promoted
+        assert follower.taken == 1  # it takes its follower's place, if the lead gives it
+
+    @pytest.mark.parametrize(
+        ("held", "wanted", "secret", "resumes"),
+        [
+            *((2, 2, SECRET, True), (2, 1, SECRET, True), (2, 3, SECRET, False)),
+            *((0, 0, SECRET, False), (2, 2, bytes(32), False)),
+        ],
+    )
+    def test_a_lead_that_looks_for_the_follower_that_it_was(
+        self, held: int, wanted: int, secret: bytes, resumes: bool
+    ) -> None:
+        """It was started with the flags of a standby again, and goes on in the place it has."""
+        follower = Follower(1, 2)
+        follower.place = held
+        greeting = replace(hello(standby=False, secret=secret), place=wanted)
+        reply, _drop = follower.desk.handle(Joined(0.0, 1, greeting))
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.message, Error)
+        assert follower.resumed == resumes
+        assert (reply.message.code == "unavailable") == resumes  # the lead tries again
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,13 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Drop, Joined, Received, Reply
 from aiops.errors import RemoteProtocolError
 from aiops.model.parts import Part
-from aiops.state.directory import GenerationFile, GenerationStart, StateListing, journal_name
+from aiops.state.directory import (
+    GenerationFile,
+    GenerationStart,
+    StateListing,
+    TakenPlace,
+    journal_name,
+)
 from aiops.state.frames import END, HEAD, SegmentHead, frame
 from aiops.wire.messages import Error, Fetch, Hello, Ping, Pong, Report, Stats, Welcome
 from aiops.wire.standby_messages import (
@@ -330,7 +336,7 @@ def test_the_rows_that_are_the_primarys(generation: int, row: int, agrees: bool)
 
 
 def welcome(**changes: Any) -> StandbyWelcome:
-    starts = starts_of(GenerationFile(3, STARTS))
+    starts = starts_of(GenerationFile(3, STARTS), 0)
     found = StandbyWelcome(0, 3, b"", RUN, 3, 100, 0, starts)
     return replace(found, **changes)
 
@@ -358,6 +364,21 @@ class TestWelcome:
     def test_generations_that_are_none(self, start: Any) -> None:
         with pytest.raises(RemoteProtocolError):
             generations_of(welcome(starts={"starts": (start,)}))
+
+    def test_the_places_of_a_leads_followers(self) -> None:
+        """The standby of the lead has their numbers: their addresses are those of its own site."""
+        taken = TakenPlace(1, 4, "b", 7171), TakenPlace(2, 1, "c", 7172)
+        file = GenerationFile(3, STARTS, places=taken)
+        found = generations_of(welcome(starts=starts_of(file, 0), shards=3))
+        assert found.places == (TakenPlace(1, 4), TakenPlace(2, 1))
+        assert not generations_of(welcome(starts=starts_of(file, 1), shards=3)).places
+
+    @pytest.mark.parametrize(
+        "place", [1, (), (1,), (1, 2, "b", 1), (0, 1), (1, 0), (3, 1), ("1", 1)]
+    )
+    def test_places_that_are_none(self, place: Any) -> None:
+        with pytest.raises(RemoteProtocolError):
+            generations_of(welcome(starts={"places": (place,)}, shards=3))
 
 
 def progress(sent: int, **numbers: int) -> StandbyProgress:

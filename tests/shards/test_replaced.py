@@ -1,4 +1,7 @@
-"""Each server of ``--shards`` is killed amid training: it comes back, and the others go on."""
+"""Each server of a model on shards is killed amid training: it, or its standby, goes on.
+
+The processes of the others go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ from typer.testing import CliRunner
 
 from aiops.cli.state import app
 from aiops.client import Client, Worker
+from aiops.common import urls
+from aiops.errors import Refused
 from aiops.model.tables import Table
+from aiops.wire.standby_messages import Promoted
+from tests.serving.standby.test_shards import promote
 from tests.shards.test_kept_shards import FORKED, Log
 from tests.support import PATIENCE, Process
 
@@ -148,3 +155,75 @@ def test_each_server_in_turn(acks: str, of_rows: bool, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(exported["rows"][:, 0], pushed)
     finally:
         lead.kill()
+
+
+@pytest.mark.slow
+def test_the_standby_of_each_follower_in_turn(tmp_path: Path) -> None:
+    """It takes the place of the one that is killed, which comes back as the standby of that one."""
+    with contextlib.ExitStack() as stack:
+
+        def started(name: str, *flags: str) -> Process:
+            given = "--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--acks", "replicated"
+            state = "--state", str(tmp_path / name), "--snapshot-every", "0.05"
+            process = Process(
+                *("-m", "aiops.server", "--port", "0", *given, *state, *flags), env=FORKED
+            )
+            stack.callback(process.kill)
+            process.url = process.line()
+            Log(process)
+            return process
+
+        def standby(name: str, shard: int) -> Process:
+            flags = "--follower", "--shard", str(shard), "--standby", lead.url
+            return started(name, *flags)
+
+        def caught_up() -> None:
+            """Return when each follower has a standby that has all rows."""
+            for _ in range(int(PATIENCE / 0.05)):
+                with Client(lead.url, timeout=PATIENCE) as client:
+                    states = client.stats()["state"]["shards"]
+                if all(s.get("acks") == "replicated" and s["standbys"] for s in states):
+                    return
+                threading.Event().wait(0.05)
+            raise AssertionError(states)
+
+        deadline = "--standby-deadline", "0.2"  # the lead has no standby here
+        numbers = range(1, SHARDS)
+        followers = {shard: started(f"a{shard}", "--follower") for shard in numbers}
+        named = ",".join(each.url.removeprefix("aiops://") for each in followers.values())
+        lead = started("lead", "--followers", named, "--shard-bytes", "1", *deadline)
+        standbys = {shard: standby(f"b{shard}", shard) for shard in numbers}
+        training = Training(lead.url)
+        with training.running():
+            for at, (shard, old) in enumerate([(1, "a1"), (2, "a2"), (1, "b1")]):
+                training.go_on()
+                caught_up()
+                followers[shard].kill()
+                found = _promoted(standbys[shard].url)
+                assert found.generation >> 36 == 1 + (at == 2)
+                training.go_on()
+                followers[shard] = standbys[shard]
+                standbys[shard] = standby(old, shard)
+                others = lead, *followers.values(), *standbys.values()
+                assert [each.popen.poll() for each in others] == [None] * len(others)
+            training.go_on()
+        with Client(lead.url, timeout=PATIENCE) as client:
+            stats = client.stats()
+            check_params(client, stats, training.acknowledged)
+        assert training.rolled_back == 0
+        assert [line["port"] for line in stats["shards"]][1:] == [
+            urls.parse(followers[shard].url)[1] for shard in numbers
+        ]
+
+
+def _promoted(url: str) -> Promoted:
+    """Have the standby of a follower take its place, once the lead has lost that one."""
+    while True:
+        try:
+            found = promote(url)
+        except Refused as error:
+            if "is there" not in str(error):
+                raise
+            continue
+        assert isinstance(found, Promoted)
+        return found

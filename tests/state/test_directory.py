@@ -17,6 +17,7 @@ from aiops.state.directory import (
     GenerationStart,
     StateIdentity,
     StateListing,
+    TakenPlace,
     journal_name,
     snapshot_name,
     spare_name,
@@ -126,6 +127,22 @@ class TestGenerations:
         for wrong in ("aiops://a", [1]):
             data = pack_block(GENERATION, {"generation": 1, "starts": [], "predecessors": wrong})
             with pytest.raises(DamagedState, match="predecessor"):
+                GenerationFile.unpack(data)
+
+    def test_places_stay_until_a_promotion(self) -> None:
+        """One that takes a place alone is promoted with it."""
+        first, second = TakenPlace(1, 1, "b", 7171), TakenPlace(2, 1, "c", 7172)
+        later = TakenPlace(1, 2, "a", 7171)
+        file = GenerationFile(1).with_place(first).with_place(second).with_place(later)
+        assert file.places == (second, later)
+        assert GenerationFile.unpack(file.pack()) == file
+        assert file.started(9, [4], 2).places == file.places
+        assert file.started(9, [4], 2, promoted=True).places == ()
+        own = [TakenPlace(1, 2)]
+        assert file.started(9, [4], 2, promoted=True, places=own).places == tuple(own)
+        for wrong in (1, [1, 2], [1, "2", "a", 7171]):
+            data = pack_block(GENERATION, {"generation": 1, "starts": [], "places": [wrong]})
+            with pytest.raises(DamagedState, match="place"):
                 GenerationFile.unpack(data)
 
     def test_starts_and_promotions(self) -> None:

@@ -24,8 +24,17 @@ from aiops.serving.config import Config
 from aiops.serving.server import Server
 from aiops.serving.standby.followed_run import FollowedRun
 from aiops.serving.state.state_files import StateFiles
-from aiops.state.directory import IDENTITY_FILE, PART, StateListing, foreign, snapshot_name
+from aiops.shards.follower import Follower
+from aiops.state.directory import (
+    IDENTITY_FILE,
+    PART,
+    StateListing,
+    TakenPlace,
+    foreign,
+    snapshot_name,
+)
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
+from aiops.wire.server_messages import ShardState
 from aiops.wire.standby_messages import JournalRows, SnapshotPart, StandbyWelcome
 
 _log = logging.getLogger("aiops.server")
@@ -153,6 +162,39 @@ class StandbyCopy:
     def lead_proof(self, generation: int) -> bytes:
         """Return the proof of a lead of this generation; empty: the run is not known yet."""
         return b"" if self._run is None else self._run.files.claims.lead_proof(generation)
+
+    def place_of(self, shard: int) -> int:
+        """Return the number of the place of a shard that a standby has taken; 0: none has.
+
+        The standby of a lead knows those that its primary has given, that of a follower its own.
+        """
+        places = () if self._run is None else self._run.files.generations.places
+        return next((place.number for place in places if place.shard == shard), 0)
+
+    def state(self) -> tuple[ShardState, bytes]:
+        """Return what the standby of a follower holds, and the secret of its run.
+
+        Raises
+        ------
+        UsageError
+            When it has nothing yet.
+        """
+        run = self._run
+        follower = None if run is None else run.server.coordinator
+        if run is None or not isinstance(follower, Follower):
+            raise UsageError("this standby has nothing of a follower yet")
+        return follower.state(), run.files.generations.secret
+
+    def note_place(self, shard: int, number: int) -> None:
+        """Note that the lead has given this standby its follower's place.
+
+        Raises
+        ------
+        OSError
+            When the disk refuses.
+        """
+        assert self._run is not None, "it has told the lead what it has"
+        self._run.files.note_place(TakenPlace(shard, number))
 
     @property
     def server(self) -> Server | None:
@@ -383,10 +425,13 @@ class StandbyCopy:
 
     # ------------------------------------------------------------ promotion
 
-    def promoted(self, predecessors: Sequence[str]) -> tuple[Server, Recovered]:
+    def promoted(
+        self, predecessors: Sequence[str], *, placed: bool = False
+    ) -> tuple[Server, Recovered]:
         """Return the server that has the engine, and where its journal ends; all is synced.
 
-        ``predecessors``: the URLs of those that it is to tell.
+        ``predecessors``: the URLs of those that it is to tell. ``placed``: whether it has the place
+        of a follower, alone, that it has noted.
 
         Raises
         ------
@@ -402,6 +447,7 @@ class StandbyCopy:
         if was_fed:
             run.files.followed(self.row)
         self._run, run.files.predecessors = None, tuple(predecessors)
+        run.files.places = tuple(run.files.generations.places) if placed else ()
         return run.server, run.replayer.finish()
 
 

@@ -352,7 +352,7 @@ class StandbyFeeds:
             file.close()
         welcome = StandbyWelcome(
             *(hello.id, PROTOCOL, standby.proof, files.run, files.generation, row, length),
-            *(starts_of(files.generations), files.generations.secret, *files.place),
+            *(starts_of(files.generations, files.place[0]), files.generations.secret, *files.place),
         )
         link.send(link.wire.send(welcome))
         progress = StandbyProgress(hello.name, row, row if row == hello.row else 0)

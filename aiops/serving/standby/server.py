@@ -42,10 +42,17 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import rollback
 from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config
-from aiops.serving.port import Listener, Port, certificates, reload_certificates
+from aiops.serving.port import (
+    Listener,
+    Port,
+    certificates,
+    close_listener,
+    reload_certificates,
+)
 from aiops.serving.server import Server
 from aiops.serving.standby.copy import StandbyCopy, serving_config
 from aiops.serving.standby.link import OutgoingLink, observer
+from aiops.serving.standby.places import take_place
 from aiops.serving.standby.shard_standbys import ShardStandbys
 from aiops.shards.lead import Lead
 from aiops.wire.messages import PROTOCOL, Message, Welcome
@@ -120,14 +127,18 @@ class StandbyServer:
         self._was_fed = False  # in this start, so the token was right
         self._ending = False
         self._promotion: list[tuple[int, int]] | None = None  # the requests for it
+        self._alone = False  # it is to take the place of its follower, and no other is promoted
+        self._resumes = False  # it has that place already: its lead has looked for it
         self._epoch = 0
         self._client = self._env.token_bytes(8).hex()
         self._interrupted = asyncio.Event()
         self._left = asyncio.Event()  # set when a client is gone
         self._desk: StandbyDesk
         if config.follower:
-            given = self._held, self._keep, config.standby, self._asked, self.stop
-            self._desk = FollowerStandbyDesk(*given)
+            self._desk = FollowerStandbyDesk(
+                *(self._held, self._keep, config.standby, self._asked, self._asked_alone),
+                *(self._resume_place, self.stop, self._report),
+            )
         else:
             self._desk = StandbyDesk(self._engine, self._report, config.standby, self._asked)
         self.connections = Acceptor(
@@ -281,9 +292,12 @@ class StandbyServer:
         return self._copy.position.generation if self._copy is not None else 0
 
     def promote(self) -> None:
-        """Become the server."""
+        """Become the server; the standby of a follower takes its place, if the lead gives it."""
+        self._promote(alone=self._config.follower)
+
+    def _promote(self, *, alone: bool, resumes: bool = False) -> None:
         if self._promotion is None:
-            self._promotion = []
+            self._promotion, self._alone, self._resumes = [], alone, resumes
         self._interrupt(ConnectionLost("this standby is promoted"))
 
     def _interrupt(self, error: AiopsError) -> None:
@@ -426,21 +440,50 @@ class StandbyServer:
 
     # ------------------------------------------------------------ promotion
 
-    def _asked(self, peer: int, id: int) -> None:
-        """Note a request to be promoted."""
+    def _asked(self, peer: int, id: int, *, alone: bool = False) -> None:
+        """Note a request to be promoted; ``alone``: without those of the other servers."""
         copy = self._made
         if not copy.whole:
             why = f"this standby cannot be promoted: it has no whole state of {self._primary} yet"
             self._reply(peer, refused_promotion(id, why))
             return
-        self.promote()
+        self._promote(alone=alone)
         if self._promotion is not None:
             self._promotion.append((peer, id))
+
+    def _asked_alone(self, peer: int, id: int) -> None:
+        """Note a request that the standby of a follower takes its place."""
+        self._asked(peer, id, alone=True)
+
+    def _resume_place(self) -> None:
+        """Be the follower again that this standby has become in an earlier start."""
+        if self._made.whole:
+            self._promote(alone=True, resumes=True)
+
+    async def _have_place(self, asked: list[tuple[int, int]]) -> bool:
+        """Ask the lead for the place of the follower; return whether this standby has it."""
+        copy, config = self._made, self._config
+        if self._resumes:
+            return True
+        try:
+            state, secret = copy.state()
+            given = self._env, self._primaries, config.token, self._target, state, secret
+            number = await take_place(*given, self.url, config.hello_deadline)
+            copy.note_place(state.shard, number)
+        except (AiopsError, OSError) as error:
+            why = f"this standby has not taken the place of its follower: {error}"
+            _log.error("%s", why)
+            for peer, id in asked:
+                self._reply(peer, refused_promotion(id, why))
+            return False
+        return True
 
     async def _promoted(self, asked: list[tuple[int, int]]) -> Server | None:
         """Become the server, and tell those who asked; None: there is no whole state."""
         if not self._made.whole:
             _log.error("this standby cannot be promoted: it has no whole state yet")
+            return None
+        if self._alone and not await self._have_place(asked):
             return None
         try:
             return await self._promoted_with_port(asked)
@@ -470,9 +513,10 @@ class StandbyServer:
                     self._reply(peer, refused_promotion(id, str(error)))
                 return None
         # A follower's old lead is told by its lead, and ends it.
-        server, recovered = copy.promoted(() if config.follower else self._primaries)
+        fenced = () if config.follower else self._primaries
+        server, recovered = copy.promoted(fenced, placed=self._alone)
         if self._listener is not None:
-            self._listener.close()
+            await close_listener(self._listener)
         host, port = urls.parse(self.url)
         for _ in range(_UNBOUND):  # the event loop may close the listener later
             if self._port is not None or self._env.free_port(host, port):
@@ -521,7 +565,7 @@ class StandbyServer:
 
     def _engine(self) -> Engine:
         server = self._copy.server if self._copy is not None else None
-        return self._blank if server is None else server.engine
+        return self._blank if server is None or self._config.follower else server.engine
 
     def _report(self) -> Mapping[str, Any]:
         """Return the statistics of the engine, and the standby's own."""
@@ -557,7 +601,7 @@ class StandbyServer:
         self._shards = ShardStandbys(
             *(self._config, self._env, copy.position.run, *self._named),
             *(lambda: copy.fed_by, copy.lead_proof, self._servers, copy.keep),
-            self._target,
+            *(self._target, copy.place_of),
         )
         self._shards.begin(copy.cuts)
 
@@ -598,8 +642,8 @@ class StandbyServer:
             return ShardCopy("", config.shard or 0, 0, 0, (), False, self._state_report())
         files = server.state_files
         given = copy.position.run, *files.place, server.version
-        secret = files.generations.secret
-        return ShardCopy(*given, copy.cuts, copy.whole, self._state_report(), secret)
+        facts = self._state_report(), files.generations.secret, copy.place_of(files.place[0])
+        return ShardCopy(*given, copy.cuts, copy.whole, *facts)
 
     def _post(self, event: Event) -> None:
         """Have the desk handle an event, and carry out its effects."""

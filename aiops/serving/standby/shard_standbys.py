@@ -45,7 +45,7 @@ class ShardStandbys:
         Returns the shards that have a part of the model.
     keep
         Has the lead's standby keep the snapshots of these rows, and later ones.
-    tls
+    tls, place
         As of `ShardLinks`.
     """
 
@@ -61,6 +61,7 @@ class ShardStandbys:
         servers: Callable[[], Sequence[int]],
         keep: Callable[[Sequence[int]], None],
         tls: Callable[[str], TlsTarget] | None,
+        place: Callable[[int], int],
     ) -> None:
         addresses, self._env = config.follower_addresses(), env
         count = len(addresses) + 1
@@ -77,6 +78,7 @@ class ShardStandbys:
             lambda error: None,  # it is never to go back
             standby=True,
             tls=tls,
+            place=place,
         )
         self._changed = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None

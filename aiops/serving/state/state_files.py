@@ -27,7 +27,7 @@ from aiops.serving.state.recovery_files import FoundFiles, RecoveryFiles, read_a
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.shards.follower import Follower
 from aiops.state import directory
-from aiops.state.directory import SHARD, GenerationFile, StateIdentity, StateListing
+from aiops.state.directory import SHARD, GenerationFile, StateIdentity, StateListing, TakenPlace
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 
 _log = logging.getLogger("aiops.server")
@@ -73,6 +73,8 @@ class StateFiles:
         That of the last start; 0 for a new state.
     predecessors
         The URLs of those whose standby this server was, when it is promoted; else empty.
+    places
+        The place that it has been given, if it is promoted alone; else empty.
     claim
         Called before a generation begins; raises if the server could not serve in it.
 
@@ -173,6 +175,7 @@ class StateFiles:
             if self._shard is not None:
                 self.identify(new_run, *self._shard)
         self.predecessors: tuple[str, ...] = ()
+        self.places: tuple[TakenPlace, ...] = ()
         self.claim: Callable[[], None] = lambda: None
         self.generations = GenerationFile(0)
         if directory.GENERATION_FILE in names:
@@ -406,7 +409,12 @@ class StateFiles:
                 self.generations = replace(self.generations, secret=self._new_secret())
             back_to = self.generations.back_to
             self.generations = self.generations.started(
-                row, versions, drawn, promoted=promoted, predecessors=self.predecessors
+                row,
+                versions,
+                drawn,
+                promoted=promoted,
+                predecessors=self.predecessors,
+                places=self.places,
             )
             # A start that ends before its journal begins leaves later rows, to be undone again.
             begun = replace(self.generations, back_to=back_to)
@@ -496,6 +504,18 @@ class StateFiles:
             When the disk refuses.
         """
         found = replace(self.generations, led_by=generation)
+        self._replace(directory.GENERATION_FILE, found.pack())
+        self.generations = found
+
+    def note_place(self, place: TakenPlace) -> None:
+        """Write that the standby of a follower has its place; of that standby, that it is its own.
+
+        Raises
+        ------
+        OSError
+            When the disk refuses.
+        """
+        found = self.generations.with_place(place)
         self._replace(directory.GENERATION_FILE, found.pack())
         self.generations = found
 

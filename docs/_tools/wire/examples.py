@@ -36,6 +36,7 @@ from aiops.wire.handshake import (
     answer,
     check_welcome,
     generation_proof,
+    place_proof,
     proof,
 )
 from aiops.wire.messages import Message
@@ -83,12 +84,14 @@ from aiops.wire.sinks import Sink
 from aiops.wire.standby_messages import (
     Fence,
     JournalRows,
+    PlaceGiven,
     Promote,
     Promoted,
     RowsKept,
     SnapshotPart,
     StandbyHello,
     StandbyWelcome,
+    TakePlace,
 )
 from aiops.wire.state_machine import HANDSHAKE, Side
 from aiops.wire.token_keys import only, token_id
@@ -338,6 +341,12 @@ def _fence() -> Fence:
     return Fence(1, "8c2f", 65536, "aiops://10.0.0.6:7171", proof)
 
 
+def _take_place() -> TakePlace:
+    shard, where = (1, 2), ("10.0.0.6", 7171)
+    proof = place_proof(SECRET, "8c2f", shard[0], *where)
+    return TakePlace(1, "8c2f", *shard, *where, 7, 3, False, _HOLDS, proof)
+
+
 def _of_standbys() -> list[Example]:
     """Return one small message of each kind that standbys have to do with."""
     again = _standby_hello("8c2f", 2, 88)
@@ -350,6 +359,8 @@ def _of_standbys() -> list[Example]:
         _sent("client", RowsKept(0, 90, 88, 90)),
         _sent("client", Promote(1)),
         _sent("server", Promoted(1, 65536, 44)),
+        _sent("client", _take_place()),
+        _sent("server", PlaceGiven(1, 1)),
         _sent("client", _fence()),
     ]
 
@@ -390,6 +401,7 @@ def _promotions() -> list[Conversation]:
     found = []
     asked: list[tuple[str, Message, Message]] = [
         ("A standby is promoted", Promote(1), Promoted(1, 65536, 44)),
+        ("A standby takes the place of a follower", _take_place(), PlaceGiven(1, 1)),
         (
             "A server is told that another has its run",
             _fence(),

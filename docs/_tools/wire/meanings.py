@@ -35,6 +35,7 @@ ANSWERS: Mapping[str, str] = {
     "standby_hello": "`challenge` or `standby_welcome`",
     "journal_rows": "`rows_kept`",
     "promote": "`promoted`",
+    "take_place": "`place_given`",
     "fence": "a fatal `error`",
     **dict.fromkeys(("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to"), "`done`"),
 }
@@ -247,7 +248,8 @@ MEANINGS: Mapping[str, str] = {
     "holds": "`portions`: the pushes of which it has its part, by the lead's count; `versions`:"
     " those that it keeps, each with whether it is one of the delta replica; `snapshots`: the rows"
     " of the lead's journal of which it has a snapshot; `reached`: the row of its last order;"
-    " `history`: the generations of its lead, each with the row behind which it began.",
+    " `history`: the generations of its lead, each with the row behind which it began; `place`:"
+    " the number of its place, if it has taken that as a standby.",
     "generations": "Numbers of generations, rising.",
     "began": "For each of them, the row of the lead's journal behind which it began.",
     "cuts": "Rows of the lead's journal, rising.",
@@ -281,7 +283,8 @@ MEANINGS: Mapping[str, str] = {
     "standby_welcome.row": "The row behind which the standby is fed.",
     "row": "A row of the lead's journal.",
     "snapshot": "The length of a [snapshot file](state.md) in bytes, or 0.",
-    "starts": "`starts`: a list of [generation, row, versions], as in the file `generation`.",
+    "starts": "`starts`: a list of [generation, row, versions], as in the file `generation`."
+    " `places`, of a lead whose followers' standbys have taken some: a list of [shard, number].",
     "standby_welcome.shard": "The shard that the primary has: 0 the lead's, or a whole model.",
     "standby_welcome.shards": "The number of shards; 1: a whole model.",
     "snapshot_part.parts": "Bytes `start` to `stop` of the file, in order.",
@@ -294,6 +297,16 @@ MEANINGS: Mapping[str, str] = {
     "synced": "",
     "applied": "",
     "promoted.generation": "The first of the next term.",
+    "take_place.run": "The run that it has a state of.",
+    "take_place.shard": "The shard whose place it asks for, from 1.",
+    "take_place.shards": "The number of shards.",
+    "take_place.host": "The address at which the lead and clients are to reach it.",
+    "take_place.port": "",
+    "take_place.version": "The newest version that it has computed.",
+    "place_proof": "A proof that it is of this run ([below](#the-place-of-a-follower)).",
+    "place": "The number of the place: above that of each server that had the place before.",
+    "lead_hello.place": "The number of the follower's place, the newest that the lead knows of; 0:"
+    " no standby has taken it. A follower with a lower one answers a fatal `error`.",
     "fence.run": "The run whose standby was promoted.",
     "primary": "The server's URL.",
     "kick.client": "A client's `name`; or `#` and its number in the statistics.",

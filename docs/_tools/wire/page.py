@@ -48,7 +48,7 @@ SERVER_KINDS = (
 """The kinds that servers send to each other, and no client ever."""
 
 STANDBY_KINDS = ("standby_hello", "standby_welcome", "snapshot_part", "journal_rows", "rows_kept")
-PROMOTION_KINDS = ("promote", "promoted", "fence")
+PROMOTION_KINDS = ("promote", "promoted", "take_place", "place_given", "fence")
 """The kinds that make another server the server of a run; no worker sends them."""
 
 ADMIN_KINDS = ("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to", "done")
@@ -366,6 +366,7 @@ PAGES: Mapping[str, Mapping[str, Block]] = {
             partial(
                 conversations_block,
                 "A standby is promoted",
+                "A standby takes the place of a follower",
                 "A server is told that another has its run",
             ),
         ),

@@ -56,12 +56,12 @@ class Run:
         given = {"shards": 1, **self.settings, **settings}
         return self._stack.enter_context(kind(state=self._folder / state, **given))
 
-    def follower(self, state: str, shard: int) -> ServerThread:
-        return self._enter(ServerThread, f"{state}/shard-{shard}", follower=True)
+    def follower(self, state: str, shard: int, port: int = 0) -> ServerThread:
+        return self._enter(ServerThread, f"{state}/shard-{shard}", follower=True, port=port)
 
-    def leading(self, state: str, followers: list[Any]) -> ServerThread:
+    def leading(self, state: str, followers: list[Any], port: int = 0) -> ServerThread:
         named = [each.url.removeprefix("aiops://") for each in followers]
-        return self._enter(ServerThread, state, followers=named)
+        return self._enter(ServerThread, state, followers=named, port=port)
 
     def follower_standby(self, state: str, shard: int, port: int = 0) -> StandbyThread:
         given = {"follower": True, "shard": shard, "standby": self.lead.url, "port": port}
@@ -376,7 +376,9 @@ def test_a_promotion_without_the_standby_of_a_follower_is_refused(made: Any) -> 
         run.caught_up()
         held = run.copies[0].call(being_read)
         assert (held.run, held.whole) == ("", False)
-        with pytest.raises(AiopsError, match="holds a part of a model only: connect to its lead"):
+        with pytest.raises(
+            AiopsError, match="is there: a standby takes the place of a server that"
+        ):
             promote(run.copies[0].url)
         run.until(lambda state: not state["shards"][0]["gone"], run.standby.url)
         run.stop_primaries()

@@ -1,0 +1,187 @@
+"""A follower is lost, and its standby takes its place alone, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiops
+from aiops.common import urls
+from aiops.errors import Refused
+from aiops.state.directory import GenerationFile, TakenPlace
+from aiops.wire.standby_messages import Promoted
+from tests.serving.standby.test_shards import ONES, ZEROS, Run, cut_off, promote
+from tests.support import PATIENCE
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    runs: list[Run] = []
+
+    def make(**settings: Any) -> Run:
+        runs.append(Run(tmp_path, **settings))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def lose(run: Run, number: int) -> str:
+    """End a follower, and wait until its lead has lost it; return its address."""
+    follower = run.followers[number - 1]
+    follower.stop()
+    for _ in range(int(PATIENCE / 0.02)):
+        if number in run.lead.call(lambda running: running.coordinator._followers.lost):
+            return follower.url.removeprefix("aiops://")
+        threading.Event().wait(0.02)
+    raise AssertionError("the lead has its follower still")
+
+
+def held(folder: Path) -> tuple[TakenPlace, ...]:
+    return tuple(GenerationFile.unpack((folder / "generation").read_bytes()).places)
+
+
+def test_a_worker_goes_on_with_the_standby_of_one_follower(made: Any, tmp_path: Path) -> None:
+    """The lead and the other follower are the servers that they were; each step counts once."""
+    run = made(shards=3, acks="replicated")
+    generation = run.lead.call(lambda running: running.generation)
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        for step in range(1, 13):
+            if step == 7:
+                lose(run, 1)
+                found = promote(run.copies[0].url)
+                assert isinstance(found, Promoted)
+                assert found.version in (6, 7)
+            receipt = worker.step(ONES)
+            assert receipt.used
+            assert receipt.version == step
+            assert (worker.params["w"] == -step).all()
+        lines = worker.stats()["shards"]
+        assert [line["version"] for line in lines] == [12] * 3
+        host, port = urls.parse(run.copies[0].url)
+        assert (lines[1]["host"], lines[1]["port"]) == (host, port)
+    assert run.lead.call(lambda running: running.generation) == generation
+    assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, 1, host, port),)
+    assert held(tmp_path / "b" / "shard-1") == (TakenPlace(1, 1),)
+
+
+def moved(run: Run, tmp_path: Path) -> tuple[TakenPlace, ...]:
+    """Have the standby of follower 1 take its place, and return what the lead has noted."""
+    lose(run, 1)
+    assert isinstance(promote(run.copies[0].url), Promoted)
+    return held(tmp_path / "a" / "shard-0")
+
+
+def test_a_standby_that_lacks_what_was_acknowledged_does_not_take_the_place(made: Any) -> None:
+    """The lead says so, the model waits, and the follower that comes back goes on."""
+    run = made(acks="written")
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        run.caught_up()
+        run.copies[0].call(cut_off)
+        for _ in range(3):
+            worker.step(ONES)
+        old = lose(run, 1)
+        run.copies[0].call(lambda standby: setattr(standby, "_primaries", [run.lead.url]))
+        with pytest.raises(Refused, match=r"has not got all that shard 1 of 2 .* had told"):
+            promote(run.copies[0].url)
+        assert run.copies[0].call(lambda standby: standby.server) is None
+        run.followers = [run.follower("a", 1, urls.parse("aiops://" + old)[1])]
+        assert worker.step(ONES).version == 5
+        assert worker.rolled_back == 0
+
+
+def test_the_place_of_a_follower_that_is_there_is_not_given(made: Any) -> None:
+    """The standby is fed on, and has the place when the follower is lost."""
+    run = made(acks="replicated")
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        with pytest.raises(Refused, match="is there: a standby takes the place of a server that"):
+            promote(run.copies[0].url)
+        assert worker.step(ONES).version == 2
+        lose(run, 1)
+        assert isinstance(promote(run.copies[0].url), Promoted)
+        assert worker.step(ONES).version == 3
+
+
+def test_the_old_follower_is_not_led_again_and_comes_back_as_a_standby(
+    made: Any, tmp_path: Path
+) -> None:
+    """It has its old address and flags; then it is a standby, which takes the place back."""
+    run = made(acks="replicated")
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        old = lose(run, 1)
+        port = urls.parse("aiops://" + old)[1]
+        assert isinstance(promote(run.copies[0].url), Promoted)
+        [place] = held(tmp_path / "a" / "shard-0")
+        returned = run.follower("a", 1, port)
+        run.lead.call(lambda running: running.follower_moved(1, port))
+        assert worker.step(ONES).version == 2
+        assert not returned.call(lambda running: running.coordinator.led)
+        line = run.until(lambda state: True)["shards"][1]
+        assert line["port"] == place.port
+        returned.stop()
+        [new], run.copies = run.copies, [run.follower_standby("a", 1, port)]
+        run.copies[0].wait(new.call(lambda running: running.server._run_state.kept.newest))
+        for step in (3, 4):
+            assert worker.step(ONES).version == step
+        new.stop()
+        run.followers = []
+        for _ in range(int(PATIENCE / 0.02)):
+            if 1 in run.lead.call(lambda running: running.coordinator._followers.lost):
+                break
+            threading.Event().wait(0.02)
+        assert isinstance(promote(run.copies[0].url), Promoted)
+        assert worker.step(ONES).version == 5
+        assert (worker.params["w"] == -5).all()
+    assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, 2, "127.0.0.1", port),)
+
+
+def test_a_lead_that_is_started_again_leads_the_server_that_has_the_place(
+    made: Any, tmp_path: Path
+) -> None:
+    """That one was started again, too, with the flags of a standby: it is the follower again."""
+    run = made(acks="durable")
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        run.caught_up()
+        [place] = moved(run, tmp_path)
+        assert worker.step(ONES).version == 2
+    lead = urls.parse(run.lead.url)[1]
+    run.copies[0].stop()
+    run.lead.stop()
+    run.copies = [run.follower_standby("b", 1, place.port)]
+    run.lead = run.leading("a", run.followers, port=lead)
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        assert worker.step(ONES).version == 3
+        assert (worker.params["w"] == -3).all()
+    served = run.copies[0].call(lambda standby: standby.server)
+    assert served is not None
+    assert served.coordinator.led
+
+
+def test_the_standby_of_the_lead_is_promoted_with_the_server_that_has_the_place(
+    made: Any, tmp_path: Path
+) -> None:
+    """The others' standbys are promoted as well; the old follower is none of them."""
+    run = made(shards=3, acks="replicated")
+    with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        moved(run, tmp_path)
+        assert worker.step(ONES).version == 2
+        run.until(lambda state: not any(each["gone"] for each in state["shards"]), run.standby.url)
+        run.lead.call(lambda running: running._links.end(leave=False))  # as if it were killed
+        for server in (run.lead, run.followers[1]):
+            server.stop()
+        found = run.promote()
+        assert isinstance(found, Promoted)
+        for step in (3, 4):
+            assert worker.step(ONES).version == step
+            assert (worker.params["w"] == -step).all()
+    assert held(tmp_path / "b" / "shard-0") == ()
