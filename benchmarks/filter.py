@@ -32,7 +32,7 @@ from aiops.kernels import Spans, build
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
 from aiops.model.arena import Arena
-from aiops.model.layout import Cover, Layout
+from aiops.model.layout import Array, Cover, Layout
 from aiops.store.snapshots import Version
 from benchmarks import plots, report
 from benchmarks.serving import serving
@@ -42,6 +42,7 @@ _TENSORS = 4
 _GRADIENT = 1e-6
 _WARM = 20  # exchanges first: the filters learn with 16
 _WORKERS = 12  # whose pushes the decisions are on
+_DRAWN = 5  # gradients, and as many models, that the pushes have in turns
 
 
 @dataclass(frozen=True)
@@ -129,28 +130,34 @@ def _of_update(options: Options, size: int, policy: str) -> list[float]:
 
 
 def _decisions(options: Options, count: int) -> Callable[[], object]:
-    """Return a function that has the filters decide on the next of many pushes."""
+    """Return a function that has the filters decide on the next of many pushes, which pass."""
     layout = Layout([(f"w{k}", "float32", (count // _TENSORS,)) for k in range(_TENSORS)])
-    screen, arena, draw = (
-        PushScreen(options.filter, layout),
-        Arena(layout),
-        np.random.default_rng(1),
-    )
-    gradients = [Arena(layout) for _ in range(2)]
-    for gradient in gradients:
-        for array in gradient.sections:
-            array[:] = draw.standard_normal(array.size)
+    screen, draw = PushScreen(options.filter, layout), np.random.default_rng(1)
+
+    def drawn(begin: Array) -> Arena:
+        arena, first = Arena(layout), 0
+        for array in arena.sections:
+            part = begin[first : first + array.size]
+            array[:] = part + draw.standard_normal(array.size, np.float32)
+            first += array.size
+        return arena
+
+    common = draw.standard_normal(count, np.float32)
+    gradients, models = ([drawn(common) for _ in range(_DRAWN)] for _kind in range(2))
     turns = itertools.count()
+    screen.warm()
 
     def decide() -> None:
         turn = next(turns)
-        data = gradients[turn % 2].data
-        version = Version(turn, arena, np.full(_TENSORS, turn), turn)
+        data, model = gradients[turn % _DRAWN].data, models[turn % (_DRAWN - 1)]
+        version = Version(turn, model, None, turn)
         cover = Cover(layout.all, layout.starts, True, max(turn - _WORKERS, 0), None)
-        screen.judge(turn % _WORKERS, data, cover, 4.0, screen.measure(data, cover), version)
+        screen.judge(turn % _WORKERS, data, cover, 6.0, None, version)
 
     for _ in range(100):
         decide()
+    if screen.refused:
+        raise RuntimeError("the filters refuse the benchmark's pushes, and these take longer")
     return decide
 
 

@@ -43,7 +43,7 @@ ARROWS: Mapping[str, str] = {
                       " filters",
     "durable":        "errors common kernels model wire algorithms store engine shards state",
     "shards":         "errors common model codecs wire bandwidth algorithms store engine",
-    "filters":        "errors model",
+    "filters":        "errors kernels model",
     "averaging":      "errors model codecs wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
                       " averaging net",

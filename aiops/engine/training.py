@@ -132,7 +132,7 @@ class Training:
         self.replies = Replies(store, self.tables.described, membership, budget, self.delta_replies)
         self.screen: PushScreen | None = None
         if options.filter != "off":
-            self.screen = PushScreen(options.filter, layout)
+            self.screen = PushScreen(options.filter, layout, options.backend)
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),
@@ -153,6 +153,8 @@ class Training:
             )
         membership.defined(layout)
         warming = [*store.warming(), *(table.warm for table in stores)]
+        if self.screen is not None:
+            warming.append(self.screen.warm)
         self.begun: list[Effect] = []
         if placement is not None:
             self.begun.append(DistributeModel(placement, definition.data))

@@ -409,11 +409,10 @@ class UpdateQueue:
     def _measure(
         self, screen: PushScreen, push: PendingPush, sink: PushSink, now: float
     ) -> Sequence[Effect]:
-        """Measure a gradient; the filters decide with the result, and then the policy."""
+        """Have the filters decide on a gradient, which is decoded and measured first if need be."""
         gradient = sink.take()
         if not gradient.parts:
-            values = screen.measure(gradient.data, gradient.cover)
-            return self._measured(screen, push, sink.largest, values, now)
+            return self._measured(screen, push, sink.largest, None, now)
         self.tickets += 1
         self._working = (self.tickets, partial(self._decoded, screen, push))
         return [Apply(self.tickets, MeasureJob(self._store, gradient, screen.measure))]

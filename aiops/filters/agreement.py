@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aiops.filters.observation import Objection, Observation, WorkerArrays, dot, lower_median
-from aiops.filters.sample import Values
+from aiops.filters.arithmetic import (
+    LANES,
+    Values,
+    dot,
+    dot_loop,
+    dots,
+    lower_median,
+    lower_median_loop,
+)
+from aiops.filters.observation import Objection, Observation, WorkerArrays
+from aiops.kernels.lazy_numba import helper
 
 FOLDED = 256
 """The numbers that are kept of a worker's direction."""
@@ -25,7 +35,11 @@ AGREED = 0.2
 TWINS = 0.98
 """The cosine of the mean directions of two workers from which on they are the same."""
 
-_USUAL = 0.9  # of the closest pair of the median worker: above it all are twins
+ALL = 64
+"""Workers up to which each push is compared with all others; of n more each ⌈n / 64⌉th is."""
+
+USUAL = 0.9
+"""The cosine of the median worker with its closest one, from which on all are twins."""
 
 
 class AgreementFilter(WorkerArrays):
@@ -45,7 +59,9 @@ class AgreementFilter(WorkerArrays):
     has such a twin, too: they are refused. (Full batches of the same data make honest twins; then
     most have one.)
 
-    Directions are folded with random signs into 256 numbers each.
+    Directions are folded into 256 numbers each, with a random sign for every 16 values. Of more
+    than 64 workers a push is not compared with all others every time, but every second, third or
+    fourth time (of 256) that its worker pushes; its last a_i counts meanwhile.
 
     Parameters
     ----------
@@ -53,6 +69,11 @@ class AgreementFilter(WorkerArrays):
         Of the sample.
     seed
         Of the signs.
+
+    Attributes
+    ----------
+    signs
+        float64, 1 or -1 for every `LANES` values of the sample.
 
     Source
     ------
@@ -85,7 +106,7 @@ class AgreementFilter(WorkerArrays):
     closest: Values  # the cosine with the closest other worker
 
     def __init__(self, size: int, seed: int) -> None:
-        width = min(FOLDED, size)
+        width = min(FOLDED, max(-(-size // LANES), 1) * LANES)
         super().__init__(
             means=((width,), 0.0),
             units=((width,), 0.0),
@@ -93,9 +114,8 @@ class AgreementFilter(WorkerArrays):
             scores=((), math.nan),
             closest=((), math.nan),
         )
-        bits = np.random.PCG64(seed).random_raw(size) >> np.uint64(63)
-        self._signs = 1.0 - 2.0 * bits
-        self._padded = np.zeros(-(-size // width) * width if width else 0)
+        bits = np.random.PCG64(seed).random_raw(-(-size // LANES)) >> np.uint64(63)
+        self.signs = 1.0 - 2.0 * bits  # of each LANES values
 
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if its worker's direction is not that of the others."""
@@ -115,14 +135,18 @@ class AgreementFilter(WorkerArrays):
         return self._finding(row, ready)
 
     def _fold(self, values: Values) -> Values:
-        padded, width = self._padded, self.means.shape[1]
-        np.multiply(values, self._signs, out=padded[: len(values)])
-        found: Values = np.add.reduce(padded.reshape(-1, width), axis=0)
-        return found
+        width = self.means.shape[1]
+        turned = values * np.repeat(self.signs, LANES)[: len(values)]
+        whole = len(values) - len(values) % width
+        found: Values = np.add.reduce(turned[:whole].reshape(-1, width), axis=0)
+        found[: len(values) - whole] += turned[whole:]
+        return found + 0.0  # so that no zero is negative
 
     def _score(self, row: int, ready: npt.NDArray[np.bool_]) -> None:
         """Work out a worker's agreement with all others, and the closest of them."""
-        cosines = np.add.reduce(self.units * self.units[row], axis=1)
+        if self.counts[row] % -(-len(self.counts) // ALL):
+            return
+        cosines = dots(self.units, self.units[row])
         others = ready.copy()
         others[row] = False
         if others.any():
@@ -141,9 +165,98 @@ class AgreementFilter(WorkerArrays):
                 f" worker's has {median:.2f} (agreement)"
             )
         closest = self.closest[ready & ~np.isnan(self.closest)]
-        if self.closest[row] > TWINS and lower_median(closest) < _USUAL:
+        if self.closest[row] > TWINS and lower_median(closest) < USUAL:
             return Objection(
                 f"is that of another worker, with a cosine of {self.closest[row]:.3f}: give each"
                 " worker data, or a seed, of its own (agreement)"
             )
         return None
+
+
+# ---------------------------------------------------------------- loops
+
+
+@helper()
+def direction_loop(
+    values: Any, signs: Any, mean: Any, kept: Any, out: Any, unit: Any, lanes: Any
+) -> Any:
+    """Fold a gradient into the mean direction of its worker: ``out``, and ``unit`` of length 1.
+
+    Return whether it has a direction: else neither is changed.
+    """
+    width = out.size
+    for i in range(width):
+        unit[i] = 0.0
+    for block in range(signs.size):
+        first = block * LANES
+        into, sign = first % width, signs[block]
+        for i in range(min(LANES, values.size - first)):
+            unit[into + i] += values[first + i] * sign
+    for i in range(width):
+        unit[i] += 0.0
+    length = math.sqrt(dot_loop(unit, unit, lanes))
+    if not length > 0.0:
+        return False
+    by = (1 - kept) / length
+    for i in range(width):
+        out[i] = mean[i] * kept + by * unit[i]
+    square = dot_loop(out, out, lanes)
+    by = math.sqrt(square if square != 0.0 else 1.0)
+    for i in range(width):
+        unit[i] = out[i] / by
+    return True
+
+
+@helper()
+def score_loop(
+    units: Any, counts: Any, row: Any, unit: Any, fewest: Any, room: Any, lanes: Any
+) -> Any:
+    """Return a worker's agreement with all others, and its cosine with the closest; or NaN."""
+    count, most = 0, -math.inf
+    for worker in range(units.shape[0]):
+        if worker != row and counts[worker] >= fewest:
+            cosine = dot_loop(units[worker], unit, lanes)
+            most = max(most, cosine)
+            room[count] = cosine
+            count += 1
+    if not count:
+        return math.nan, math.nan
+    return lower_median_loop(room, count), most
+
+
+@helper()
+def agrees_loop(
+    counts: Any, scores: Any, closest: Any, row: Any, score: Any, twin: Any, limits: Any, room: Any
+) -> Any:
+    """Return whether a worker goes the common way, if there is one, and has no twin.
+
+    ``score``, ``twin``: its own, in place of those that are kept. ``limits``: `FEWEST`, `AGREED`,
+    `TWINS`, `USUAL`.
+    """
+    fewest, agreed, twins, usual = limits
+    count = 0
+    for worker in range(counts.size):
+        value = score if worker == row else scores[worker]
+        if (worker == row or counts[worker] >= fewest) and value == value:
+            room[count] = value
+            count += 1
+    if count < fewest:
+        return True
+    median = lower_median_loop(room, count)
+    above = 0
+    for place in range(count):
+        if room[place] >= median:
+            room[above] = room[place]
+            above += 1
+    spread = lower_median_loop(room, above) - median
+    if median >= agreed and score < median - max(0.75 * median, 3 * spread):
+        return False
+    if not twin > twins:
+        return True
+    count = 0
+    for worker in range(counts.size):
+        value = twin if worker == row else closest[worker]
+        if (worker == row or counts[worker] >= fewest) and value == value:
+            room[count] = value
+            count += 1
+    return not lower_median_loop(room, count) < usual

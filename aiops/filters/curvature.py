@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from aiops.filters.observation import Objection, Observation, WorkerArrays, dot, lower_median
-from aiops.filters.sample import Values
+from aiops.filters.arithmetic import LANES, Values, dot, lower_median, lower_median_loop, total_loop
+from aiops.filters.observation import Objection, Observation, WorkerArrays
+from aiops.kernels.lazy_numba import disjoint, helper
 
 KEPT = 0.98
 """β: a push counts for half after 34 more of its worker."""
@@ -135,3 +137,79 @@ class CurvatureFilter(WorkerArrays):
                 f" workers' median is {median:.2f}: it does not go down a loss (curvature)"
             )
         return None
+
+
+# ---------------------------------------------------------------- loops
+
+
+@helper()
+def products_loop(gradient: Any, before: Any, moved: Any, base: Any, point: Any, lanes: Any) -> Any:
+    """Return ⟨Δ, Δ⟩, ⟨Δ, g − g'⟩ and ‖g − g'‖², each as `aiops.filters.arithmetic.dot`.
+
+    ``moved`` is Δ, but where it is 0, Δ is ``base`` − ``point``. ``lanes``: float64[3, `LANES`].
+    """
+    disjoint()
+    size = gradient.size
+    still = True
+    for i in range(size):
+        still &= moved[i] == 0.0
+    for lane in range(LANES):
+        lanes[0, lane] = lanes[1, lane] = lanes[2, lane] = 0.0
+    for first in range(0, size, LANES):
+        for lane in range(min(LANES, size - first)):
+            i = first + lane
+            way = base[i] - point[i] if still else moved[i]
+            change = gradient[i] - before[i]
+            lanes[0, lane] += way * way
+            lanes[1, lane] += way * change
+            lanes[2, lane] += change * change
+    return total_loop(lanes[0]), total_loop(lanes[1]), total_loop(lanes[2])
+
+
+@helper()
+def weighed_loop(sums: Any, way: Any, cross: Any, changed: Any, kept: Any, out: Any) -> Any:
+    """Add a cosine to a worker's sums; ``out``: the four sums, their mean and its error."""
+    length = math.sqrt(way * changed)
+    cosine = cross / length if length > 0.0 else 0.0
+    out[0] = sums[0] * kept + 1.0
+    out[1] = sums[1] * kept + cosine
+    out[2] = sums[2] * kept + cosine * cosine
+    out[3] = sums[3] + 1.0
+    mean = out[1] / out[0]
+    out[4], out[5] = mean, math.sqrt(max(out[2] / out[0] - mean * mean, 0.0) / out[0])
+
+
+@helper()
+def goes_down_loop(
+    sums: Any, means: Any, row: Any, own: Any, fewest: Any, fraction: Any, errors: Any, room: Any
+) -> Any:
+    """Return whether a worker's mean, which is in ``own``, is not too low."""
+    count = 0
+    for worker in range(sums.shape[0]):
+        seen = own[3] if worker == row else sums[worker, 3]
+        if seen > fewest:
+            room[count] = own[4] if worker == row else means[worker, 0]
+            count += 1
+    if own[3] <= fewest or count < fewest:
+        return True
+    median = lower_median_loop(room, count)
+    if not median > 0.0:
+        return True
+    count = 0
+    for worker in range(sums.shape[0]):
+        seen = own[3] if worker == row else sums[worker, 3]
+        if seen > fewest:
+            room[count] = own[5] if worker == row else means[worker, 1]
+            count += 1
+    return not own[4] + errors * lower_median_loop(room, count) < fraction * median
+
+
+@helper()
+def note_loop(
+    row: Any, gradient: Any, base: Any, current: Any, gradients: Any, points: Any, moves: Any
+) -> Any:
+    """Note a worker's gradient, its point, and what others have moved the model by."""
+    for i in range(gradient.size):
+        gradients[row, i] = gradient[i]
+        points[row, i] = base[i]
+        moves[row, i] = current[i] - base[i]

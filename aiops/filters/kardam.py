@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from aiops.filters.observation import Objection, Observation, WorkerArrays, dot
-from aiops.filters.sample import Values
+from aiops.filters.arithmetic import Values, dot
+from aiops.filters.observation import Objection, Observation, WorkerArrays
 
 
 class KardamFilter(WorkerArrays):

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from aiops.filters.arithmetic import Values, lower_median_loop, lower_medians, squares_loop
 from aiops.filters.observation import Objection, Observation, WorkerArrays
-from aiops.filters.sample import Values
+from aiops.kernels.lazy_numba import helper
+from aiops.model.layout import Ints
 
 EACH = 8
 """The last pushes of each worker that are kept."""
@@ -17,6 +19,8 @@ EACH = 8
 FACTOR = 20.0
 """c, unless another is given: with data of its own for each worker, the gradient of a class that
 was not seen for a while is ten times as large as the others."""
+
+_TURNS = 4  # the times that all medians are worked out while each worker pushes once
 
 
 class NormFilter(WorkerArrays):
@@ -26,9 +30,11 @@ class NormFilter(WorkerArrays):
 
     The median is over the workers, of each worker's own over its last 8 pushes, used or not: it
     follows gradients that grow, and one that pushes often does not move it. Of an even number the
-    lower is taken. While fewer than half of the workers are hostile, the median is not above norms
-    of honest ones. The norm of a large tensor is that of its sample. The largest magnitude of the
-    whole gradient is compared in the same way, so nothing large is hidden beside the sample. A
+    lower is taken. Each push has the medians of some tensors worked out anew, and as many pushes as
+    a quarter of the workers those of all. While fewer than half of the workers are hostile, the
+    median is not above norms of honest ones. The norm of a large tensor is that of its sample. The
+    largest magnitude of the whole gradient is compared in the same way, so nothing large is hidden
+    beside the sample. A
     gradient is not scaled down: a norm that large is not that of its mini-batch.
 
     It keeps out magnitudes (9e17, 100 times the gradient), and nothing that has the size of a
@@ -40,6 +46,13 @@ class NormFilter(WorkerArrays):
         The names of the model's tensors.
     factor
         c, more than 1.
+
+    Attributes
+    ----------
+    median
+        float64[tensors + 1], the medians over the workers.
+    turn
+        int64[1], the tensor whose median is worked out next.
 
     Source
     ------
@@ -65,34 +78,40 @@ class NormFilter(WorkerArrays):
     counts: Values  # pushes
 
     def __init__(self, tensors: Sequence[str], factor: float) -> None:
-        self._names, self._factor = tensors, factor
+        self._names, self.factor = tensors, factor
         count = len(tensors) + 1
         empty = math.nan
         super().__init__(norms=((EACH, count), empty), medians=((count,), empty), counts=((), 0.0))
-        self._median: Values = np.full(count, empty)  # over the workers
-        self._due = 0  # pushes until it is computed again
+        self.median: Values = np.full(count, empty)
+        self.turn = np.zeros(1, np.int64)
 
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if any of its norms is more than c medians.
 
         Tensors whose median is 0 pass, or of which no worker has pushed any.
         """
-        if not self._due:
-            self._median = _lower_median(self.medians)
-            self._due = max(len(self.medians) // 8, 1)
-        self._due -= 1
-        medians = self._median[seen.tensors]
+        columns = self._due()
+        self.median[columns] = lower_medians(self.medians[:, columns])
+        medians = self.median[seen.tensors]
         self._note(seen)
         judged = medians > 0  # NaN: no worker has pushed the tensor
         ratios = np.divide(seen.norms, medians, out=np.zeros(len(medians)), where=judged)
         worst = int(ratios.argmax())
         ratio = float(ratios[worst])
-        if not ratio > self._factor:
+        if not ratio > self.factor:
             return None
         tensor = int(seen.tensors[worst])
         largest = tensor == len(self._names)
         what = "largest value" if largest else f"norm in {self._names[tensor]!r}"
         return Objection(f"has a {what} of {ratio:.3g} times the median of all workers' (norm)")
+
+    def _due(self) -> Ints:
+        """Return the tensors whose medians are worked out with this push."""
+        count, rows = len(self.median), len(self.medians)
+        due = min(-(-_TURNS * count // rows), count)
+        first = int(self.turn[0])
+        self.turn[0] = (first + due) % count
+        return (first + np.arange(due)) % count
 
     def _note(self, seen: Observation) -> None:
         """Keep the norms of a push in place of its worker's eighth last."""
@@ -100,26 +119,77 @@ class NormFilter(WorkerArrays):
         place = int(self.counts[row]) % EACH
         self.norms[row, place] = math.nan
         self.norms[row, place, seen.tensors] = seen.norms
-        self.medians[row] = _lower_median(self.norms[row])
+        self.medians[row] = lower_medians(self.norms[row])
         self.counts[row] += 1
 
     def state(self) -> dict[str, Any]:
         """Return the arrays, and the medians in use."""
-        return {**super().state(), "median": self._median.copy(), "due": self._due}
+        return {**super().state(), "median": self.median.copy(), "turn": int(self.turn[0])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         super().restore(state)
-        self._median, self._due = np.array(state["median"], float), state["due"]
+        self.median[:] = state["median"]
+        self.turn[0] = state["turn"]
 
 
-def _lower_median(rows: Values) -> Values:
-    """Return the lower median of each column, of its elements that are not NaN; NaN without any."""
-    if not len(rows):
-        return np.full(rows.shape[1:], math.nan)
-    counts = np.add.reduce(~np.isnan(rows), axis=0)  # those that are not NaN, which is sorted last
-    middle = np.maximum(counts - 1, 0) // 2
-    ordered = rows.copy()
-    ordered.sort(axis=0)
-    found: Values = ordered[middle, np.arange(rows.shape[1])]
-    return found
+# ---------------------------------------------------------------- loops
+
+
+@helper()
+def norms_loop(values: Any, ends: Any, largest: Any, out: Any, lanes: Any) -> Any:
+    """Work out the norms of `aiops.filters.sample.Sample.norms`."""
+    tensors = out.size - 1
+    for tensor in range(tensors):
+        out[tensor] = math.sqrt(squares_loop(values, ends[tensor], ends[tensor + 1], lanes))
+    out[tensors] = largest
+
+
+@helper()
+def refresh_loop(median: Any, turn: Any, medians: Any, room: Any) -> Any:
+    """Work out the medians that are due, as `NormFilter.judge` does; return the next one."""
+    count, rows = median.size, medians.shape[0]
+    due = min((_TURNS * count + rows - 1) // rows, count)
+    for number in range(due):
+        column = (turn[0] + number) % count
+        found = 0
+        for row in range(rows):
+            if medians[row, column] == medians[row, column]:
+                room[found] = medians[row, column]
+                found += 1
+        median[column] = lower_median_loop(room, found) if found else math.nan
+    return (turn[0] + due) % count
+
+
+@helper()
+def own_medians_loop(norms: Any, place: Any, fresh: Any, ordered: Any, out: Any) -> Any:
+    """Work out a worker's medians with ``fresh`` norms at a place of its last ones.
+
+    ``ordered``: room for as many norms as ``norms``. Between the two loops over pushes it is
+    sorted, all tensors at once, each odd place with the next and then each even one.
+    """
+    each, count = norms.shape
+    for push in range(each):
+        for k in range(count):
+            norm = fresh[k] if push == place else norms[push, k]
+            ordered[push, k] = norm if norm == norm else math.inf
+    for turn in range(each):
+        for push in range(turn % 2, each - 1, 2):
+            for k in range(count):
+                one, other = ordered[push, k], ordered[push + 1, k]
+                ordered[push, k] = min(one, other)
+                ordered[push + 1, k] = max(one, other)
+    for k in range(count):
+        known = 0
+        for push in range(each):
+            known += ordered[push, k] < math.inf
+        out[k] = ordered[(known - 1) // 2, k]
+
+
+@helper()
+def has_norms_loop(fresh: Any, median: Any, factor: Any) -> Any:
+    """Return whether no norm is more than ``factor`` medians."""
+    beyond = 0
+    for k in range(fresh.size):
+        beyond += median[k] > 0.0 and fresh[k] / median[k] > factor
+    return beyond == 0

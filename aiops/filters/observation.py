@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiops.filters.sample import Values
+from aiops.filters.arithmetic import Values
 from aiops.model.layout import Array, Ints
 
 WORKERS = 256
@@ -113,15 +113,3 @@ class WorkerArrays:
         """Continue from what `state` returned."""
         for name, (shape, _value) in self._empty.items():
             setattr(self, name, np.array(state[name], float).reshape(-1, *shape))
-
-
-def dot(one: Values, other: Values) -> float:
-    """Return the inner product, added in one order on every machine (BLAS has several)."""
-    return float(np.add.reduce(one * other))
-
-
-def lower_median(values: Values) -> float:
-    """Return the median of some numbers (n > 0), of an even count the lower."""
-    ordered = values.copy()
-    ordered.sort()
-    return float(ordered[(len(ordered) - 1) // 2])

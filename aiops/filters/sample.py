@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aiops.model.layout import Bytes, Cover, Ints, Layout
-
-Values: TypeAlias = npt.NDArray[np.float64]
+from aiops.filters.arithmetic import Values, squares_by_tensor
+from aiops.kernels.lazy_numba import bf16_to_float, fp16_to_float, helper
+from aiops.model.layout import DTYPES, Bytes, Cover, Ints, Layout
 
 SAMPLED = 2048
 """Elements of a large model that are read, about; each tensor has its share of them."""
@@ -39,24 +39,45 @@ class Sample:
     ----------
     size
         The number of positions.
+    ends
+        int64[tensors + 1], where the positions of each tensor begin, and where the last end.
+    runs
+        For `read_loop`. int64[n, 4], of each run: the index of its first element, from the model's
+        beginning, in units of its dtype; its first position; that after its last; its dtype's place
+        in `DTYPES`.
+    scales
+        float64[n], by which the values of each run are multiplied.
     """
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self._layout = layout
         places = _places(layout, seed)
         counts = np.array([len(each) for each in places])
+        self.ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._tensors = np.repeat(np.arange(len(places)), counts)  # of each position
         self._inside: Ints = np.concatenate([*places, np.empty(0, np.int64)])  # in its tensor
         self.size = len(self._inside)
         self._scale = np.sqrt(layout.sizes / np.maximum(counts, 1))[self._tensors]
-        self._read = np.flatnonzero(counts)  # the tensors that are not empty
-        self._first = np.searchsorted(self._tensors, self._read)
         self._sections: list[tuple[slice, Ints]] = []
         for section in layout.sections:
             low, high = np.searchsorted(self._tensors, [section.first, section.last])
             at = slice(int(low), int(high))
             begin = layout.starts[self._tensors[at]] - section.start
             self._sections.append((at, begin // section.dtype.itemsize + self._inside[at]))
+        self.runs, self.scales = self._runs()
+
+    def _runs(self) -> tuple[Ints, Values]:
+        """Return the runs of elements that lie together in one tensor, and their scales."""
+        known = [(DTYPES.index(s.dtype.name), s.dtype.itemsize) for s in self._layout.sections]
+        tensors = [s.last - s.first for s in self._layout.sections]
+        kinds, items = np.repeat(np.array(known, np.int64).reshape(-1, 2), tensors, axis=0).T
+        places = self._layout.starts // items
+        places = places[self._tensors] + self._inside
+        breaks = (np.diff(places) != 1) | (np.diff(self._tensors) != 0)
+        first = np.flatnonzero(np.concatenate([[True] * bool(self.size), breaks])).astype(np.int64)
+        last = np.append(first[1:], self.size)[: len(first)]
+        rows = (places[first], first, last, kinds[self._tensors[first]])
+        return np.stack(rows, axis=1), self._scale[first]
 
     def read(self, data: Bytes) -> Values:
         """Return the sampled values of a whole model, or of its whole gradient, as it lies."""
@@ -87,8 +108,7 @@ class Sample:
         """Return the norm of each tensor, exact where it is read whole, and then ``last``."""
         found = np.zeros(len(self._layout.tensors) + 1)
         found[-1] = last
-        if self.size:
-            found[self._read] = np.sqrt(np.add.reduceat(values * values, self._first))
+        found[:-1] = np.sqrt(squares_by_tensor(values, self._tensors, len(found) - 1))
         return found
 
 
@@ -108,3 +128,26 @@ def _places(layout: Layout, seed: int) -> list[Ints]:
         starts = np.arange(count) * stretch + inside.astype(np.int64)
         found.append((starts[:, None] + np.arange(width)).reshape(-1))
     return found
+
+
+@helper()
+def read_loop(data: Any, runs: Any, scales: Any, out: Any) -> Any:
+    """Read what `Sample.read` does."""
+    halves = data[: data.size // 2 * 2].view(np.uint16)
+    singles = data[: data.size // 4 * 4].view(np.float32)
+    doubles = data[: data.size // 8 * 8].view(np.float64)
+    for run in range(scales.size):
+        place, first, last, kind = runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3]
+        scale = scales[run]
+        if kind == 1:
+            for i in range(last - first):
+                out[first + i] = np.float64(singles[place + i]) * scale
+        elif kind == 0:
+            for i in range(last - first):
+                out[first + i] = doubles[place + i] * scale
+        elif kind == 2:
+            for i in range(last - first):
+                out[first + i] = np.float64(bf16_to_float(halves[place + i])) * scale
+        else:
+            for i in range(last - first):
+                out[first + i] = np.float64(fp16_to_float(halves[place + i])) * scale

@@ -9,9 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiops.errors import Refused
-from aiops.filters import choice
+from aiops.filters import choice, compiled_screen
+from aiops.filters.arithmetic import Values
+from aiops.filters.compiled_screen import NOTHING, CompiledScreen
 from aiops.filters.observation import WORKERS, Filter, Objection, Observation
-from aiops.filters.sample import Sample, Values
+from aiops.filters.sample import Sample
+from aiops.filters.versions import SampledVersions
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Cover, Layout
 
@@ -26,9 +29,6 @@ LEARNT = 8
 """The pushes after them, which are measured and not used."""
 
 _LEARNING = f"the first {SEEDING + LEARNT} pushes teach the filters what gradients are like"
-
-VERSIONS = 64
-"""The versions whose sampled parameters are kept, for gradients that were computed on them."""
 
 REASONS = 64
 """The workers refused last, of which the statistics tell the reason."""
@@ -61,6 +61,9 @@ class PushScreen:
         The filters, as `aiops.filters.choice.chosen` takes them.
     layout
         The model.
+    backend
+        ``"auto"``, ``"numba"`` or ``"numpy"``. Until `warm` has returned NumPy decides, with the
+        same bits.
 
     Attributes
     ----------
@@ -70,15 +73,17 @@ class PushScreen:
         By a worker's number, the reason.
     """
 
-    def __init__(self, text: str, layout: Layout) -> None:
-        self._text, self._layout = text, layout
+    def __init__(self, text: str, layout: Layout, backend: str = "auto") -> None:
+        self._text, self._layout, self._backend = text, layout, backend
         self._all = np.arange(len(layout.tensors) + 1)
         self._compares = not choice.PARAMETERS.isdisjoint(choice.chosen(text))
         self._seen = 0  # pushes so far, until they are enough
         self._digest = b""  # of those that the sample is drawn of
         self._sample: Sample | None = None
         self._filters: list[Filter] = []
-        self._versions: dict[int, Values] = {}  # sampled parameters, the oldest first
+        self._versions = SampledVersions(0)
+        self._compiled = False  # set by `warm`, on another thread
+        self._loop: CompiledScreen | None = None  # None: the filters decide
         self._rows: dict[int, int] = {}  # of the workers, those that pushed last at the end
         self._points: dict[int, float] = {}
         self._reasons: dict[int, str] = {}  # of the last refusal of each worker
@@ -119,20 +124,31 @@ class PushScreen:
         largest
             The largest magnitude of its values.
         values
-            As `measure` returned them.
+            As `measure` returned them for a gradient that was sent coded; None: it was not.
         current
             The version that it meets.
         """
-        if values is None:
+        if self._sample is None:
             begin = payload[:_DIGESTED].tobytes()
             self._digest = hashlib.blake2b(self._digest + begin, digest_size=8).digest()
             self._seen += 1
             if self._seen == SEEDING:
                 self._draw()
             return _LEARNING
+        if self._compiled and self._loop is None:
+            self._loop = CompiledScreen(self._sample, self._versions, self._filters)
+        if (
+            (self._loop is not None and self._decides())
+            and (cover.whole and worker in self._rows)
+            and self._passes(worker, payload, values, _base(cover), largest, current)
+        ):
+            return None
+        if values is None:
+            values = self.measure(payload, cover)
+            assert values is not None, "there is a sample"
         seen = self._observed(worker, cover, largest, values, current)
         findings = [each.judge(seen) for each in self._filters]
-        if self._seen < SEEDING + LEARNT:
+        if not self._decides():
             self._seen += 1
             return _LEARNING
         finding = next((each for each in findings if each is not None), None)
@@ -140,23 +156,73 @@ class PushScreen:
             each.settle(seen, finding is None)
         return self._account(worker, finding)
 
+    def admits(
+        self, worker: int, gradient: Bytes, base: int, largest: float, current: Parameters
+    ) -> bool:
+        """Return whether a gradient of the whole model is used, if that is found in one call.
+
+        If it is not, nothing has changed, and `judge` has to decide.
+
+        Parameters
+        ----------
+        worker, largest, current
+            As of `judge`.
+        gradient
+            Its bytes.
+        base
+            The version that it was computed on.
+        """
+        if self._loop is None or worker not in self._rows or worker in self.quarantined:
+            return False
+        return self._decides() and self._passes(worker, gradient, None, base, largest, current)
+
+    def _decides(self) -> bool:
+        """Return whether the filters have learnt enough."""
+        return self._seen >= SEEDING + LEARNT
+
+    def _passes(
+        self,
+        worker: int,
+        gradient: Bytes,
+        values: Values | None,
+        base: int,
+        largest: float,
+        current: Parameters,
+    ) -> bool:
+        """Note a push of a known worker in one call, if all filters let it pass."""
+        assert self._loop is not None, "there is a loop"
+        row, params = self._rows[worker], current.arena.data if self._compares else NOTHING
+        found = (gradient, values, params, largest, base, current.number)
+        if not self._loop.passes(row, *found):
+            return False
+        del self._rows[worker]  # it is the last to have pushed
+        self._rows[worker] = row
+        if worker in self._points:
+            self._account(worker, None)
+        return True
+
+    def warm(self) -> None:
+        """Compile the loop for the filters, if there is one; on any thread."""
+        if CompiledScreen.KINDS.issuperset(choice.chosen(self._text)):
+            self._compiled = compiled_screen.warm(self._backend)
+
     def _draw(self) -> None:
         """Draw the positions of the sample, and make the filters."""
         seed = int.from_bytes(self._digest, "big")
         self._sample = sample = Sample(self._layout, seed)
         names = [tensor.name for tensor in self._layout.tensors]
         self._filters = choice.made(self._text, names, sample, seed)
+        self._versions = SampledVersions(sample.size if self._compares else 0)
+        self._loop = None  # it is of other filters
 
     def _observed(
         self, worker: int, cover: Cover, largest: float, values: Values, current: Parameters
     ) -> Observation:
         sample, versions, number = self._sample, self._versions, current.number
         assert sample is not None, "there are values of it"
-        if self._compares and number not in versions:
-            versions[number] = sample.read(current.arena.data)
-            if len(versions) > VERSIONS:
-                del versions[next(iter(versions))]
-        base = cover.level if cover.level is not None else int(cover.bases.min())
+        if self._compares and versions.find(number) is None:
+            versions.keep(number, sample.read(current.arena.data))
+        base = _base(cover)
         norms = sample.norms(values, largest)
         tensors = self._all if cover.whole else np.append(cover.tensors, len(norms) - 1)
         return Observation(
@@ -165,8 +231,8 @@ class PushScreen:
             norms if cover.whole else norms[tensors],
             values,
             None if cover.whole else sample.covered(cover),
-            versions.get(base),
-            versions.get(number),
+            versions.find(base) if self._compares else None,
+            versions.find(number) if self._compares else None,
         )
 
     def _row(self, worker: int) -> int:
@@ -178,6 +244,8 @@ class PushScreen:
                 row = self._rows.pop(next(iter(self._rows)))
             for each in self._filters:
                 each.forget(row)
+            if self._loop is not None:
+                self._loop.grown()
         self._rows[worker] = row
         return row
 
@@ -227,7 +295,7 @@ class PushScreen:
             "seen": self._seen,
             "digest": self._digest,
             "filters": [each.state() for each in self._filters],
-            "versions": [list(self._versions), [*self._versions.values()]],
+            "versions": self._versions.state(),
             "rows": list(self._rows.items()),
             "accounts": accounts,
             "reasons": list(self._reasons.items()),
@@ -241,10 +309,14 @@ class PushScreen:
             self._draw()
             for each, kept in zip(self._filters, state["filters"], strict=True):
                 each.restore(kept)
-        numbers, values = state["versions"]
-        self._versions = {n: np.array(each, float) for n, each in zip(numbers, values, strict=True)}
+            self._versions.restore(state["versions"])
         self._rows = dict(state["rows"])
         points, quarantined = state["accounts"]
         self._points, self.quarantined = dict(points), dict(quarantined)
         self._reasons = dict(state["reasons"])
         self.refused = state["refused"]
+
+
+def _base(cover: Cover) -> int:
+    """Return the oldest version that a push was computed on."""
+    return cover.level if cover.level is not None else int(cover.bases.min())

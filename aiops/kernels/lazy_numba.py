@@ -53,7 +53,9 @@ def helper(*, inline: bool = False) -> Callable[[F], F]:
     """
 
     def mark(function: F) -> F:
-        HELPERS[function] = {"forceinline": True} if inline else {"nogil": True}
+        # No wrapper, which Python would call: it takes nearly as long to compile as a short loop.
+        alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        HELPERS[function] = {"forceinline": True} if inline else {"nogil": True, **alone}
         return function
 
     return mark
