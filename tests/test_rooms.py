@@ -109,6 +109,7 @@ EXTRAS: Mapping[str, str] = {
     "grpc": "",
     "matplotlib": "",
     "ml_dtypes": "",
+    "pyarrow": "",
     "safetensors": "",
     "uvloop": "",
     "zmq": "",

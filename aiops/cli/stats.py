@@ -85,6 +85,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Return a report as tables."""
     parts = (
         *(_facts(report), *_paused(report), *_file_errors(report), *_corrupted(report)),
+        *_copies(report),
         *_standbys(report),
         *(*_waits(report), *_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_data_sets(report), *_filter(report), *_staleness(report)),
@@ -173,6 +174,20 @@ def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     for sentence in report.get("file_errors", ()):
         yield ""
         yield Text(sentence, style="red")
+
+
+def _copies(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Return a line about the copies of the server's state, if it makes any."""
+    copy = (report.get("state") or {}).get("copy")
+    if copy is None:
+        return
+    text = Text("copies  ", style="dim")
+    text.append(copy["url"], style="bold")
+    text.append(f"  version {copy['version']:,}, {copy['copies']:,} made, the last in")
+    text.append(f" {copy['seconds']:.1f} s")
+    yield from ("", text)
+    if copy["error"]:
+        yield Text(f"no copy: {copy['error']}", style="red")
 
 
 def _standbys(report: Mapping[str, Any]) -> Iterator[RenderableType]:

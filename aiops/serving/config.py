@@ -134,6 +134,11 @@ class Config:
     snapshot_every: float = _option(
         30.0, "Seconds between two snapshots in --state, at most; they shorten its journal."
     )
+    state_copy: str | None = _option(
+        None,
+        "Keep copies of --state in this store, too: s3://bucket/path, gs://bucket/path. A start"
+        " goes on from the newest if --state holds none, or an older one.",
+    )
     keep_journal: bool = _option(
         False, "With --state: keep all of its journal, for `aiops replay`."
     )
@@ -314,7 +319,11 @@ class Config:
                 raise UsageError(
                     "--keep-journal keeps that of --state DIR: --record DIR needs none"
                 )
+            if self.state_copy is not None:
+                raise UsageError("--state-copy keeps copies of --state DIR: give that, too")
             return
+        if self.state_copy is not None:
+            self._check_copies(self.state_copy)
         if self.consistency == "relaxed":
             raise ConflictError(
                 "relaxed reads cannot be kept in --state: which versions they mix depends on the"
@@ -331,6 +340,27 @@ class Config:
             raise ConflictError(
                 "--keep-journal is of a server that has its run from the beginning, which a standby"
                 " may not have: drop it"
+            )
+
+    def _check_copies(self, url: str) -> None:
+        if "://" not in url:
+            raise UsageError(f"--state-copy {url!r}: write s3://bucket/path, or file:///path")
+        if self.sharded or self.follower:
+            raise ConflictError(
+                "--state-copy is of a model on one server: copies that several servers make at"
+                " different moments are of no moment of the run. Leave out --state-copy, with a"
+                " --state that all machines share, or leave out --shards and --followers"
+            )
+        if self.standby is not None:
+            raise ConflictError(
+                "--state-copy is the primary's, and not its standby's: a standby that takes over"
+                " has all that was acknowledged. Start it with --state-copy once it has been"
+                " promoted and ended"
+            )
+        if self.keep_journal:
+            raise ConflictError(
+                "--state-copy copies snapshots, and --keep-journal is of all rows since the"
+                " beginning, which a start from a copy does not have: drop one of them"
             )
 
     def _check_standby(self) -> None:

@@ -31,6 +31,7 @@ from aiops.serving.standby.fencing import fence
 from aiops.serving.state.kept_state import KeptState
 from aiops.serving.state.shard_states import FollowerState, LeadState
 from aiops.serving.state.snapshot_requests import OnSnapshot
+from aiops.serving.state.state_copies import StateCopies, fetch
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.shards.common_moment import CommonMoment
 from aiops.shards.follower import Follower
@@ -54,9 +55,10 @@ def open_files(config: Config, env: Environment, run: str, shards: int) -> State
         return None
     shard = None if config.follower else (0, shards)
     holder, salt = f"process {os.getpid()}", partial(env.randbelow, 1 << 32)
-    return StateFiles(
-        *(config.state_folder, env.disk, holder, run, salt, shard), keep=config.keep_journal
-    )
+    given: dict[str, Any] = {"keep": config.keep_journal}
+    if config.state_copy is not None:
+        given["prepare"] = partial(fetch, config.state_folder, config.state_copy)
+    return StateFiles(*(config.state_folder, env.disk, holder, run, salt, shard), **given)
 
 
 class RunState:
@@ -112,6 +114,7 @@ class RunState:
         self._post, self._perform = post, perform
         self._supersede, self._stop_with = supersede, stop_with
         self._feeds: StandbyFeeds | None = None  # once there is a journal
+        self._copies: StateCopies | None = None  # while it serves
         self._fencing: asyncio.Task[None] | None = None  # of the servers whose standby it was
         self._over = False  # it has left the folder
 
@@ -148,6 +151,8 @@ class RunState:
         if state is None:
             return None
         found = state.report()
+        if self._copies is not None:
+            found["copy"] = self._copies.report()
         return found if feeds is None else {**found, **feeds.report(state.recorder.acks)}
 
     def lead_generation(self) -> int | None:
@@ -263,7 +268,12 @@ class RunState:
     # ------------------------------------------------------------ while it runs
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write snapshots from here on, and feed standbys."""
+        """Write snapshots from here on, make copies of them, and feed standbys."""
+        folder, copy = self._config.state_folder, self._config.state_copy
+        if isinstance(self.kept, KeptState) and folder is not None and copy is not None:
+            self._copies = copies = StateCopies(folder, copy, self._env.now)
+            self.kept.saved = copies.saved
+            copies.begin()
         if self.kept is not None:
             self.kept.begin(loop, self._config.snapshot_every)
         if self._feeds is not None:
@@ -366,6 +376,11 @@ class RunState:
         """Begin no more snapshots."""
         if self.kept is not None:
             self.kept.stop()
+
+    async def end_copies(self) -> None:
+        """Make a last copy of the state, once it has been left whole."""
+        if self._copies is not None:
+            await self._copies.end()
 
     def end_feeds(self) -> None:
         """Feed no standby any more, and fence none."""

@@ -629,6 +629,7 @@ class Server:
                 await self._persistence.end()
         finally:
             self._run_state.end(trusted=not self._broken)
+            await self._run_state.end_copies()
             if self._links is not None:
                 self._links.end(leave=not isinstance(self._error, RolledBack))
             if self._profile is not None:

@@ -111,6 +111,9 @@ class KeptState:
         Whether there was a state already.
     appended
         Called when a row has been appended, unless it is None.
+    saved
+        Called with the bytes of each snapshot that has been written, unless it is None. Then the
+        first one is written as soon as there is a model.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class KeptState:
         self._files, self._clock, self._post, self._perform = files, clock, post, perform
         self._acks, self._post_threadsafe = acks, post_threadsafe
         self.appended: Callable[[], None] | None = None
+        self.saved: Callable[[int], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
         warmed = threading.Event()
@@ -305,8 +309,8 @@ class KeptState:
         self._requests.written(self._durable, self._saved_version)
         busy = self._writing or self._resuming is not None or recorder.capturing
         if not busy and recorder.engine.training is not None and self._may_capture():
-            if not (recorder.recording or self._captured):
-                self._rule.at_once(now)  # without a journal there is nothing else
+            if not self._captured and (self.saved is not None or not recorder.recording):
+                self._rule.at_once(now)  # without a journal or this machine there is nothing else
                 self._captured = True
             if self.record is not None and not recorder.recording:
                 self._try_again(now)
@@ -485,6 +489,8 @@ class KeptState:
                 *(self._capture_bytes / _MIB, effect.pause),
             )
         self._post(SnapshotWritten(now, effect.row))
+        if self.saved is not None:
+            self.saved(nbytes)
 
     def _failed(self, effect: SnapshotFailed) -> None:
         """Take note that a snapshot was not captured."""

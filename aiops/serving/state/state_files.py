@@ -58,6 +58,8 @@ class StateFiles:
     flag
         The flag that errors name. With `RECORD` it is the record of a run, with which no server
         goes on.
+    prepare
+        Called when the directory is locked, before it is read.
 
     Attributes
     ----------
@@ -95,6 +97,7 @@ class StateFiles:
         *,
         keep: bool = False,
         flag: str = "--state",
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder, self._shard = folder, shard
         self.disk, self._salt, self._flag = disk, salt, flag
@@ -113,6 +116,7 @@ class StateFiles:
             )
         self._lock: DiskLock = lock
         try:
+            prepare()
             self._open(new_run)
         except OSError as error:
             self.close()
