@@ -45,7 +45,7 @@ def replay(
     from aiops.cli.shards_replay import replay_shards
     from aiops.cli.state_folder import StateFolder, shard_folders
     from aiops.cli.state_replay import replay_all
-    from aiops.engine.digest import digest_of
+    from aiops.engine.digest import digest
     from aiops.serving.config import Config
     from aiops.serving.safetensors_io import write_model
 
@@ -59,6 +59,7 @@ def replay(
     if shard_folders(folder):
         model = replay_shards(folder, kernels)
         ended, damage, arena = model.lead, model.damage, model.arena
+        sha256, tables = model.digest, model.tables
         complete = ended.stopping and damage is None
     else:
         state = StateFolder(folder)
@@ -66,12 +67,13 @@ def replay(
         arena = None if ended.engine.store is None else ended.engine.store.current.arena
         last = state.listing.snapshots[:1] == (ended.last,)  # written by a server that ended
         complete = ended.complete or last
+        sha256, tables = digest(ended.engine), ended.engine.saved_tables()
     engine, store = ended.engine, ended.engine.store
     found = {
         "policy": engine.algorithm.name,
         "version": store.version if store is not None else 0,
         "events": ended.rows,
-        "sha256": digest_of(None if arena is None else arena.data, engine.tables),
+        "sha256": sha256,
         "seconds": round(time.perf_counter() - began, 3),
         "complete": complete,
         "damage": "" if damage is None else str(damage),
@@ -81,7 +83,7 @@ def replay(
     if save is not None:
         if store is None or arena is None:
             raise UsageError(f"nothing to save: no model was defined in {folder}")
-        write_model(save, arena.views, store.version, engine.saved_tables())
+        write_model(save, arena.views, store.version, tables)
     _print(found, as_json=as_json)
     if damage is not None:
         raise typer.Exit(1)

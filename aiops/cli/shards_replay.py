@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from aiops.cli.state_replay import (
 from aiops.common.frozen import value
 from aiops.durable.run_record import Replayed
 from aiops.durable.shards_replay import PartReplay
+from aiops.engine.digest import Stores, digest_of
 from aiops.engine.engine import Engine
 from aiops.engine.restore import stored_tables
 from aiops.errors import DamagedState, UsageError
@@ -28,6 +29,9 @@ from aiops.model.layout import Array, Ints
 from aiops.model.placement import Placement
 from aiops.model.tables import NamedTable
 from aiops.state.directory import StateIdentity, foreign
+
+Stored: TypeAlias = tuple[NamedTable, Ints, Array]
+"""A table, and its rows: their numbers, in order, and their values."""
 
 
 @value
@@ -39,7 +43,7 @@ class ModelAt:
 
     arrays: dict[str, Any]
     version: int
-    tables: list[Any]
+    tables: list[Stored]
 
 
 def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
@@ -70,8 +74,8 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
             f" there is no row {row:,} of all: leave --at out, and the newest snapshot that all"
             " have is exported"
         )
-    arena = _arena_of(path, engine, row, _replayed)
-    return ModelAt(arena.views, engine.version, engine.saved_tables())
+    arena, shares = _whole(path, engine, row, _replayed)
+    return ModelAt(arena.views, engine.version, _stored(shares))
 
 
 def replay_shards(path: Path, kernels: str = "auto") -> ReplayedModel:
@@ -93,39 +97,50 @@ def replay_shards(path: Path, kernels: str = "auto") -> ReplayedModel:
     if identity.shards == 1:
         raise DamagedState(f"{lead.path} holds a whole model, and is to be the lead's of several")
     ended, damage = all_rows(lead, kernels)
-    engine, arena = ended.engine, None
-    if engine.store is not None:
-        arena = _arena_of(path, engine, ended.last, _replayed_from_first)
-    return ReplayedModel(ended, arena, damage)
+    engine = ended.engine
+    if engine.store is None:
+        return ReplayedModel(ended, None, [engine.tables], damage)
+    return ReplayedModel(ended, *_whole(path, engine, ended.last, _replayed_from_first), damage)
 
 
-def _arena_of(
+Moment: TypeAlias = tuple[int, int]
+"""A row of the lead's journal, and the version of a follower's part of the tensors then."""
+
+
+def _whole(
     path: Path,
     engine: Engine,
     row: int,
-    replayed: Callable[[StateFolder, Engine, str, int], PartReplay],
-) -> Arena:
-    """Return the whole model, of a lead's engine and of what ``replayed`` makes of followers."""
+    replayed: Callable[[StateFolder, Engine, str, Moment], PartReplay],
+) -> tuple[Arena, list[Stores]]:
+    """Return the whole model, of a lead's engine and of what ``replayed`` makes of followers.
+
+    They are the tensors, and the tables of each server that has rows, the lead's first.
+    """
     lead, *followers = map(StateFolder, shard_folders(path))
     store, options = engine.store, engine.options
     assert store is not None, "there is a model"
     placement = Placement.even(store.layout, options.shards, options.shard_bytes)
+    spread = options.spread_tables and bool(engine.tables)
     check_folders(path, followers, placement)
-    arena, short = Arena(store.layout), dict[int, PartReplay]()
+    arena, short, shares = Arena(store.layout), dict[int, PartReplay](), [engine.tables]
     arena.data[: placement.edges[1]] = store.current.arena.data[: placement.edges[1]]
     identity, history = lead.identity(), lead.generations().history
-    for shard in placement.used[1:]:
+    for shard in range(1, options.shards) if spread else placement.used[1:]:
         folder, (low, high) = followers[shard - 1], placement.edges[shard : shard + 2]
         _check_place(folder, identity, shard, row)
-        part = replayed(folder, engine, identity.run, row)
+        version = store.version if shard in placement.used else 0
+        part = replayed(folder, engine, identity.run, (row, version))
         part.check_history(history, str(folder.path))
-        if part.version == store.version:
-            arena.data[low:high] = part.data[: high - low]
-        else:
+        if part.version != version:
             short[shard] = part
+            continue
+        arena.data[low:high] = part.data[: high - low]
+        if spread:
+            shares.append(part.tables)
     if short:
         raise UsageError(_lacking(path, row, store.version, short))
-    return arena
+    return arena, shares
 
 
 @value
@@ -133,15 +148,34 @@ class ReplayedModel:
     """The end of a replay of several shards.
 
     ``lead``: the end of the lead's replay; ``arena``: the whole model, or None if none was defined;
-    ``damage``: that at which the lead's replay ended, or None.
+    ``shares``: the tables of each server that has rows; ``damage``: that at which the lead's replay
+    ended, or None.
     """
 
     lead: Replayed
     arena: Arena | None
+    shares: list[Stores]
     damage: DamagedState | None
 
+    @property
+    def digest(self) -> str:
+        """The digest of the parameters, which is that of one server."""
+        data = None if self.arena is None else self.arena.data
+        return digest_of(data, zip(*self.shares, strict=True))
 
-def tables_at(path: Path, row: int) -> list[Any]:
+    @property
+    def tables(self) -> list[Stored]:
+        """The rows of all tables."""
+        return _stored(self.shares)
+
+
+def _stored(shares: Sequence[Stores]) -> list[Stored]:
+    """Return the rows of tables, of which each server has some."""
+    stored = [[(table.named, *table.stored()) for table in tables] for tables in shares]
+    return [_merged(tables) for tables in zip(*stored, strict=True)]
+
+
+def tables_at(path: Path, row: int) -> list[Stored]:
     """Return the tables of the snapshots of a row: of the lead, or of all shards."""
     lead, *followers = map(StateFolder, shard_folders(path))
     with lead.snapshot(row) as file:
@@ -155,7 +189,7 @@ def tables_at(path: Path, row: int) -> list[Any]:
     return [_merged(tables) for tables in zip(*shares, strict=True)]
 
 
-def _merged(shares: Sequence[Any]) -> tuple[NamedTable, Ints, Array]:
+def _merged(shares: Sequence[Stored]) -> Stored:
     """Return one table, of the rows of each shard."""
     ids = np.concatenate([ids for _named, ids, _rows in shares])
     order = np.argsort(ids, kind="stable")
@@ -176,45 +210,45 @@ def _check_place(folder: StateFolder, lead: StateIdentity, shard: int, row: int)
         )
 
 
-def _replayed(folder: StateFolder, lead: Engine, run: str, row: int) -> PartReplay:
-    """Bring a fresh follower to the version of its lead, or to the newest before that it has."""
-    return _replayed_from(folder, lead, run, row, _bases(folder, lead, row))
+def _replayed(folder: StateFolder, lead: Engine, run: str, moment: Moment) -> PartReplay:
+    """Bring a fresh follower to a moment, or to the newest before that it has."""
+    return _replayed_from(folder, lead, run, moment, _bases(folder, moment))
 
 
-def _replayed_from_first(folder: StateFolder, lead: Engine, run: str, row: int) -> PartReplay:
+def _replayed_from_first(folder: StateFolder, lead: Engine, run: str, moment: Moment) -> PartReplay:
     """Do the same from its first row on, or from its oldest snapshot if that is gone."""
     whole = 1 in folder.listing.segments
-    bases = [] if whole else _bases(folder, lead, row)[-1:]
-    return _replayed_from(folder, lead, run, row, bases)
+    bases = [] if whole else _bases(folder, moment)[-1:]
+    return _replayed_from(folder, lead, run, moment, bases)
 
 
 def _replayed_from(
-    folder: StateFolder, lead: Engine, run: str, row: int, bases: Sequence[int]
+    folder: StateFolder, lead: Engine, run: str, moment: Moment, bases: Sequence[int]
 ) -> PartReplay:
     """Bring a fresh follower there from one of its snapshots, the first that will do."""
 
     def from_snapshot(base: int) -> PartReplay:
-        part = PartReplay(lead, run)
+        part = PartReplay(lead, run, *moment)
         with own_snapshot(folder, base) as file:
             part.restore(base, file.header, file.array, queued_rows(folder, file.header))
             part.go_on(frames_of(folder, base + 1), base)
         return part
 
     def from_first() -> PartReplay:
-        part = PartReplay(lead, run)
+        part = PartReplay(lead, run, *moment)
         part.go_on(frames_of(folder, 1))
         return part
 
-    moment = f"row {row:,} of the lead's"
+    name = f"row {moment[0]:,} of the lead's"
     try:
-        return from_newest(folder, bases, from_snapshot, from_first, moment)
+        return from_newest(folder, bases, from_snapshot, from_first, name)
     except DamagedState as error:
         raise DamagedState(f"{folder.path}: {error}", **error.details) from error
 
 
-def _bases(folder: StateFolder, lead: Engine, row: int) -> list[int]:
+def _bases(folder: StateFolder, moment: Moment) -> list[int]:
     """Return the rows of a follower's snapshots of a moment or earlier, the newest first."""
-    found = list[int]()
+    (row, version), found = moment, list[int]()
     for base in folder.listing.snapshots:
         try:
             with folder.snapshot(base) as file:
@@ -222,7 +256,7 @@ def _bases(folder: StateFolder, lead: Engine, row: int) -> list[int]:
         except DamagedState:
             continue
         cut = header.owners.get("cut")
-        if type(cut) is int and cut <= row and header.versions[0] <= lead.version:
+        if type(cut) is int and cut <= row and header.versions[0] <= version:
             found.append(base)
     return found
 

@@ -3,11 +3,15 @@
 The moment is a row of the lead's journal, and the lead is replayed first. It tells the version that
 was current then. Each follower has computed that version before the lead could publish it, so a
 follower is replayed up to the update that made it, and no further: the next may be made in place.
+
+Rows of tables that lie on a follower change without its lead. They are replayed up to the first
+order of a later row of the lead's. A lead that ends has followers take no more of them before it
+saves the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aiops.durable.follower_recorder import FollowerReplayer
 from aiops.engine.engine import Engine
@@ -18,7 +22,10 @@ from aiops.model.parts import LARGEST
 from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.follower import Follower
 from aiops.state.frames import JournalFrame
-from aiops.state.row_kinds import RowKind
+from aiops.state.row_kinds import RowKind, row_fields
+from aiops.store.sparse_table import SparseTable
+from aiops.wire.decoding import decode
+from aiops.wire.server_messages import NoteHistory
 
 
 class PartReplay:
@@ -30,12 +37,16 @@ class PartReplay:
         The engine of its lead, at the moment that is wanted.
     run
         The run whose state it is.
+    row
+        The moment: the row of the lead's journal.
+    version
+        The version of the model at that moment; 0: no tensor lies here.
     """
 
-    def __init__(self, lead: Engine, run: str) -> None:
-        self._version = lead.version
+    def __init__(self, lead: Engine, run: str, row: int, version: int) -> None:
+        self._version, self._whole = version, False
         self._follower = Follower(lead.algorithm, lead.options, kept=True)
-        self._replayer = FollowerReplayer(self._follower, run)
+        self._replayer = FollowerReplayer(self._follower, run, back_to=row)
 
     @property
     def version(self) -> int:
@@ -54,6 +65,12 @@ class PartReplay:
         assert self._follower.shard is not None, "it has a version"
         return self._follower.shard.newest.arena.data
 
+    @property
+    def tables(self) -> Sequence[SparseTable]:
+        """The tables with the rows that lie here; empty: none do."""
+        rows = self._follower.rows
+        return () if rows is None else rows.engine.tables
+
     def restore(
         self, row: int, found: Captured, read: ReadArray, queued: Mapping[int, JournalFrame]
     ) -> None:
@@ -61,16 +78,17 @@ class PartReplay:
         self._replayer.restore(row, found, read, queued)
 
     def go_on(self, frames: Iterable[JournalFrame], base: int = 0) -> None:
-        """Replay rows after the row ``base`` up to the lead's version, or to the last.
+        """Replay rows after the row ``base`` up to the moment, or to the last.
 
         Raises
         ------
         DamagedState
             As `FollowerReplayer.feed`; when the first row is not the beginning of a state.
         """
-        if self.version >= self._version:
-            return
+        self._whole = self.version >= self._version
         for frame in frames:
+            if self._whole and self._follower.rows is None:
+                return
             if frame.number <= base:
                 continue
             if frame.number == 1 and frame.kind != RowKind.BEGIN:
@@ -78,11 +96,15 @@ class PartReplay:
             if frame.number == 1:
                 self._replayer.begin(frame)
                 continue
-            if self.version == self._version and frame.kind == RowKind.ORDER:  # the next one
+            if not self._replayer.goes_on_with(frame):
                 return
+            if self.version == self._version and frame.kind == RowKind.ORDER:  # the next one
+                self._whole = True
+            if self._whole and _of_tensors(frame):
+                continue
             self._replayer.feed(frame)
             if self.version == self._version and frame.kind == RowKind.APPLIED:  # and is compared
-                return
+                self._whole = True
 
     def check_history(self, history: History, name: str) -> None:
         """Check that its orders are those that its lead gave.
@@ -109,3 +131,11 @@ class PartReplay:
                 " give folders that were copied at one time, or start the servers with theirs,"
                 " which brings all to one moment"
             )
+
+
+def _of_tensors(frame: JournalFrame) -> bool:
+    """Return whether a row is about the part of the tensors that lies there."""
+    if frame.kind != RowKind.ORDER:
+        return frame.kind in (RowKind.PORTION, RowKind.APPLIED)
+    fields = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
+    return not isinstance(decode(fields["order"]), NoteHistory)

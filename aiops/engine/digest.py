@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from aiops.engine.engine import Engine
 from aiops.model.layout import Bytes
-from aiops.store.sparse_table import SparseTable
+from aiops.store.sparse_table import SparseTable, digest_of_rows
+
+Stores: TypeAlias = Sequence[SparseTable]
+"""The tables of one server, or one table on each of several."""
 
 
 def digest(engine: Engine) -> str:
@@ -17,14 +21,17 @@ def digest(engine: Engine) -> str:
     is the arena's, which is the order of the tensors in a model file or a fetch.
     """
     data = None if engine.store is None else engine.store.current.arena.data
-    return digest_of(data, engine.tables)
+    return digest_of(data, ([table] for table in engine.tables))
 
 
-def digest_of(data: Bytes | None, tables: Iterable[SparseTable]) -> str:
-    """Return the same of an arena's bytes (None: there is no model) and of tables."""
+def digest_of(data: Bytes | None, tables: Iterable[Stores]) -> str:
+    """Return the same of an arena's bytes (None: there is no model) and of tables.
+
+    ``tables``: each with the rows that lie on one server, or on several.
+    """
     total = hashlib.sha256()
     if data is not None:
         total.update(memoryview(data))  # type: ignore[arg-type]
-    for table in tables:
-        total.update(table.digest())
+    for shares in tables:
+        total.update(digest_of_rows(shares))
     return total.hexdigest()

@@ -518,7 +518,7 @@ class Engine:
         return self._drain(event) + self.rendezvous.stop()
 
     @property
-    def _closed(self) -> str:
+    def closed(self) -> str:
         """The reason for which no pushes are taken, as a sentence; empty: they are."""
         if self._stopping is not None:
             return "the server is shutting down and takes no more pushes"
@@ -537,7 +537,7 @@ class Engine:
 
     def _tell_closed(self, training: Training) -> None:
         updates = training.updates
-        updates.closed = self._closed
+        updates.closed = self.closed
         updates.paused = training.data_sets.paused = bool(self.paused)
 
     def _drain(self, event: Stopping) -> list[Effect]:
@@ -647,7 +647,7 @@ class Engine:
             if isinstance(before, Error):
                 return [Reply(event.peer, replace(before, id=message.id))]
             raise too_old(message.seq, member)
-        fault = validation.unready(member, self._closed)
+        fault = validation.unready(member, self.closed)
         fault = fault or NotReady(f"{_UNDEFINED}: define it before the first push")
         refusal = error_of(message.id, fault, self.version)
         self.membership.refuse(member, message.seq, fault, refusal)

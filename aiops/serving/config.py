@@ -423,12 +423,6 @@ class Config:
     def _check_spread_tables(self) -> None:
         if not self.sharded and not self.follower:
             raise UsageError("--spread-tables needs several servers: give --shards or --followers")
-        if self.record is not None:
-            raise ConflictError(
-                "--spread-tables and --record cannot be given together yet: a replay leaves out the"
-                " rows of followers. Leave one of the two out (--state keeps the rows of all"
-                " servers); without --spread-tables all rows lie on the lead"
-            )
         if self.standby is not None:
             raise ConflictError(
                 "--spread-tables and --standby cannot be given together yet: a standby of each"

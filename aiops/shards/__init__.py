@@ -40,6 +40,7 @@ them out in the order in which they were decided:
 `HoldVersion`       keep a version that the rule will compare a gradient with, or let it go
 `KeepSets`          remove the snapshots that no set needs
 `SendRows`          send the lead all rows of tables that lie there, to be saved
+`ClosePushes`       refuse clients' pushes of rows, or take them again
 `CountTraffic`      report the bytes exchanged with each client
 `PaceClients`       keep to this share of the bandwidth budgets
 ==================  ==============================================================================

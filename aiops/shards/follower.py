@@ -66,6 +66,7 @@ from aiops.wire.messages import (
 )
 from aiops.wire.server_messages import (
     BudgetUsed,
+    ClosePushes,
     CountTraffic,
     ExpectPush,
     FinishPush,
@@ -287,8 +288,8 @@ class Follower:
             self.rows.end_replay()
 
     def hello_of(self, event: Event) -> ShardHello | None:
-        """Return how the client introduced itself that pushes rows which lie here, else None."""
-        if self.rows is None or not isinstance(event, Received):
+        """Return how the client introduced itself whose push of rows is taken here, else None."""
+        if self.rows is None or self.rows.closed or not isinstance(event, Received):
             return None
         pushes = isinstance(event.message, PushRows)
         return self._clients.hellos.get(event.peer) if pushes else None
@@ -404,6 +405,8 @@ class Follower:
         if hello.run != self.run:
             self.secret = b""
         self.lead, self.run, self.led_by = event.peer, hello.run, hello.generation
+        if self.rows is not None:
+            self.rows.close("")
         return effects
 
     def state(self) -> ShardState:
@@ -569,6 +572,10 @@ class Follower:
                 return self._report(TrafficCounted(order.id, *counted))
             case SendRows() if self.rows is not None and self.lead is not None:
                 return self.rows.send_all(order.id, self.lead, event.time)
+            case ClosePushes():
+                if self.rows is not None:
+                    self.rows.close(order.why)
+                return []
             case PaceClients():
                 return self._pace(order)
             case Leave():

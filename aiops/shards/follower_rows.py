@@ -32,9 +32,10 @@ from aiops.engine.events import (
     SnapshotDue,
     Warm,
 )
+from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, rows_bytes, rows_in
 from aiops.engine.restore import Queued, ReadArray, restore
-from aiops.errors import UsageError
+from aiops.errors import Unavailable, UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Bytes, Layout
 from aiops.model.row_shards import GIVEN_ROWS, SPREAD_TABLES
@@ -44,7 +45,7 @@ from aiops.shards.stored_rows import StoredRowsWork
 from aiops.store.capture_job import CaptureJob
 from aiops.store.resources import Resources
 from aiops.store.updater import NONE
-from aiops.wire.messages import PROTOCOL, FetchRows, Hello, PushRows, Welcome
+from aiops.wire.messages import PROTOCOL, Error, FetchRows, Hello, PushRows, Welcome
 from aiops.wire.server_messages import LoadShard, ShardHello
 from aiops.wire.sinks import Sink
 from aiops.wire.traffic import Traffic
@@ -72,6 +73,8 @@ class FollowerRows:
         Decides about the rows. Its tickets are those of the follower's `Apply` with another sign.
     begun
         The kernels to compile.
+    closed
+        The reason for which pushes are refused, as a sentence; empty: they are taken.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class FollowerRows:
         self.engine = Engine(algorithm, alone, machine)
         self.engine.admission = admission
         training = self.engine.begin(Definition(Layout((), empty=True), aligned(0), tables))
-        self.tables = tables
+        self.tables, self.closed = tables, ""
         self.begun = [effect for effect in training.begun if isinstance(effect, Warm)]
         self._capture: Apply | None = None  # the follower's, until it is done
         self._ticket = 0  # of that capture among the updates of rows
@@ -126,9 +129,20 @@ class FollowerRows:
 
     def received(self, event: Received, hello: ShardHello) -> list[Effect]:
         """Handle a message about rows, of the client that has introduced itself like this."""
+        if self.closed and isinstance(event.message, PushRows):
+            if isinstance(event.sink, PushSink):
+                event.sink.free()
+            refusal = Error(event.message.id, Unavailable.code, self.closed, {}, False)
+            return [Reply(event.peer, refusal)]
         if self.engine.membership.at(event.peer) is None:
             self.engine.handle(joined(event.time, event.peer, hello))
         return self._translated(self.engine.handle(event))
+
+    def close(self, why: str) -> None:
+        """Refuse pushes from here on, for this reason; empty: take them again."""
+        self.closed, training = why, self.engine.training
+        if training is not None and training.rows_shortcut is not None:
+            training.rows_shortcut.closed = bool(why)
 
     def applied(self, event: Applied) -> list[Effect]:
         """Take the result of a job."""

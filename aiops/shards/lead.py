@@ -12,7 +12,7 @@ has no knowledge of followers, nor they of the policy (`aiops.shards`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +31,13 @@ from aiops.engine.events import (
     Lost,
     Note,
     Order,
+    Paused,
     Received,
     Reply,
     Reported,
     Resumed,
     Shares,
+    Stopping,
     Warm,
 )
 from aiops.engine.receive import PushSink
@@ -82,6 +84,7 @@ from aiops.wire.messages import (
 )
 from aiops.wire.server_messages import (
     BudgetUsed,
+    ClosePushes,
     KeepSets,
     LoadShard,
     NoteHistory,
@@ -158,8 +161,24 @@ class Lead:
                 return self._on_left(event)
             case BudgetTick():
                 return self._decide(self._budgets.of_all(event))
+            case Stopping() | Paused():
+                effects = self._decide(event)
+                return [*effects, *self._closing(self._rows_on)]
             case _:
                 return self._decide(event)
+
+    @property
+    def _rows_on(self) -> Sequence[int]:
+        """The followers that rows of tables lie on."""
+        spread = self._model is not None and self._model.spread
+        return self._followers.all if spread else ()
+
+    def _closing(self, shards: Iterable[int]) -> list[Order]:
+        """Return the orders that have followers take pushes of rows, or none, as the engine does.
+
+        Else one of them could apply its share of a push after the model is saved at the end.
+        """
+        return [Order(shard, ClosePushes(0, self.engine.closed)) for shard in shards]
 
     @property
     def idle(self) -> bool:
@@ -458,6 +477,8 @@ class Lead:
             effects += self._noted(shard)
         if self._model is not None:
             effects += self._with_history(self._model.resume(shard, state) or [])
+        if self.engine.closed and shard in self._rows_on:
+            effects += self._closing([shard])
         if lost is None or self._followers.lost:
             return effects
         effects.append(Note(f"{self._name(shard)} is back, and all of the model with it"))
@@ -636,6 +657,8 @@ class Lead:
         orders = model.load(effect, self._followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}
+        if engine.closed:
+            orders += self._closing(self._rows_on)
         return [*self._budgets.placed(effect.placement, rows=model.spread), *orders]
 
     def _reply(self, effect: Reply) -> list[Effect]:

@@ -341,11 +341,11 @@ class SparseTable:
 
     def digest(self) -> bytes:
         """Return the SHA-256 of what is stored: ids, parameters and state."""
-        total, ids = hashlib.sha256(), self.stored_ids()
-        total.update(ids.data)
-        for start in range(0, len(ids), _AT_ONCE):
-            total.update(self._store[ids[start : start + _AT_ONCE]].data)
-        return total.digest()
+        return digest_of_rows([self])
+
+    def records(self, ids: Ints) -> Array:
+        """Return a copy of rows with their state, [len(ids), arrays * width]."""
+        return self._store[ids]
 
     def report(self) -> dict[str, Any]:
         """Return the table's row of the statistics."""
@@ -415,3 +415,24 @@ class _Promotion:
         self._next += size
         if self._end - self._next < self._HUGE:
             self._pages = None
+
+
+def digest_of_rows(shares: Sequence[SparseTable]) -> bytes:
+    """Return the SHA-256 of what is stored of a table: ids, parameters and state.
+
+    ``shares``: the table on each of the servers that its rows lie on; the digest is that of one.
+    """
+    stored = [share.stored_ids() for share in shares]
+    ids, total = np.sort(np.concatenate(stored)), hashlib.sha256()
+    total.update(ids.data)
+    where = np.empty(len(ids), np.intp)  # the share of each
+    for number, theirs in enumerate(stored):
+        where[np.searchsorted(ids, theirs)] = number
+    for start in range(0, len(ids), _AT_ONCE):
+        some, here = ids[start : start + _AT_ONCE], where[start : start + _AT_ONCE]
+        rows = shares[0].records(some[:0])
+        rows = np.empty((len(some), *rows.shape[1:]), rows.dtype)
+        for number, share in enumerate(shares):
+            rows[here == number] = share.records(some[here == number])
+        total.update(rows.data)
+    return total.digest()

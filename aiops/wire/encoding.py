@@ -59,6 +59,7 @@ from aiops.wire.ring_messages import (
 )
 from aiops.wire.server_messages import (
     BudgetUsed,
+    ClosePushes,
     CountTraffic,
     ExpectPush,
     FinishPush,
@@ -127,6 +128,7 @@ KINDS: Mapping[str, type[Message]] = {
             RollBack,
             CountTraffic,
             SendRows,
+            ClosePushes,
             PaceClients,
         ),
         *(

@@ -251,6 +251,17 @@ class SendRows(Message):
 
 
 @value
+class ClosePushes(Message):
+    """Refuse clients' pushes of rows from here on, for this reason: ``why`` is a sentence.
+
+    Empty: take them again. The lead ends, or is paused, and refuses its own share of them.
+    """
+
+    kind = "close_pushes"
+    why: Text
+
+
+@value
 class PaceClients(Message):
     """This follower's shares of the bandwidth budgets: bytes per second, both ways.
 

@@ -168,6 +168,7 @@ class TestUpToDate:
             "roll_back",
         }  # of shards with a state
         unsent |= {"send_rows", "stored_rows"}  # of a model that is saved
+        unsent.add("close_pushes")  # of one that ends with rows on all servers
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget
         unsent |= {"settle_round", "settled"}  # of workers that average on a data set
         unsent |= {*page.ADMIN_KINDS}  # each is one request, or its answer

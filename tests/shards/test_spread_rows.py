@@ -11,6 +11,7 @@ import aiops
 from aiops import testing
 from aiops.client import AsyncClient
 from aiops.durable.commit_gate import Acks
+from aiops.engine.events import Paused, Stopping
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.model.row_shards import (
     cut_rows,
@@ -213,8 +214,6 @@ def test_rows_are_cut_in_their_order() -> None:
 
 
 def test_what_followers_do_not_keep_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ConflictError, match="--spread-tables and --record"):
-        Config(shards=2, spread_tables=True, record=tmp_path / "run")
     with pytest.raises(ConflictError, match="--spread-tables and --standby"):
         Config(
             followers=["b:1"],
@@ -259,3 +258,56 @@ def test_rows_are_evicted_on_every_server(bounds: dict[str, int], same: bool) ->
         assert all(store.made == len(store.stored_ids()) for store in stores)
         assert not bounds.get("max_rows") or counts[-1] <= bounds["max_rows"]
     assert np.array_equal(*found) == same
+
+
+def versions(world: World) -> list[int]:
+    """The clock of a table on each server."""
+    followers = [host.coordinator.rows for host in world.followers]
+    engines = [world.engine, *(each.engine for each in followers if each is not None)]
+    return [engine.tables[0].version for engine in engines if engine.tables]
+
+
+def pushes(count: int) -> Any:
+    """A client that pushes so often to all rows."""
+
+    def script(actor: Actor) -> Any:
+        if actor.request is None:
+            return actor.ask(actor.requests.define({}, {"z": Table(ROWS, 1, init="zeros")}))
+        actor.state["pushes"] = actor.state.get("pushes", -1) + 1
+        if actor.state["pushes"] == count:
+            return None
+        ids = np.arange(ROWS)
+        return actor.ask(actor.requests.push_rows("z", ids, np.ones((ROWS, 1), np.float32)))
+
+    return script
+
+
+def until_told(world: World) -> None:
+    """Have the lead's orders arrive, and the followers' reports."""
+    while any(leash.line.up.bytes or leash.line.down.bytes for leash in world.lead.orders):
+        for leash in world.lead.orders:
+            leash.line.host.arrive(leash.line, 1 << 16)
+            leash.arrive(1 << 16)
+
+
+@pytest.mark.parametrize("kind", ["paused", "ends"])
+def test_a_pause_or_an_end_is_one_of_all_servers(kind: str) -> None:
+    """A follower refuses its share of a push, as the lead does, until that takes pushes again."""
+    world = KeptWorld(5, 3, settings={"lr": 1}, spread_tables=True)
+    world.actors.append(Actor(world, "a", pushes(5)))
+    world.run()
+    event = Paused(world.now, "for a test") if kind == "paused" else Stopping(world.now, True)
+    world.lead.post(event)
+    until_told(world)
+    world.actors.append(Actor(world, "b", pushes(5)))
+    for killed in ([], [1], [0] if kind == "paused" else []):
+        world.kill(killed)  # one that comes back is told, or tells, again
+        for _ in range(200):
+            world.step()
+            assert set(versions(world)) == {5}
+    if kind == "paused":
+        world.lead.post(Paused(world.now, ""))
+    else:
+        world.kill([0])
+    world.run()
+    assert versions(world) == [10, 10, 10]

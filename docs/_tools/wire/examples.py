@@ -54,6 +54,7 @@ from aiops.wire.ring_proofs import ChunkSeal, relay_proof, ring_name, ring_token
 from aiops.wire.ring_proofs import proof as ring_proof
 from aiops.wire.server_messages import (
     BudgetUsed,
+    ClosePushes,
     CountTraffic,
     ExpectPush,
     FinishPush,
@@ -286,6 +287,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", RollBack(0, 18_231)),
         _sent("client", CountTraffic(2)),
         _sent("client", SendRows(4)),
+        _sent("client", ClosePushes(0, "the server is shutting down and takes no more pushes")),
         _sent("client", PaceClients(0, 500_000, 0, {"5f0c": 2.0})),
         _sent(
             "server",

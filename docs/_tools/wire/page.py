@@ -42,8 +42,15 @@ SERVER_KINDS = (
     *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
     "send_increments",
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back"),
-    *("count_traffic", "send_rows", "pace_clients", "shard_state", "push_arrived", "update_done"),
-    *("snapshot_saved", "traffic_counted", "stored_rows", "budget_used"),
+    *("count_traffic", "send_rows", "close_pushes", "pace_clients", "shard_state"),
+    *(
+        "push_arrived",
+        "update_done",
+        "snapshot_saved",
+        "traffic_counted",
+        "stored_rows",
+        "budget_used",
+    ),
 )
 """The kinds that servers send to each other, and no client ever."""
 
