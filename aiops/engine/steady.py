@@ -15,7 +15,8 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
   reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
-* nothing is outstanding, queued or held, and the payload passes its survey.
+* nothing is outstanding, queued or held, the payload passes its survey, and every filter admits it
+  (`aiops.filters.screen.PushScreen.admits`).
 
 Until all of this has been checked nothing is changed, so that the general way finds the state as it
 was, and makes the error of a push that is refused.
@@ -177,12 +178,15 @@ class Shortcut:
             and 0 <= base <= level
         ):
             return None
+        surveyed = []
         for survey, section in zip(self._surveyors, gradient.sections, strict=True):
-            if survey(section) >= 0:
+            found = survey(section)
+            if found >= 0:
                 return None
+            surveyed.append(found)
         staleness = level - base
         # The last condition: if it holds, the update is counted and must be carried out.
-        begun = self._updates.at_once(member.number, staleness, gradient.sections)
+        begun = self._updates.at_once(member.number, base, staleness, gradient, surveyed)
         if begun is None:
             return None
         leased = record is not None and store.freeze()

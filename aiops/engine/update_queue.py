@@ -25,6 +25,8 @@ from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import BadPush, Refused, StaleGradient
 from aiops.filters.screen import PushScreen
+from aiops.kernels.scan import largest_magnitude
+from aiops.model.arena import Arena
 from aiops.model.layout import Array, Cover, Ints
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
@@ -139,6 +141,7 @@ class UpdateQueue:
         self._replies, self._delta_replies = replies, delta_replies
         self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
         self._screen = screen
+        self._dtypes = [section.dtype for section in store.layout.sections]
         self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
         self._linear = algorithm.linear
@@ -180,21 +183,28 @@ class UpdateQueue:
     def answers_at_once(self) -> bool:
         """True if algorithm and rule allow updates `at_once`."""
         clip, reads = self._algorithm.clip, self._store.rule.reads
-        return repeatable(self._policy) and not (clip or reads or self.recall.bound or self._screen)
+        return repeatable(self._policy) and not (clip or reads or self.recall.bound)
 
     def at_once(
-        self, worker: int, staleness: int, gradient: Sequence[Array]
+        self, worker: int, base: int, staleness: int, gradient: Arena, surveyed: Sequence[int]
     ) -> tuple[Array, Array | None] | None:
         """Begin an update of all tensors with one gradient, which the caller carries out at once.
 
-        ``gradient``: of each section, as one flat array.
+        Parameters
+        ----------
+        worker, base, staleness
+            Of the gradient.
+        gradient
+            It.
+        surveyed
+            What the `Surveyor` of each section returned.
 
         Returns
         -------
         tuple or None
             The learning rate of each tensor, and the rule's scalars. None if the gradient must wait
-            its turn, the policy decides anything but `APPLY`, or the result may not be finite; then
-            nothing has begun.
+            its turn, the policy decides anything but `APPLY`, the result may not be finite, or a
+            filter objects; then nothing has begun.
         """
         held = self.held
         if self._outstanding or self._working or self._queue or held.pushes or self._collected:
@@ -202,15 +212,21 @@ class UpdateQueue:
         if self.closed or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
             return None
         store = self._store
-        rate = self._rate(store.current.number)
+        current = store.current
+        rate = self._rate(current.number)
         known = self._even.get(staleness)
         if known is None or known[1] != rate:
             known = self._even_steps(staleness, rate)
         scalars = self._scalars(store.layout.all) if store.rule.scalars else None
         guard = store.guard
-        largest = magnitude(gradient) if guard.narrow else LIMIT
+        largest = magnitude(gradient.sections) if guard.narrow else LIMIT
         if not guard.covers(known[2], scalars, largest):
             return None  # the update is rehearsed first, or a new proof is sought
+        screen = self._screen
+        if screen is not None:  # the last condition: what the filters admit they have noted
+            largest = max(map(largest_magnitude, surveyed, self._dtypes))
+            if not screen.admits(worker, gradient.data, base, largest, current):
+                return None
         self.tickets += 1
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness

@@ -83,7 +83,7 @@ class PushScreen:
         self._filters: list[Filter] = []
         self._versions = SampledVersions(0)
         self._compiled = False  # set by `warm`, on another thread
-        self._loop: CompiledScreen | None = None  # None: the filters decide
+        self._loop: CompiledScreen | None = None  # None: the filters learn, or decide themselves
         self._rows: dict[int, int] = {}  # of the workers, those that pushed last at the end
         self._points: dict[int, float] = {}
         self._reasons: dict[int, str] = {}  # of the last refusal of each worker
@@ -135,12 +135,11 @@ class PushScreen:
             if self._seen == SEEDING:
                 self._draw()
             return _LEARNING
-        if self._compiled and self._loop is None:
+        learnt = self._seen >= SEEDING + LEARNT
+        if self._compiled and learnt and self._loop is None:
             self._loop = CompiledScreen(self._sample, self._versions, self._filters)
-        if (
-            (self._loop is not None and self._decides())
-            and (cover.whole and worker in self._rows)
-            and self._passes(worker, payload, values, _base(cover), largest, current)
+        if (self._loop is not None and cover.whole and worker in self._rows) and self._passes(
+            worker, payload, values, _base(cover), largest, current
         ):
             return None
         if values is None:
@@ -148,7 +147,7 @@ class PushScreen:
             assert values is not None, "there is a sample"
         seen = self._observed(worker, cover, largest, values, current)
         findings = [each.judge(seen) for each in self._filters]
-        if not self._decides():
+        if not learnt:
             self._seen += 1
             return _LEARNING
         finding = next((each for each in findings if each is not None), None)
@@ -174,11 +173,7 @@ class PushScreen:
         """
         if self._loop is None or worker not in self._rows or worker in self.quarantined:
             return False
-        return self._decides() and self._passes(worker, gradient, None, base, largest, current)
-
-    def _decides(self) -> bool:
-        """Return whether the filters have learnt enough."""
-        return self._seen >= SEEDING + LEARNT
+        return self._passes(worker, gradient, None, base, largest, current)
 
     def _passes(
         self,

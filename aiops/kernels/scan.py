@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,15 +51,21 @@ class _FloatBits:
     magnitude: int  # the mask that leaves out the sign
     limit: int  # the first unfit magnitude: NaN and infinity lie above every number
     infinity: int  # that of infinity
+    packed: tuple[Struct, Struct]  # of its bits, and of the number that they are
+    shift: int = 0  # to those of the number
 
 
+_FLOAT32 = (Struct("=I"), Struct("=f"))
 _FORMATS = {
     "float64": _FloatBits(
-        np.dtype(np.uint64), 0x7FFF_FFFF_FFFF_FFFF, 0x43AB_C16D_674E_C800, 0x7FF << 52
+        *(np.dtype(np.uint64), 0x7FFF_FFFF_FFFF_FFFF, 0x43AB_C16D_674E_C800, 0x7FF << 52),
+        (Struct("=Q"), Struct("=d")),
     ),
-    "float32": _FloatBits(np.dtype(np.uint32), 0x7FFF_FFFF, 0x5D5E_0B6B, 0x7F80_0000),
-    "bfloat16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x5D5E, 0x7F80),
-    "float16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x7C00, 0x7C00),  # it ends far below 1e18
+    "float32": _FloatBits(np.dtype(np.uint32), 0x7FFF_FFFF, 0x5D5E_0B6B, 0x7F80_0000, _FLOAT32),
+    "bfloat16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x5D5E, 0x7F80, _FLOAT32, shift=16),
+    "float16": _FloatBits(  # it ends far below 1e18
+        *(np.dtype(np.uint16), 0x7FFF, 0x7C00, 0x7C00), (Struct("=H"), Struct("=e"))
+    ),
 }
 
 SURVEYED = tuple(_FORMATS)
@@ -129,8 +136,10 @@ def largest_magnitude(found: int, dtype: np.dtype[Any]) -> float:
 
     ``dtype``: the array's. 0 for an empty array.
     """
-    unsigned = _FORMATS[dtype.name].unsigned
-    return float(np.array([-1 - found], unsigned).view(dtype)[0])
+    form = _KNOWN.get(dtype) or _FORMATS[dtype.name]
+    bits = form.packed[0].pack(-1 - found << form.shift)
+    value: float = form.packed[1].unpack(bits)[0]
+    return value
 
 
 def first_infinite(array: Array, backend: str = "auto") -> int:

@@ -15,6 +15,7 @@ import pytest
 
 import aiops
 from aiops.engine.engine import Engine
+from aiops.filters.screen import LEARNT, SEEDING
 from aiops.model.parts import Part
 from aiops.serving.server import Server
 from aiops.wire import messages
@@ -33,6 +34,9 @@ STEADY = 19
 STEADY_JOURNALLED = 26
 """The same with ``--state``, and the row written to the file."""
 
+STEADY_FILTERED = 24
+"""The same with ``--filter``, of which the decision is one compiled call."""
+
 SIZE = 1024  # float32
 
 
@@ -44,10 +48,13 @@ class Line(Piped):
         self.busy_poll = server.connections.busy_poll
         self.seq = 0
 
-    def push(self, size: int = SIZE, **fields: Any) -> bytes:
-        """Return the bytes of the next push, of the version that the last answer brought."""
+    def push(self, size: int = SIZE, unused: int = 0, **fields: Any) -> bytes:
+        """Return the bytes of the next push, of the version that the last answer brought.
+
+        ``unused``: of the pushes before it, those that made no version.
+        """
         self.seq += 1
-        nbytes, version = 4 * size, self.seq - 1
+        nbytes, version = 4 * size, max(self.seq - 1 - unused, 0)
         part = Part(0, nbytes, "raw", nbytes, version)
         message = messages.Push(self.seq, self.seq, True, version, (part,), **fields)
         return frame(message, np.full(size, 0.5, np.float32).tobytes())
@@ -104,6 +111,22 @@ async def test_the_short_way_with_a_journal(kept: str, tmp_path: Path) -> None:
     found = await least("asgd", **{kept: tmp_path / kept})
     assert "engine/steady.py" in found.files
     assert found.count <= STEADY_JOURNALLED, str(found)
+
+
+@pytest.mark.parametrize("policy", ["asgd", "fasgd"])
+async def test_the_short_way_with_filters(policy: str) -> None:
+    pytest.importorskip("numba")
+    running, _server, line = await serving(policy, filter="robust")
+    try:
+        taught = SEEDING + LEARNT
+        for _ in range(taught + 3):
+            line.exchange(line.push(unused=taught))
+        found = line.exchange(line.push(unused=taught))
+    finally:
+        await running.__aexit__(None, None, None)
+    assert "engine/steady.py" in found.files
+    assert "filters/compiled_screen.py" in found.files
+    assert found.count <= STEADY_FILTERED, str(found)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -421,3 +421,24 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
 def test_models_that_go_the_short_way(model: str, answered: int, folder: Path) -> None:
     short = compare(POLICIES[5], model, ["ours", "turned"], USUAL, folder=folder).short
     assert short == answered
+
+
+@pytest.mark.parametrize("text", ["robust", "norm:3"])
+def test_filters_decide_alike_on_both_ways(text: str, folder: Path) -> None:
+    """A push that passes goes the short way; what is refused, and a quarantined worker, do not."""
+    pytest.importorskip("numba")
+    taught = [Op("push", worker=n % 3, seed=n, lag=n % 2) for n in range(40)]
+    mixed = [
+        Op("push", worker=n % 3, seed=n, bad=1e15 if n % 3 == 2 or n == 30 else None)
+        for n in range(72)
+    ]
+    cut = [Op("cut", worker=0, seed=1), Op("repeat", worker=0), Op("push", worker=1, most=7)]
+    course = [*taught, *mixed, *cut, *taught[:6]]
+    policy = ("fasgd", {}, {"filter": text})
+    seen = compare(
+        policy, "mixed", ["ours", "turned", "ours"], course, folder=folder, kernels="numba"
+    )
+    found = seen.report["filter"]
+    assert found["refused"] > 16
+    assert len(found["quarantined"]) == 1
+    assert 40 < seen.short < seen.report["version"]
