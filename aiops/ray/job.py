@@ -186,7 +186,9 @@ class RayJob:
         if error is not None:
             text = f"the server is lost: {_sentence(error)}"
             if isinstance(error, ray.exceptions.RayActorError):
-                text += " (with state=FOLDER, which all nodes share, it is started again)"
+                text += (
+                    " (with state=, a folder that all nodes share or a store, it is started again)"
+                )
             self._lost.add(index)
             return [ServerLost(now, text)] if len(self._lost) == len(self._present) else []
         self._look_at[index] = now + _LOOK

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,15 @@ from aiops.shards.automatic import choose_shards
 AUTO = "auto"
 """In place of a number of servers: as many as seem best."""
 
+_ON_NODES = "aiops-ray"
+"""The folder of states of which there are copies, in a node's folder for temporary files."""
+
 _OWN = ("host", "port", "token", "followers", "follower", "shards", "standby", "shard")
 """Settings of a server that `train` sets itself."""
 
 
 def server_config(
-    given: Mapping[str, Any], state: Path | None = None, standby: bool = False
+    given: Mapping[str, Any], state: str | Path | None = None, standby: bool = False
 ) -> Config:
     """Return the config of the settings that `train` was given.
 
@@ -29,7 +34,8 @@ def server_config(
     given
         Those of `aiops.serve`.
     state
-        The folder that the server is to keep its state in, or None.
+        The folder that all nodes share, in which the server is to keep its state; or the URL of a
+        store for copies of it, which then is in a folder of the server's node. None: it has none.
     standby
         It has a standby.
 
@@ -49,7 +55,33 @@ def server_config(
             f"acks={given['acks']!r} does not wait for the standby, which then may not take over:"
             " leave it out, or drop standby=True"
         )
-    return config_of({**given, "state": state})
+    if state is None or "://" not in str(state):
+        return config_of({**given, "state": None if state is None else Path(state).absolute()})
+    if standby:
+        raise ConflictError(
+            f"standby=True takes no state={state!r}: each push is on two nodes then, whose states"
+            " are compared when both have ended. Give a folder that all nodes share, or drop"
+            " standby=True"
+        )
+    name = hashlib.sha256(str(state).encode()).hexdigest()[:16]
+    return config_of({**given, "state": Path(_ON_NODES, name), "state_copy": str(state)})
+
+
+def on_node(config: Config, temporary: str, node: str) -> Config:
+    """Return the config of a server on a node: one with a store has a folder of that node.
+
+    Parameters
+    ----------
+    config
+        That of `server_config`.
+    temporary
+        The node's folder for temporary files.
+    node
+        Its id: nodes of one machine share that folder.
+    """
+    if config.state_copy is None or config.state is None:
+        return config
+    return dataclasses.replace(config, state=Path(temporary, config.state, node))
 
 
 def choose_servers(
@@ -77,6 +109,8 @@ def choose_servers(
     UsageError
         When nothing tells the model's size.
     """
+    if config.state_copy is not None:
+        return 1  # copies are of one server's state
     held = None if config.state is None else held_shards(config.state)
     nbytes = model_size(config.init, config.model_size)
     if held is None and nbytes is None:

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -46,8 +48,10 @@ from aiops.common.formatting import ending
 from aiops.errors import AiopsError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.ray.server_process import START, ServerProcess
+from aiops.ray.server_settings import on_node
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.standby.link import ask
+from aiops.serving.state.state_copies import fetch, shown
 from aiops.state.directory import GENERATION_FILE, IDENTITY_FILE, GenerationFile
 from aiops.wire.standby_messages import Promote
 
@@ -128,7 +132,7 @@ class ServerActor:
     """
 
     def __init__(self, plan: ServerPlan, followers: Sequence[Any] = ()) -> None:
-        self._plan, self._followers = plan, list(followers)
+        self._plan, self._followers = _on_this_node(plan), list(followers)
         self._ending, self._failure = False, ""
         self._known: list[ServerAccess] = []
         self._process: ServerProcess | None = None
@@ -152,6 +156,8 @@ class ServerActor:
     def _serve(self) -> None:
         plan = self._plan
         if plan.state is not None and _started_again():
+            if plan.config.state_copy is not None:
+                fetch(plan.state, plan.config.state_copy)
             _check_state(plan)
         host = ray.util.get_node_ip_address()
         self._primary = self._find_primary()
@@ -405,9 +411,23 @@ def _started_again() -> bool:
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
+def _on_this_node(plan: ServerPlan) -> ServerPlan:
+    """Return the plan of a server on the node of this actor."""
+    node = str(ray.get_runtime_context().get_node_id())
+    config = on_node(plan.config, tempfile.gettempdir(), node)
+    if config is plan.config:
+        return plan
+    return dataclasses.replace(plan, config=config, flags=tuple(config.flags()), state=config.state)
+
+
 def _check_state(plan: ServerPlan) -> None:
     assert plan.state is not None
     if not (_leads(plan.state) / IDENTITY_FILE).exists():
+        if plan.config.state_copy is not None:
+            raise UsageError(
+                f"{plan.name} was lost before there was any copy of its state in"
+                f" {shown(plan.config.state_copy)}: begin the job again"
+            )
         raise UsageError(
             f"{plan.name} was started again on {ray.util.get_node_ip_address()}, where"
             f" {plan.state} holds no state: name a folder that all nodes share, or have the server"

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 import ray.train
 
-from aiops.errors import UsageError
+from aiops.errors import ConflictError, UsageError
 from aiops.launch.program import Team
 from aiops.ray import running_server
 from aiops.ray.checkpoint_list import CheckpointList
@@ -95,7 +95,9 @@ def train(
         How often Ray starts each server again, if there is a ``state``. Default -1: without end.
     state
         A folder that all nodes share. The server keeps its state there; if its machine is lost, it
-        is started on another, and goes on: nothing that it has acknowledged is lost.
+        is started on another, and goes on: nothing that it has acknowledged is lost. Or the URL of
+        a store (``s3://bucket/path``), in which copies of the state are kept; then it goes on from
+        the newest, and each worker is told how many of its pushes are lost.
     name
         The run's. Default: that of ``run_config``, or one of the time.
     detached
@@ -160,8 +162,13 @@ def train(
     given = {"policy": "fasgd", "threads": max(1, int(server_cpus.get("CPU", 1))), **named}
     if least == most:
         given.setdefault("workers", most)
-    folder = None if state is None else Path(state).absolute()
-    config_of_server = server_config(given, folder, standby)
+    config_of_server = server_config(given, state, standby)
+    if config_of_server.state_copy is not None and servers not in (None, 1, AUTO):
+        raise ConflictError(
+            f"servers={servers} take no state={state!r}: copies that several servers make at"
+            " different moments are of no moment of the run. Give a folder that all nodes share, or"
+            " one server"
+        )
     found = running_server.find(run) if detached else None
     if found is not None:
         check_same(run, named, found.config, servers, found.servers)

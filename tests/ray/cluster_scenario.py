@@ -29,6 +29,7 @@ from aiops.errors import UsageError
 from aiops.ray import running_server
 from aiops.ray.data import DatasetShard
 from benchmarks.ray_nodes import RayNodes, ray_nodes
+from tests.object_store import KEYS, object_store
 
 PATIENCE = 60.0
 
@@ -149,6 +150,7 @@ def counting_loop(config: dict[str, Any]) -> int:
     rank, folder = int(os.environ["RANK"]), Path(config["folder"])
     mine = np.zeros(3, np.float32)
     mine[rank] = -1
+    begun = acknowledged(folder, rank)  # by a process before this one
     with (
         aiops.Worker(params={"w": np.zeros(3, np.float32)}) as worker,
         open(folder / f"acks-{rank}", "ab", buffering=0) as acks,
@@ -157,6 +159,8 @@ def counting_loop(config: dict[str, Any]) -> int:
             worker.step({"w": mine})
             acks.write(b".")
             time.sleep(0.002)  # not to wait: three workers on two cores leave room for Ray
+        if not begun:
+            (folder / f"lost-{rank}").write_text(str(worker.rolled_back))
         return worker.rolled_back
 
 
@@ -199,6 +203,65 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
     assert server.client().fetch()["w"].tolist() == model
     server.stop()
     assert running_server.find("counting") is None
+
+
+def a_node_is_killed_and_the_state_is_in_a_store(folder: Path, nodes: RayNodes) -> None:
+    """Nodes share no folder: what the server goes on from has been in S3."""
+    folder.mkdir()
+
+    def stats() -> Any:
+        with aiops.ray.server("stored").client() as client:
+            return client.stats()
+
+    with object_store() as store, ThreadPoolExecutor() as thread:
+        running = thread.submit(
+            lambda: aiops.ray.train(
+                counting_loop,
+                policy="asgd",
+                lr=1.0,
+                min_workers=1,
+                max_workers=3,
+                state=store.url("stored"),
+                snapshot_every=0.5,
+                name="stored",
+                detached=True,
+                config={"folder": str(folder)},
+                run_config=ray.train.RunConfig(storage_path=str(folder / "runs")),
+            )
+        )
+        try:
+            all_go_on(folder)
+            before = [acknowledged(folder, rank) for rank in range(3)]
+            version = stats()["version"]
+            until(lambda: stats()["state"]["copy"]["version"] >= version, "there is a copy")
+            home = aiops.ray.server("stored").node
+            first = stats()["state"]
+            nodes.kill(home)
+            nodes.add()
+            killed = time.monotonic()
+            until(lambda: aiops.ray.server("stored").node != home, "the server is elsewhere")
+            print(f"it serves elsewhere after {time.monotonic() - killed:.1f} s", flush=True)
+            all_go_on(folder)
+            print(f"all workers go on after {time.monotonic() - killed:.1f} s", flush=True)
+            second = stats()["state"]
+            assert second["folder"] != first["folder"]
+            assert second["run"] == first["run"]
+            assert second["generation"] > first["generation"]
+        finally:
+            (folder / "stop").touch()
+        result = running.result(PATIENCE)
+        assert result.error is None
+        server = aiops.ray.server("stored")
+        with server.client() as client:
+            model = client.fetch()["w"].tolist()
+        server.stop()
+    assert all(model[rank] >= before[rank] for rank in range(3)), (model, before)
+    told = {rank: folder / f"lost-{rank}" for rank in range(3)}
+    there = {rank: int(path.read_text()) for rank, path in told.items() if path.exists()}
+    assert there, "a worker has lived through it"
+    for rank, lost in there.items():  # a push that was under way may have been applied, or not
+        left = acknowledged(folder, rank) - lost
+        assert abs(model[rank] - left) <= 2, (rank, model, left)
 
 
 def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
@@ -257,11 +320,15 @@ def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
 
 def main(folder: Path) -> None:
     begin = time.monotonic()
+    os.environ.update(KEYS)
     with ray_nodes(2, 3, folder) as nodes:
         parts: dict[str, Callable[[], None]] = {
             "a_job": lambda: a_job(folder),
             "jobs_that_fail": jobs_that_fail,
             "a_node_is_killed": lambda: a_node_is_killed(folder / "restarted", nodes),
+            "a_node_is_killed_and_the_state_is_in_a_store": lambda: (
+                a_node_is_killed_and_the_state_is_in_a_store(folder / "stored", nodes)
+            ),
             "a_standby_takes_over": lambda: a_standby_takes_over(folder / "standby", nodes),
         }
         for part in (parts[name] for name in sys.argv[2:] or parts):

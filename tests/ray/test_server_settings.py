@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiops.errors import ConflictError, UsageError
-from aiops.ray.server_settings import check_same, choose_servers, server_config
+from aiops.ray.server_settings import check_same, choose_servers, on_node, server_config
 from aiops.state.directory import IDENTITY_FILE
 
 RUNNING = server_config({"policy": "asgd", "lr": 0.5, "threads": 2, "push_codec": "int8"})
@@ -53,6 +53,27 @@ def test_with_a_standby_acknowledgements_mean_replicated(tmp_path: Path) -> None
     assert server_config({"acks": "replicated"}, tmp_path, standby=True).acks == "replicated"
     with pytest.raises(ConflictError, match="does not wait for the standby"):
         server_config({"acks": "written"}, tmp_path, standby=True)
+
+
+def test_a_store_is_for_copies_of_a_folder_of_each_node() -> None:
+    url = "s3://bucket/run?scheme=http"
+    config = server_config({"acks": "durable"}, url)
+    here, there = (on_node(config, "/tmp", node) for node in ("a", "b"))
+    assert here.state != there.state
+    assert here.state == on_node(server_config({}, url), "/tmp", "a").state
+    assert here.state != on_node(server_config({}, "s3://bucket/other"), "/tmp", "a").state
+    assert here.state is not None
+    assert here.state.is_relative_to("/tmp/aiops-ray")
+    assert f"--state-copy={url}" in here.flags()
+    assert choose_servers(config, [8.0, 8.0], 1.0, 1.0, False) == 1
+    with pytest.raises(ConflictError, match="standby=True takes no state="):
+        server_config({}, url, standby=True)
+
+
+def test_a_folder_is_where_it_is(tmp_path: Path) -> None:
+    config = server_config({}, tmp_path)
+    assert on_node(config, "/tmp", "a") is config
+    assert server_config({}, "run").state == Path.cwd() / "run"
 
 
 @pytest.mark.parametrize(
