@@ -178,7 +178,9 @@ class FollowerRecorder:
             return [*self._written(event)]
         if isinstance(event, Received) and isinstance(event.message, RollBack):
             return [GoBack(event.message.row)] if event.peer == self.follower.lead else []
-        begin = [*self._begin(event), *self._introduced(event)]
+        if self.next == 1:
+            return self._handle_first(event)
+        begin = self._introduced(event)
         row = self._row(event) if self.recording else None
         if row is None:
             found = self._captured(event, self._answered(self.follower.handle(event)))
@@ -347,17 +349,32 @@ class FollowerRecorder:
         assert isinstance(portion.sink, PushSink), "it can be used"
         return portion_row(event.time, portion.number, message, portion.sink)
 
-    def _begin(self, event: Event) -> list[AppendRow | BeginShard]:
-        """Return the beginning of the state, if this event brings the model, and it has none."""
-        order = event.message if isinstance(event, Received) else None
-        if self.next != 1 or not isinstance(order, LoadShard):
-            return []
-        self.next = 2
-        follower, shards = self.follower, len(order.shards) + 1
-        begin = BeginShard(follower.run, order.shard, shards)
+    def _handle_first(self, event: Event) -> list[FollowerEffect]:
+        """Handle an event while there is no state, which begins when the lead has sent a model.
+
+        Nothing before that is kept, nor a model that the follower refuses.
+        """
+        follower, order = self.follower, event.message if isinstance(event, Received) else None
+        if not isinstance(order, LoadShard) or not isinstance(event, Received):
+            return [*self._with_lead(follower.handle(event))]
+        row = order_row(event)
+        if self._later and row.payload is not None:
+            row = replace(row, payload=row.payload.copy())
+        number = 2 if self.recording else 0
+        effects = follower.handle(replace(event, row=number) if number else event)
+        if follower.shard is None:
+            return [*self._with_lead(effects)]
+        begin = BeginShard(follower.run, order.shard, len(order.shards) + 1)
+        self.next = 1 + max(1, number)
         if not self.recording:
-            return [begin]
-        return [begin, AppendRow(1, follower_begin_row(event.time, follower), self._later)]
+            return [begin, *self._with_lead(effects)]
+        if self._later or self.holds:
+            effects = self._gate.hold(effects, number)
+        first = AppendRow(1, follower_begin_row(event.time, follower), self._later)
+        return [begin, first, AppendRow(number, row, self._later), *effects]
+
+    def _with_lead(self, effects: Sequence[Effect]) -> list[FollowerEffect]:
+        return [*self._led(), *effects]
 
     def _journal_ended(self, event: JournalEnded) -> list[FollowerEffect]:
         self.recording, self.ended = False, event.why

@@ -213,7 +213,8 @@ class Acceptor:
         wire = Connection("server")
         wire.on_long = self.headers.grew
         number, sinks = self._number, self._sinks_of(self._number)
-        if not self._config.follower:  # which gives buffers as its lead has them given
+        # A follower gives buffers as its lead has them given, and a standby has none to give.
+        if self._coordinator.pools and not self._config.follower:
             sinks = partial(self._sink_for, number, sinks)
         given = wire, self, number, sinks
         pacing = self.pacing

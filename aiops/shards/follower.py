@@ -626,12 +626,18 @@ class Follower:
         return [warm, *(() if self.rows is None else self.rows.begun)]
 
     def _expect(self, order: ExpectPush) -> list[Effect]:
-        self._buffers.expect(order)
-        if order.ranges and self._clients.peer(order.client, order.epoch) is None:
+        broken = self._buffers.expect(order)
+        peer = self._clients.peer(order.client, order.epoch)
+        effects = list[Effect]()
+        if broken:  # the lead drops a client whose portion will not come, and frees the push
+            effects = self._report(PushArrived(order.id, {"code": LOST}))
+        if peer is None:
             # A client attaches to all shards before it pushes. This one is not attached, so its
             # connection was lost, and the portion with it.
-            return self._lose_portions(order.client, order.epoch)
-        return []
+            effects += self._lose_portions(order.client, order.epoch)
+        elif broken:
+            effects.append(Drop(peer, broken))
+        return effects
 
 
 def _refusal(peer: int, id: int, text: str, code: str = "protocol") -> list[Effect]:

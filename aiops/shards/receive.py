@@ -72,27 +72,36 @@ class ShardBuffers:
 
     # ------------------------------------------------------------ the lead's orders
 
-    def expect(self, order: ExpectPush) -> None:
+    def expect(self, order: ExpectPush) -> str:
         """Expect a portion; it gets room after all that were expected before it.
+
+        Returns
+        -------
+        str
+            How the client broke the rules, so that it is not expected; else empty.
 
         Raises
         ------
         ValueError
-            When it is expected already, or too many are to be discarded.
+            When the lead broke them: a push of this number is expected already.
         """
         key = order.client, order.epoch, order.request
-        if order.id in self._by_number or key in self._by_key:
+        if order.id in self._by_number:
             raise ValueError(f"push {order.id} is expected twice")
+        if key in self._by_key:
+            return f"it gave two pushes the id {order.request}"
         room = ExpectedPortion(order.id, key, order.ranges)
         if not room.ranges:
-            count = self._discards[key[:2]] = self._discards.get(key[:2], 0) + 1
+            count = self._discards.get(key[:2], 0) + 1
             if count > _MOST:
-                raise ValueError(f"{count} portions of one client are to be thrown away")
+                return f"{count} portions of its pushes, which were refused, have not come"
+            self._discards[key[:2]] = count
             self._by_key[key] = room
         else:
             self._by_number[order.id] = self._by_key[key] = room
             self._line.append(room)
         self._grant()
+        return ""
 
     def forget(self, number: int, *, keep: bool = False) -> None:
         """Free a portion, complete or not; ``keep``: free only its room, and keep its bytes."""

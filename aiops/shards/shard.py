@@ -200,7 +200,7 @@ class Shard:
             self._awaited = True
             return None
         self._reach(order.version)
-        if self._outstanding:
+        if self._outstanding or self._computed is not None:
             raise ValueError("one update at a time")
         job: UpdateJob | ReplicaJob | CaptureJob
         if CAPTURE in order.work:
@@ -304,6 +304,8 @@ class Shard:
             store.commit(target, touched, np.zeros(len(touched), np.int64))
         if version != store.version:
             raise ValueError(f"it is about version {version}, and this is {store.version}")
+        if not store.readable:
+            raise ValueError(f"version {version} is being overwritten, as its lead ordered")
 
     def _replica_at(self, version: int) -> DeltaReplica:
         """Return the delta replica, which must be at the version that an order names."""

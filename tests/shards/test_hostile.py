@@ -229,6 +229,61 @@ def test_a_push_that_is_arriving_when_a_follower_is_lost_is_freed() -> None:
     assert world.lead.coordinator.pools[0].out == 0
 
 
+def shards_push(id: int, seq: int) -> Push:
+    """A push of zeros, of which a portion lies on the follower."""
+    parts = Part(0, 128, "raw", 128, 0), Part(128, 256, "shard", 0, 0)
+    return Push(id, seq, False, -1, parts)
+
+
+def drop(world: World) -> None:
+    """Have all happen that follows, with the connections that servers drop."""
+    world.settle()
+    while world.doomed:
+        world.step_doomed()
+        world.settle()
+
+
+def test_a_client_that_gives_two_pushes_one_id_is_dropped(world: World) -> None:
+    """It had all followers refuse the order of their lead, which then had no model."""
+    actor, _params = joined(world, "worker")
+    for seq in (1, 2):
+        said(actor, shards_push(1000, seq))
+    actor.flush()
+    drop(world)
+    assert not world.lead_brain._followers.lost
+    assert not actor.lines
+    unharmed(world, 0)
+
+
+def test_a_client_whose_refused_portions_never_come_is_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the followers refuse an order, too, and there was no end of what they kept."""
+    monkeypatch.setattr("aiops.shards.receive._MOST", 5)
+    actor, _params = joined(world, "worker")
+    for seq in range(1, 8):
+        refused = replace(shards_push(1000 + seq, seq), parts=(Part(0, 256, "shard", 0, 0),))
+        said(actor, refused)
+    actor.flush()
+    drop(world)
+    assert not world.lead_brain._followers.lost
+    assert not actor.lines
+    unharmed(world, 0)
+
+
+def test_of_a_client_that_is_not_there_no_portion_is_kept(world: World) -> None:
+    """Each client that connects to the lead alone left thousands of them on the followers."""
+    actor, _params = joined(world, "worker")
+    actor.lines[1][1].cut()
+    refused = replace(shards_push(1000, 1), parts=(Part(0, 256, "shard", 0, 0),))
+    said(actor, refused)
+    for buffer in actor.session.out:
+        actor.lines[0][1].up.bytes += buffer
+    world.settle()
+    buffers = world.followers[0].coordinator._buffers
+    assert (buffers._by_key, buffers._discards) == ({}, {})
+
+
 def test_nobody_else_gives_orders(world: World) -> None:
     actor, _params = joined(world, "worker")
     [(_session, _line), (_branch, line)] = actor.lines

@@ -443,6 +443,29 @@ def test_a_follower_takes_refuses_or_ends(place: int) -> None:
             follower.run()
 
 
+@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize("which", ["run_update", "send_params", "hold_version"])
+def test_a_follower_refuses_orders_about_a_version_that_is_over(which: str, spare: bool) -> None:
+    """They ended it with an assertion, and so with the log of an error of its own."""
+    work = {"factor": 1.0, "measure": False, "sent": 0, "spare": spare, "touched": None}
+    work["steps"] = np.ones(1).tobytes()
+    start, stop = begun().followers[0].coordinator.shard.store.layout.begin, LAYOUT.nbytes
+    order = {
+        "run_update": server_messages.RunUpdate(10, 0, 0, work),
+        "send_params": server_messages.SendParams(10, "c", 1, 0, ((start, stop, 0),)),
+        "hold_version": server_messages.HoldVersion(10, 0, True, False),
+    }[which]
+    world = begun()
+    follower, leash = world.followers[0], world.lead.orders[0]
+    for each in (server_messages.RunUpdate(9, 0, 0, work), order):
+        assert not leash.line.dead
+        follower.post(Received(world.now, leash.line.number, each, None))
+        while follower.kernels:
+            follower.run()
+    refused = leash.line.wire.state == "closed"
+    assert refused == (which == "run_update" or not spare)
+
+
 def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
     counted = {"c": (1, 1, 1, 1, {"push": (1, 1, 1)}, {})}
     for message in (

@@ -11,7 +11,7 @@
     cluster_plan.py, cluster_trial.py   the same of a simulated cluster, with more kinds of faults
     states.py                           moments of its disk, damaged, and read
     seed_campaign.py                    many of these, and the report
-    attacked.py, attack_trial.py        a server that hostile peers attack
+    attacked*.py, attack_variants.py    servers that hostile peers attack
     session_trial.py, frame_trial.py    by whole sessions in a network; by mutated frames
     partitions.py, routed_network.py    networks of namespaces that are parted again and again
     flipped_bits.py                     single bits of messages with checksums, and of files

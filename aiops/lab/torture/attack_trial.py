@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from aiops.errors import AiopsError
-from aiops.lab.torture.attacked import AttackedServer, AttackPlan
+from aiops.lab.torture.attack_variants import attacked
+from aiops.lab.torture.attacked import Attacked, AttackPlan
 from aiops.lab.torture.said import errors_noted
 from aiops.sim.virtual.world import World
 
@@ -65,14 +66,14 @@ class AttackTrial(ABC):
     def __init__(self, plan: AttackPlan) -> None:
         self.plan, self.result = plan, AttackResult(plan)
         self._rng = Random(f"peers {plan.seed}")
-        self._world = World(seed=plan.seed, limit=_LIMIT, pieces=self._rng.choice((None, 7, 100)))
 
     def run(self) -> AttackResult:
         """Carry it out."""
         began = time.monotonic()
         with errors_noted(self.result.wrong):
             try:
-                self._world.run(self._all())
+                made, pieces = attacked(self.plan), self._rng.choice((None, 7, 100))
+                World(seed=self.plan.seed, limit=_LIMIT, pieces=pieces).run(self._all(made))
             except AiopsError as error:
                 self.result.wrong.append(f"{type(error).__name__}: {error}")
             except Exception as error:
@@ -80,8 +81,8 @@ class AttackTrial(ABC):
         self.result.seconds = time.monotonic() - began
         return self.result
 
-    async def _all(self) -> None:
-        async with AttackedServer(self.plan) as attacked:
+    async def _all(self, made: Attacked) -> None:
+        async with made as attacked:
             await self.attack(attacked)
             await asyncio.sleep(1.0)
             for _ in range(_HONEST):
@@ -89,10 +90,10 @@ class AttackTrial(ABC):
             self.result.wrong += await attacked.check()
 
     @abstractmethod
-    async def attack(self, attacked: AttackedServer) -> None:
+    async def attack(self, attacked: Attacked) -> None:
         """Have hostile peers come and go."""
 
-    async def step(self, attacked: AttackedServer) -> None:
+    async def step(self, attacked: Attacked) -> None:
         """Have the honest worker make a step."""
         wrong = await attacked.step()
         if wrong:

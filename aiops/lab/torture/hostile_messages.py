@@ -37,8 +37,7 @@ REALS = (0.0, -0.0, 0.5, 1.0, -1.0, 1e18, 9e17, 1e-320, 1.8e308, math.nan, math.
 _SINGLES = (*REALS[:8], 3e38, 6e4, 1e-45, math.nan, math.inf, -math.inf)
 _MOST = 1 << 16  # bytes of a payload
 _GREETINGS = ("hello", "shard_hello", "lead_hello", "standby_hello", "ring_hello", "relay_hello")
-_OPENINGS = (*("hello",) * 60, *_GREETINGS)
-_DIRECTING = {"kick", "pause", "drain", "rollback_to"}
+_DIRECTING = {"kick", "pause", "drain", "rollback_to", "promote"}
 """What would end the trial: of a server without a token any client is an administrator."""
 
 _ALL = tuple(kind for kind in KINDS if kind not in _DIRECTING)
@@ -47,6 +46,14 @@ _LIKELY = (
     *("push",) * 8,
     *("fetch", "push_rows", "fetch_rows", "take_task", "cover", "reapply", "define") * 2,
 )
+_NOT_SAID = {"leave", "promote", "share", "roll_back"}
+_OPENED = {"shard_hello": "shard open", "lead_hello": "lead open", "standby_hello": "standby open"}
+_USUAL = {
+    opening: tuple(sorted({*HANDSHAKE[state]["client"]} - _NOT_SAID))
+    for opening, state in _OPENED.items()
+}
+"""By greeting: the requests that may follow it; of a hello, those that are `_OPEN`."""
+
 _CODECS = ("raw", *sorted(BUILT_IN))
 
 
@@ -65,6 +72,10 @@ class Target(NamedTuple):
         As a `Define` has them.
     token
         Whether the server asks for one.
+    opening
+        The greeting that is mostly said there.
+    facts
+        Values of fields of greetings, by name.
     """
 
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -72,6 +83,8 @@ class Target(NamedTuple):
     nbytes: int
     tables: tuple[tuple[Any, ...], ...] = ()
     token: bool = False
+    opening: str = "hello"
+    facts: Mapping[str, Any] = {}
 
 
 class HostileMessages:
@@ -94,10 +107,12 @@ class HostileMessages:
 
     def greeting(self) -> Drawn:
         """Return the first message of a connection."""
-        kind = self._rng.choice(_OPENINGS)
+        rng, target = self._rng, self._target
+        kind = target.opening if rng.random() < 0.92 else rng.choice(_GREETINGS)
         header = self._fields(kind)
+        header.update((name, value) for name, value in target.facts.items() if name in header)
         if kind == "hello":
-            header["role"] = self._rng.choice((*("worker",) * 9, "observer"))
+            header["role"] = rng.choice((*("worker",) * 9, "observer"))
         self._id = 0
         return {**header, "id": 0}, []
 
@@ -107,7 +122,10 @@ class HostileMessages:
         lot = rng.random()
         if self._target.token and self._id == 0 and lot < 0.8:
             return self.proof()
-        kind = rng.choice(_LIKELY if lot < 0.75 else _OPEN if lot < 0.99 else _ALL)
+        usual = _USUAL.get(self._target.opening, _OPEN)
+        kind = rng.choice(usual if lot < 0.99 else _ALL)
+        if lot < 0.75 and usual is _OPEN:
+            kind = rng.choice(_LIKELY)
         header = self._fields(kind)
         made = _MADE.get(kind)
         if made is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgpack
 
-from aiops.errors import refusal
+from aiops.errors import Superseded, refusal
 from aiops.wire.state_machine import HANDSHAKE
 
 _ANSWERS = {kind for state in HANDSHAKE.values() for kind in state.get("server", ())}
@@ -41,7 +41,7 @@ def check_said(data: bytes | bytearray, counts: Counter[str]) -> Iterator[str]:
 
 
 def _documented(code: str) -> bool:
-    return code == "protocol" or refusal(code, "").code == code
+    return code in ("protocol", Superseded.code) or refusal(code, "").code == code
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.attack_trial import AttackResult
-from aiops.lab.torture.attacked import SETTINGS
+from aiops.lab.torture.attack_variants import VARIANTS as ATTACKS
 from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
@@ -99,11 +99,11 @@ KINDS: Mapping[str, SeedKind[Any]] = {
         _of_states,
     ),
     "sessions": SeedKind(
-        *(tuple(SETTINGS), draw_sessions, lambda plan: SessionTrial(plan).run()),
+        *(ATTACKS, draw_sessions, lambda plan: SessionTrial(plan).run()),
         *(lambda result: result.frames, 1, _of_attacks),
     ),
     "frames": SeedKind(
-        *(tuple(SETTINGS), draw_frames, lambda plan: FrameTrial(plan).run()),
+        *(ATTACKS, draw_frames, lambda plan: FrameTrial(plan).run()),
         *(lambda result: result.frames, 1, _of_attacks),
     ),
 }

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from random import Random
 
 from aiops.lab.torture.attack_trial import AttackTrial
-from aiops.lab.torture.attacked import SETTINGS, TABLELESS, AttackedServer, AttackPlan, Door
+from aiops.lab.torture.attack_variants import VARIANTS
+from aiops.lab.torture.attacked import Attacked, AttackPlan, Door, draw_attack
 from aiops.lab.torture.hostile_session import HostileSession, draw_session
 from aiops.lab.torture.said import check_said
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -26,19 +28,11 @@ FRAMES = 40
 _STAY = 100.0  # virtual seconds that a peer stays which is not dropped; longer than the deadlines
 
 
-def draw_sessions(seed: int, names: tuple[str, ...] = tuple(SETTINGS)) -> AttackPlan:
+def draw_sessions(seed: int, names: tuple[str, ...] = VARIANTS) -> AttackPlan:
     """Return the plan of a seed."""
     rng = Random(f"sessions {seed}")
-    variant = rng.choice(names)
-    return AttackPlan(
-        seed,
-        variant,
-        peers=rng.choice((10, 30, 100)),
-        together=rng.choice((1, 4, 20)),
-        token=rng.random() < 0.15,
-        state=rng.random() < 0.3,
-        tables=variant not in TABLELESS and rng.random() < 0.6,
-    )
+    plan = draw_attack(rng, seed, names)
+    return replace(plan, peers=rng.choice((10, 30, 100)), together=rng.choice((1, 4, 20)))
 
 
 class SessionTrial(AttackTrial):
@@ -50,13 +44,11 @@ class SessionTrial(AttackTrial):
         What to do.
     """
 
-    async def attack(self, attacked: AttackedServer) -> None:
+    async def attack(self, attacked: Attacked) -> None:
         """Have hostile peers come, some at once, while the honest worker makes steps."""
-        plan, rng = self.plan, self._rng
+        plan, rng, doors = self.plan, self._rng, [*attacked.doors.values()]
         for left in range(plan.peers, 0, -plan.together):
-            peers = [
-                self._peer(rng.choice(attacked.doors)) for _ in range(min(left, plan.together))
-            ]
+            peers = [self._peer(rng.choice(doors)) for _ in range(min(left, plan.together))]
             self.result.sessions += len(peers)
             async with asyncio.TaskGroup() as group:
                 for peer in peers:

@@ -13,24 +13,27 @@ import pytest
 from aiops.engine.engine import Engine
 from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
+from aiops.lab.torture.attack_variants import OTHERS
 from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.hostile_messages import HostileMessages
 from aiops.lab.torture.seed_campaign import SeedCampaign
+from aiops.shards.receive import ShardBuffers
 from aiops.wire.decoding import decode
+from aiops.wire.server_messages import ExpectPush
 from tests.lab.torture.test_sessions import TARGET
 from tests.seeds import seeds
 
-FEW = 2000
+FEW = 1000
 
 
-def carried_out(seed: int, *names: str) -> AttackResult:
+def carried_out(seed: int, *names: str, frames: int = FEW) -> AttackResult:
     """The result of a trial of few frames."""
     plan = draw_frames(seed, names) if names else draw_frames(seed)
-    return FrameTrial(replace(plan, peers=FEW, token=False)).run()
+    return FrameTrial(replace(plan, peers=frames, token=False)).run()
 
 
-@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_a_server_serves_on(seed: int) -> None:
     result = carried_out(seed)
     assert result.wrong == []
@@ -39,7 +42,7 @@ def test_a_server_serves_on(seed: int) -> None:
 
 
 def test_frames_get_far_enough() -> None:
-    answers = carried_out(1, "asgd").answers
+    answers = carried_out(1, "asgd", frames=4000).answers
     far = ("ack", "params", "model", "task", "report", "error bad-push", "error refused")
     assert [kind for kind in far if not answers[kind]] == []
 
@@ -127,3 +130,30 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["seeds"] == [7, 8]
     assert [run["tried"] for run in found["runs"]] == [FEW, FEW]
     assert found["answers"]["ack"] > 0
+
+
+class TestVariants:
+    """What else is attacked than one server, each for a few frames."""
+
+    @pytest.mark.parametrize("variant", OTHERS)
+    def test_it_goes_on(self, variant: str) -> None:
+        plan = replace(draw_frames(1, (variant,)), peers=400, policy="asgd", token=False)
+        result = FrameTrial(plan).run()
+        assert result.wrong == []
+        far = {"shards": "ack", "follower": "update_done", "standby": "journal_rows"}
+        assert result.answers[far[variant]] > 0
+
+    def test_a_push_that_all_followers_refuse_is_found(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As they once refused the order of their lead, when a client gave two pushes one id."""
+
+        def expect(buffers: ShardBuffers, order: ExpectPush) -> str:
+            if (order.client, order.epoch, order.request) in buffers._by_key:
+                raise ValueError(f"push {order.id} is expected twice")
+            return expected(buffers, order)
+
+        expected = ShardBuffers.expect
+        monkeypatch.setattr(ShardBuffers, "expect", expect)
+        plan = replace(draw_frames(1, ("shards",)), peers=1500, policy="asgd", token=False)
+        assert "is expected twice" in " ".join(FrameTrial(plan).run().wrong)

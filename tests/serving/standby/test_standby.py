@@ -38,7 +38,7 @@ from aiops.state.frames import SegmentHead, frame
 from aiops.state.row_kinds import RowKind
 from aiops.state.snapshot_file import SnapshotFile, SnapshotHeader
 from aiops.wire.connection import Connection, Limits, with_sinks
-from aiops.wire.messages import PROTOCOL, Message
+from aiops.wire.messages import PROTOCOL, Error, Hello, Message, Push, Welcome
 from aiops.wire.sinks import Discard
 from aiops.wire.standby_messages import (
     JournalRows,
@@ -230,6 +230,30 @@ def test_any_greeting_of_a_standby_is_answered(
     welcome = asyncio.run(greet())
     assert isinstance(welcome, StandbyWelcome)
     assert welcome.row == (4 if (generation, row) == (None, 4) else 0)
+
+
+def test_clients_that_push_to_a_standby_are_told_and_not_dropped(
+    primary: ServerThread, tmp_path: Path
+) -> None:
+    """The second push that was larger than 64 KiB ended its connection with a traceback."""
+    push = Push(1, 1, False, -1, (Part(0, 128 << 10, "raw", 128 << 10, 0),))
+
+    async def run(url: str) -> None:
+        peers = [await connected(url) for _ in range(2)]
+        for peer in peers:
+            peer.send(Hello(0, PROTOCOL, "x", 1, "x", "observer", False, bytes(16), ""))
+            assert isinstance(await peer.receive(), Welcome)
+        for peer in peers:
+            peer.send(push, bytes(128 << 10))
+        for peer in peers:
+            answer = await peer.receive()
+            assert isinstance(answer, Error)
+            assert answer.code == "standby"
+            peer.close()
+
+    settings = {"policy": "asgd", "state": tmp_path / "b"}
+    with StandbyThread(standby=primary.url, **settings) as standby:
+        asyncio.run(run(standby.call(lambda running: running.url)))
 
 
 def test_a_standby_whose_token_is_wrong_ends(tmp_path: Path) -> None:

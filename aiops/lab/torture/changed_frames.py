@@ -1,0 +1,215 @@
+"""Sources of changed frames: single ones for one door of a server, and whole sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from random import Random
+
+from aiops.errors import RemoteProtocolError
+from aiops.lab.torture.attack_trial import AttackResult
+from aiops.lab.torture.attacked import Door, Script
+from aiops.lab.torture.fed_connection import FedConnection
+from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
+from aiops.lab.torture.hostile_messages import HostileMessages
+from aiops.lab.torture.said import check_said
+from aiops.wire.decoding import decode
+
+_BATCH = 1000  # changed frames, after which all connections end
+_TEMPLATES = 500
+_CLIENTS = 64  # the statistics of a server that remembers many are slow
+_DELIVERED = 64  # one of these that the decoder refuses is sent to the server, too
+_MISFRAMED = 128  # one of these is cut, or has a wrong length
+_SOON = 0.001  # virtual seconds: others go on
+
+
+class ChangedFrames:
+    """Changes frames, counts them, and ends connections.
+
+    Parameters
+    ----------
+    rng
+        Decides everything.
+    templates
+        Right frames, of which values are put into others.
+    result
+        Takes the counts, and what is wrong.
+    """
+
+    def __init__(
+        self, rng: Random, templates: Sequence[FrameTemplate], result: AttackResult
+    ) -> None:
+        self.rng, self.result = rng, result
+        self._mutator = Mutator(rng, templates)
+
+    def changed(self, frame: FrameTemplate, bits: int) -> bytes | None:
+        """Return a frame with one thing changed; None: the decoder has refused it.
+
+        ``bits``: 32 random ones.
+        """
+        result = self.result
+        result.frames += 1
+        header, payloads = self._mutator.mutated(frame)
+        if bits % _MISFRAMED == 0:
+            data = self._mutator.misframed(header, payloads)
+        else:
+            try:
+                decode(header)
+            except RemoteProtocolError:
+                result.refused += 1
+                if (bits >> 16) % _DELIVERED:
+                    return None
+            data = b"\xce" + len(header).to_bytes(4, "big") + header + payloads
+        result.sent += len(data)
+        return data
+
+    def end(self, connection: FedConnection) -> None:
+        """End a connection; check what the server has said."""
+        self.result.wrong += check_said(connection.lose(), self.result.answers)
+
+
+class DoorFrames(ChangedFrames):
+    """Single frames, without an order, for one door of a server.
+
+    Parameters
+    ----------
+    rng, result
+        As of `ChangedFrames`.
+    door
+        Where they are sent.
+    """
+
+    def __init__(self, rng: Random, door: Door, result: AttackResult) -> None:
+        assert door.accept is not None
+        self._accept = door.accept
+        self._requests = list(_right(rng, door, _TEMPLATES))
+        drawn = (HostileMessages(rng, door.target).greeting() for _ in range(_CLIENTS))
+        self._greetings = [FrameTemplate.of(greeting) for greeting in drawn]
+        proofs = [HostileMessages(rng, door.target).proof() for _ in range(_CLIENTS)]
+        self._proofs = [FrameTemplate.of(proof) for proof in proofs if door.target.token]
+        self._seq = 1 << 20
+        super().__init__(rng, [*self._requests, *self._greetings], result)
+
+    def send(self, together: int) -> None:
+        """Send frames on some connections at once, and end these; seven of eight are changed."""
+        rng, result, requests = self.rng, self.result, self._requests
+        connections = [self._connect() for _ in range(together)]
+        end, count = result.frames + _BATCH, len(requests)
+        while result.frames < end:
+            bits = rng.getrandbits(80)
+            at, bits = bits % together, bits >> 8
+            connection = connections[at]
+            if connection.over or connection.paused:
+                self.end(connection)
+                connections[at] = connection = self._connect()
+            frame = requests[(bits & 0xFFFF) % count]
+            bits >>= 16
+            if frame.seq is not None and bits & 0x700:
+                self._seq += 1
+                frame = frame.numbered(self._seq)
+            data = self.changed(frame, bits >> 16) if bits & 7 else frame.right
+            if data is not None:
+                connection.feed(data)
+        for connection in connections:
+            self.end(connection)
+
+    def _connect(self) -> FedConnection:
+        """Make a connection, and greet; to a server with a token, say what is no proof of it."""
+        connection = FedConnection(self._accept())
+        self.result.sessions += 1
+        for frames in filter(None, (self._greetings, self._proofs)):
+            frame = self.rng.choice(frames)
+            data = self.changed(frame, self.rng.getrandbits(32)) if self._sometimes else None
+            connection.feed(data or frame.right)
+        return connection
+
+    @property
+    def _sometimes(self) -> bool:
+        return self.rng.random() < 0.05
+
+
+class ScriptedSession(ChangedFrames):
+    """A session that is said in its order, with changed frames among the right ones.
+
+    Parameters
+    ----------
+    rng, result
+        As of `ChangedFrames`.
+    script
+        The session.
+    doors
+        Where its connections are made.
+    """
+
+    def __init__(
+        self, rng: Random, script: Script, doors: Mapping[str, Door], result: AttackResult
+    ) -> None:
+        super().__init__(rng, [each.frame for each in script.frames], result)
+        self._script, self._doors = script, doors
+
+    async def say(self) -> None:
+        """Say it once, on new connections, which are made again when the server ends them."""
+        names = {old: new or self._new_name(old) for old, new in self._script.names.items()}
+        swaps = [(old.encode(), new.encode()) for old, new in names.items()]
+        connections, greetings = dict[int, FedConnection](), dict[int, bytes]()
+        rate = self.rng.choice((0.05, 0.2, 1.0, 3.0))
+        for said in self._script.frames:
+            frame = said.frame
+            for old, new in swaps:
+                frame = frame._replace(header=frame.header.replace(old, new))
+            number = said.connection
+            if number not in connections:
+                greetings[number] = frame.right
+                connections[number] = self._connect(said.door, frame.right)
+                await asyncio.sleep(_SOON)
+                continue
+            for data in self._versions_of(frame, rate):
+                if connections[number].over:
+                    self.end(connections[number])
+                    connections[number] = self._connect(said.door, greetings[number])
+                    await asyncio.sleep(_SOON)
+                    if connections[number].over:  # the server has ended, or knows this peer
+                        break
+                connections[number].feed(data)
+            if connections[number].over and self.rng.random() < 0.1:
+                break
+            if self.rng.random() < 0.5:
+                await asyncio.sleep(_SOON)
+        for connection in connections.values():
+            self.end(connection)
+
+    def _versions_of(self, frame: FrameTemplate, rate: float) -> Iterator[bytes]:
+        """Yield a frame with changes, ``rate`` times, and then as it is, once mostly."""
+        bits = self.rng.getrandbits
+        for _ in range(int(rate + self.rng.random())):
+            data = self.changed(frame, bits(32))
+            if data is not None:
+                yield data
+        for _ in range((0, 2)[lot] if (lot := bits(6)) < 2 else 1):
+            yield frame.right
+
+    def _connect(self, door: str, greeting: bytes) -> FedConnection:
+        accept = self._doors[door].accept
+        assert accept is not None
+        connection = FedConnection(accept())
+        self.result.sessions += 1
+        connection.feed(greeting)
+        return connection
+
+    def _new_name(self, old: str) -> str:
+        return f"{self.rng.getrandbits(4 * len(old)):0{len(old)}x}"
+
+
+def _right(rng: Random, door: Door, count: int) -> Iterator[FrameTemplate]:
+    """Yield requests that the decoder takes, each of another peer."""
+    statistics = 0
+    while count:
+        template = FrameTemplate.of(HostileMessages(rng, door.target).request())
+        statistics += template.kind == "stats"
+        if template.kind == "stats" and statistics > 2:  # they are slow, and have no fields
+            continue
+        with suppress(RemoteProtocolError):
+            decode(template.header)
+            yield template
+            count -= 1
