@@ -149,6 +149,18 @@ class AcknowledgedPushes:
                 run[1] = last
         return lost
 
+    def remove(self, first: int, last: int) -> int:
+        """Forget the numbers from ``first`` to ``last``; return how many there were."""
+        kept, removed = list[list[int]](), 0
+        for low, high in self.runs:
+            if low < first:
+                kept.append([low, min(high, first - 1)])
+            if high > last:
+                kept.append([max(low, last + 1), high])
+            removed += max(0, min(high, last) - max(low, first) + 1)
+        self.runs[:] = kept
+        return removed
+
     def clear(self) -> None:
         """Forget all: the run is another one."""
         self.runs.clear()

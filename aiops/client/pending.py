@@ -45,6 +45,8 @@ class PendingRequests:
         steady exchanges that are not in the accounts yet.
     acknowledged
         The numbers of the pushes that are known to be part of the model, as far as those above.
+    spread
+        Those among them of rows that lie on several shards.
     answered
         Answers received so far.
     refused
@@ -60,6 +62,7 @@ class PendingRequests:
         self.next_id = 1
         self.seq = 0
         self.acknowledged = AcknowledgedPushes()
+        self.spread = AcknowledgedPushes()
         self.answered = 0
         self.refused: Unavailable | None = None
         self._arriving: dict[int, Sink] = {}  # of answers that have begun to arrive, by id
@@ -205,6 +208,8 @@ class PendingRequests:
                     runs[-1][1] = seq
                 else:
                     self.acknowledged.add(seq, seq)
+                if request.of_rows and self._info.rows.shards > 1:
+                    self.spread.add(seq, seq)
             request.resolve(request.finish(message, self._info))
         except (RemoteProtocolError, Refused) as error:
             request.resolve(error=error)

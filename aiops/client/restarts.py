@@ -22,6 +22,8 @@ class Restarts:
         The server, as far as it is known.
     acknowledged
         The pushes that it has acknowledged.
+    spread
+        Those among them of rows that lie on several shards.
 
     Attributes
     ----------
@@ -30,8 +32,10 @@ class Restarts:
         did not know this client any more.
     """
 
-    def __init__(self, info: ServerInfo, acknowledged: AcknowledgedPushes) -> None:
-        self._info, self._acknowledged = info, acknowledged
+    def __init__(
+        self, info: ServerInfo, acknowledged: AcknowledgedPushes, spread: AcknowledgedPushes
+    ) -> None:
+        self._info, self._acknowledged, self._spread = info, acknowledged, spread
         self.rolled_back = 0
 
     def welcomed(self, welcome: Welcome, server: str) -> None:
@@ -43,18 +47,43 @@ class Restarts:
             self._roll_back(welcome, acks, server)
         elif welcome.run != known:
             self._acknowledged.clear()
+            self._spread.clear()
 
     def _roll_back(self, welcome: Welcome, acks: str, server: str) -> None:
         """Count the pushes that were acknowledged, at a level of ``acks``, and have been lost."""
         lost = self._acknowledged.roll_back(welcome.last_seq)
-        if not lost:
+        self._spread.roll_back(welcome.last_seq)
+        if lost:
+            self._info.run.last_loss = self._info.connection[1]
+            name = f"{server} came back at version {welcome.version:,}"
+            self._tell(lost, name, acks, forgotten=not welcome.last_seq)
+
+    def shard_welcomed(self, last_seq: int, server: str) -> None:
+        """Count the pushes of rows that a shard has lost, and others may have still.
+
+        Parameters
+        ----------
+        last_seq
+            The highest number of such a push that counts there.
+        server
+            Its name.
+        """
+        runs = self._spread.runs
+        if not runs or runs[-1][1] <= last_seq:
             return
+        gone = [(max(low, last_seq + 1), high) for low, high in runs if high > last_seq]
+        self._spread.roll_back(last_seq)
+        lost = sum(self._acknowledged.remove(low, high) for low, high in gone)
+        if lost:
+            name = f"{server} came back without the rows of some pushes"
+            self._tell(lost, name, self._info.run.acks, forgotten=not last_seq)
+
+    def _tell(self, lost: int, what: str, acks: str, *, forgotten: bool) -> None:
+        """Count lost pushes; ``forgotten``: or all are lost, as the server knows of none."""
         self.rolled_back += lost
-        self._info.run.last_loss = self._info.connection[1]
-        forgotten = not welcome.last_seq  # or all are lost: the server knows of none
         _log.warning(
-            "%s came back at version %s: %s%s that it had acknowledged (--acks %s) %s lost%s",
-            *(server, f"{welcome.version:,}", "at most " if forgotten else ""),
+            "%s: %s%s that it had acknowledged (--acks %s) %s lost%s",
+            *(what, "at most " if forgotten else ""),
             *("1 push" if lost == 1 else f"{lost:,} pushes", acks),
             *("is" if lost == 1 else "are", ", as it knows none of them" if forgotten else ""),
         )

@@ -56,6 +56,8 @@ class ServerInfo:
         What follows from the server's time-out of failures.
     layout
         The model's tensors; None until they are known.
+    defined
+        Whether the server has a model at present: it may have lost that which is known.
     rows
         The model's tables.
     placement
@@ -84,6 +86,7 @@ class ServerInfo:
         self.plan: Mapping[str, Any] = {}
         self.waits = FailureWaits()
         self.layout: Layout | None = None
+        self.defined = False
         self.rows = Rows()
         self.placement: Placement | None = None
         self.coding: Coding | None = None
@@ -160,7 +163,8 @@ class ServerInfo:
         epoch = self.connection[1]
         self.run.welcomed(welcome, epoch, self.url)
         self._spread = welcome.plan.get(SPREAD_TABLES) is True
-        if welcome.model or welcome.tables:
+        self.defined = bool(welcome.model or welcome.tables)
+        if self.defined:
             self.learn(welcome)
         if self.run.last_change == epoch:
             self.rows.forget(self.run)
@@ -195,6 +199,7 @@ class ServerInfo:
             raise RemoteProtocolError(f"{self.url} describes its tables in another order")
         self.rows.shards = 1 + (len(described.shards) if self._spread else 0)
         self._learn_placement(layout, [row[2] for row in described.shards])
+        self.defined = True
         if self.layout is None:
             self.layout = self._ledger.layout = layout
             self._plan_coding(layout)

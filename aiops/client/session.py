@@ -131,6 +131,7 @@ from aiops.common.urls import ServerAddress
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
+    NotReady,
     Unavailable,
     UsageError,
     fatal,
@@ -242,12 +243,14 @@ class Session:
         self.pending = PendingRequests(self.info, self._outbox, ledger, parallel_map)
         self.wire = wire()
         ledger.traffic = self.wire.traffic
+        self.restarts = Restarts(self.info, self.pending.acknowledged, self.pending.spread)
         self.shards = Shards(
             self.identity,
             self.info,
             self.pending,
             wire,
             self.wire.traffic,
+            on_welcomed=self.restarts.shard_welcomed,
             on_attached=self._begin,
             on_answer=self._handle_answer,
         )
@@ -255,7 +258,6 @@ class Session:
         self.back: list[Buffer] = []
         self._handshake = self._greeting(b"")  # of no connection yet
         self.ready = False
-        self.restarts = Restarts(self.info, self.pending.acknowledged)
         self.steady: SteadyExchange | None = None
         self._learning = True  # whether a steady exchange can be learnt on this connection
         self._room: Params | None = None  # room for gradients that are sent, not lent
@@ -444,6 +446,9 @@ class Session:
                 self.pending.reject(request, outdated)
                 return request
         pending = self.pending
+        if request.of_rows and self.ready and not self._has_rows:
+            pending.reject(request, NotReady(f"{self.server} has lost its model: define it again"))
+            return request
         if id is None:
             if self.steady is not None and self.steady.unsettled:
                 self.steady.settle()
@@ -519,9 +524,17 @@ class Session:
             and not self.wire.midway
             and all(channel.idle for channel in self.shards.channels)
             and len(self.shards.channels) == self.info.rows.shards - 1
-            and not request.examples
+            and (self.info.defined and not request.examples)
             and (epoch >= self.info.run.last_change or client != self.info.client)
         )
+
+    @property
+    def _has_rows(self) -> bool:
+        """False if the model is lost, and its rows lay on several shards.
+
+        A shard would keep a message about rows until there is a model again.
+        """
+        return self.info.defined or self.info.rows.shards == 1
 
     def number_rows(self, request: RowsRequest) -> int:
         """Give a request that is sent in the short way its numbers; return its id."""
@@ -562,6 +575,8 @@ class Session:
         self.pending.answered += 1
         if request.pushes:
             self.pending.acknowledged.add(request.seq, request.seq)
+            if self.info.rows.shards > 1:
+                self.pending.spread.add(request.seq, request.seq)
 
     def room(self) -> Params:
         """Return room for gradients, from which they are lent to a server on this machine.

@@ -27,8 +27,8 @@ class ChannelOwner(Protocol):
     def connection(self) -> Connection:
         """Return this side's end of a new connection."""
 
-    def channel_attached(self) -> None:
-        """Note that a shard has been attached."""
+    def channel_attached(self, server: str, last_seq: int) -> None:
+        """Note that a shard has been attached, and its last push of rows by this client."""
 
     def sink_for(self, shard: int, portion: ShardParts) -> Sink | None:
         """Return the sink of a portion of an answer; None before the lead announces it."""
@@ -178,7 +178,7 @@ class ShardChannel:
         elif isinstance(message, ShardWelcome):
             self._handshake.check(message)
             self.attached = True
-            self._owner.channel_attached()
+            self._owner.channel_attached(self.server, message.last_seq)
         elif isinstance(message, Ping):
             self._send(messages.Pong(message.id))
         elif isinstance(message, ShardParts):

@@ -75,6 +75,9 @@ class Shards:
         Makes this side's end of a connection.
     traffic
         Counts the bytes of all channels.
+    on_welcomed
+        Called with the number of the last push of rows that counts on a shard, and the shard's
+        name.
     on_attached
         Called when the last channel is attached.
     on_answer
@@ -98,11 +101,12 @@ class Shards:
         wire: Callable[[], Connection],
         traffic: Traffic,
         *,
+        on_welcomed: Callable[[int, str], None],
         on_attached: Callable[[], None],
         on_answer: Callable[[Message, Sink | None], None],
     ) -> None:
         self._identity, self._info, self._pending = identity, info, pending
-        self._on_answer = on_answer
+        self._on_answer, self._on_welcomed = on_answer, on_welcomed
         self._make_wire, self._traffic, self._on_attached = wire, traffic, on_attached
         self.lead, self.host = ServerAddress("", 0), ""
         self.channels: list[ShardChannel] = []
@@ -159,8 +163,9 @@ class Shards:
         """The shards that are not attached yet, for error texts."""
         return ", ".join(channel.server for channel in self.channels if not channel.attached)
 
-    def channel_attached(self) -> None:
+    def channel_attached(self, server: str, last_seq: int) -> None:
         """Note that a shard has been attached."""
+        self._on_welcomed(last_seq, server)
         if self.attached:
             self._on_attached()
 

@@ -411,23 +411,13 @@ class Config:
         for name in ("bandwidth-budget", "worker-budget"):
             if self.follower and getattr(self, name.replace("-", "_")) is not None:
                 raise ConflictError(f"--{name} is the lead's: a follower gets its share from it")
-        if self.spread_tables:
-            self._check_spread_tables()
+        if self.spread_tables and not (self.sharded or self.follower):
+            raise UsageError("--spread-tables needs several servers: give --shards or --followers")
         if self.followers and self.record is not None:
             raise ConflictError(
                 "--record is of servers that are started together, and followers that are started"
                 " by themselves have records of their own: start each of them, and this server,"
                 " with --state DIR --keep-journal"
-            )
-
-    def _check_spread_tables(self) -> None:
-        if not self.sharded and not self.follower:
-            raise UsageError("--spread-tables needs several servers: give --shards or --followers")
-        if self.standby is not None:
-            raise ConflictError(
-                "--spread-tables and --standby cannot be given together yet: a standby of each"
-                " server does not make sure that a push of rows is on all of them. Leave"
-                " --spread-tables out: then all rows lie on the lead, and its standby has them"
             )
 
     @property

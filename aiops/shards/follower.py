@@ -349,6 +349,8 @@ class Follower:
                 return [*effects, welcome, Reply(event.peer, self.state())]
             if isinstance(hello, ShardHello):
                 effects = self._take_client(event, hello)
+                last = 0 if self.rows is None else self.rows.last_push_of(hello.client)
+                welcome = Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof, last))
         except ValueError as error:
             return _refusal(event.peer, hello.id, str(error))
         except Unavailable as error:  # the client tries again

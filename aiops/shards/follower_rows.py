@@ -138,6 +138,11 @@ class FollowerRows:
             self.engine.handle(joined(event.time, event.peer, hello))
         return self._translated(self.engine.handle(event))
 
+    def last_push_of(self, client: str) -> int:
+        """Return the highest number of a client's pushes; 0: none is known."""
+        member = self.engine.membership.find(client)
+        return 0 if member is None else member.last_seq
+
     def close(self, why: str) -> None:
         """Refuse pushes from here on, for this reason; empty: take them again."""
         self.closed, training = why, self.engine.training

@@ -412,15 +412,14 @@ class Lead:
     def place_refusal(self, state: ShardState) -> str:
         """Return why a follower's standby that holds this cannot have its place; empty: it can.
 
-        It can if the follower is lost, and the standby has all that any server relies on.
+        It can if the follower is lost, and the standby has all that any server relies on. None
+        does on rows of tables: a client is told of its pushes that the standby lacks.
         """
         if not self.kept or state.shard not in self._followers.all:
             return f"this server leads no shard {state.shard} with a state"
         name = self._name(state.shard)
         if state.shard not in self._followers.lost:
             return f"{name} is there: a standby takes the place of a server that its lead has lost"
-        if self._model is not None and self._model.spread:
-            return f"rows of tables lie on {name}, and pushes of them may be lost: start it again"
         error = self.refusal(state.shard, state)
         if isinstance(error, RolledBack):
             return (

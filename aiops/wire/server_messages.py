@@ -47,11 +47,15 @@ class ShardHello(Message):
 
 @value
 class ShardWelcome(Message):
-    """The follower has accepted the connection."""
+    """The follower has accepted the connection.
+
+    ``last_seq``: the highest number of the client's pushes of rows that lie here; 0: none counts.
+    """
 
     kind = "shard_welcome"
     protocol: UInt
     proof: Blob
+    last_seq: UInt = 0
 
 
 @value

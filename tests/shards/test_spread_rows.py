@@ -12,7 +12,7 @@ from aiops import testing
 from aiops.client import AsyncClient
 from aiops.durable.commit_gate import Acks
 from aiops.engine.events import Paused, Stopping
-from aiops.errors import BadPush, ConflictError, UsageError
+from aiops.errors import BadPush, UsageError
 from aiops.model.row_shards import (
     cut_rows,
     shards_of,
@@ -210,20 +210,12 @@ def test_rows_are_cut_in_their_order() -> None:
         assert mine.tolist() == np.flatnonzero(shards_of(ids, 3) == shard).tolist()
 
 
-# ---------------------------------------------------------------- what is not there yet
-
-
-def test_what_followers_do_not_keep_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ConflictError, match="--spread-tables and --standby"):
-        Config(
-            followers=["b:1"],
-            spread_tables=True,
-            state=tmp_path,
-            standby="aiops://a:1",
-            acks="written",
-        )
+def test_one_server_has_no_others_to_spread_rows_over() -> None:
     with pytest.raises(UsageError, match="needs several servers"):
         Config(spread_tables=True)
+
+
+# ---------------------------------------------------------------- rows that are evicted
 
 
 @pytest.mark.parametrize(("bounds", "same"), [({"max_age": 16}, True), ({"max_rows": 30}, False)])
