@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aiops.lab.torture.attacked import SETTINGS, Attacked, AttackedServer, AttackPlan
+from aiops.lab.torture.attacked import (
+    SETTINGS,
+    Attacked,
+    AttackedServer,
+    AttackedWithChecksums,
+    AttackPlan,
+)
+from aiops.lab.torture.attacked_averaging import AttackedAveraging
+from aiops.lab.torture.attacked_roles import AttackedByRoles
 from aiops.lab.torture.attacked_shards import AttackedFollower, AttackedShards
 from aiops.lab.torture.attacked_standby import AttackedStandby
 
@@ -12,10 +20,16 @@ OTHERS: Mapping[str, Callable[[AttackPlan], Attacked]] = {
     "shards": AttackedShards,
     "follower": AttackedFollower,
     "standby": AttackedStandby,
+    "roles": AttackedByRoles,
+    "checksums": AttackedWithChecksums,
+    "averaging": AttackedAveraging,
 }
 """By variant: what is attacked, if it is not one server."""
 
 VARIANTS = (*SETTINGS, *OTHERS)
+
+OF_FRAMES = tuple(variant for variant in VARIANTS if variant != "averaging")
+"""Those whose servers can be handed bytes without a network."""
 
 
 def attacked(plan: AttackPlan) -> Attacked:

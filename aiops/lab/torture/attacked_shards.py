@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiops.serving.embedded import config_of
 from aiops.sim.virtual.server_machine import ServerMachine
 
 _PORTS = (7181, 7182)
+_PACED = 600.0  # virtual seconds: a lead may have ordered a budget of a byte per second
 _RUN = "0123456789abcdef"  # of hostile leads
 
 
@@ -106,6 +108,7 @@ class AttackedFollower(Attacked):
 
     async def check(self) -> list[str]:
         """Return what the follower holds, and whether it has ended."""
+        await asyncio.sleep(_PACED)
         wrong = self.held()
         if not self._machine.running:
             wrong.append(f"the follower has ended: {self._machine.error!r}")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from random import Random
 
 from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.attacked import Door, Script
-from aiops.lab.torture.fed_connection import FedConnection
+from aiops.lab.torture.fed_connection import CheckedFedConnection, FedConnection
 from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
 from aiops.lab.torture.hostile_messages import HostileMessages
 from aiops.lab.torture.said import check_said
 from aiops.wire.decoding import decode
+from aiops.wire.encoding import encode
+from aiops.wire.handshake import answer
+from aiops.wire.messages import Challenge, Hello
 
 _BATCH = 1000  # changed frames, after which all connections end
 _TEMPLATES = 500
@@ -66,7 +68,8 @@ class ChangedFrames:
 
     def end(self, connection: FedConnection) -> None:
         """End a connection; check what the server has said."""
-        self.result.wrong += check_said(connection.lose(), self.result.answers)
+        check = CheckedFedConnection.CHECK if isinstance(connection, CheckedFedConnection) else 0
+        self.result.wrong += check_said(connection.lose(), self.result.answers, check=check)
 
 
 class DoorFrames(ChangedFrames):
@@ -82,10 +85,12 @@ class DoorFrames(ChangedFrames):
 
     def __init__(self, rng: Random, door: Door, result: AttackResult) -> None:
         assert door.accept is not None
-        self._accept = door.accept
+        self._accept, self._target = door.accept, door.target
         self._requests = list(_right(rng, door, _TEMPLATES))
         drawn = (HostileMessages(rng, door.target).greeting() for _ in range(_CLIENTS))
         self._greetings = [FrameTemplate.of(greeting) for greeting in drawn]
+        if door.target.knows:  # then they have to be right
+            self._greetings = [each for each in self._greetings if _is_right(each)]
         proofs = [HostileMessages(rng, door.target).proof() for _ in range(_CLIENTS)]
         self._proofs = [FrameTemplate.of(proof) for proof in proofs if door.target.token]
         self._seq = 1 << 20
@@ -116,13 +121,28 @@ class DoorFrames(ChangedFrames):
 
     def _connect(self) -> FedConnection:
         """Make a connection, and greet; to a server with a token, say what is no proof of it."""
-        connection = FedConnection(self._accept())
+        target = self._target
+        connection = (CheckedFedConnection if target.checked else FedConnection)(self._accept())
         self.result.sessions += 1
+        if target.knows:
+            greeting = self.rng.choice(self._greetings)
+            connection.feed(greeting.right)
+            self._prove(connection, greeting)
+            return connection
         for frames in filter(None, (self._greetings, self._proofs)):
             frame = self.rng.choice(frames)
             data = self.changed(frame, self.rng.getrandbits(32)) if self._sometimes else None
             connection.feed(data or frame.right)
         return connection
+
+    def _prove(self, connection: FedConnection, greeting: FrameTemplate) -> None:
+        """Prove that this peer has a token, if the server asks for that."""
+        said, hello = b"".join(connection.said), decode(greeting.header)
+        challenge = decode(said[5:]) if said else None
+        if isinstance(challenge, Challenge) and isinstance(hello, Hello):
+            proof = answer(challenge, hello, self._target.knows, "")
+            header = encode(proof)
+            connection.feed(b"\xce" + len(header).to_bytes(4, "big") + header)
 
     @property
     def _sometimes(self) -> bool:
@@ -209,7 +229,14 @@ def _right(rng: Random, door: Door, count: int) -> Iterator[FrameTemplate]:
         statistics += template.kind == "stats"
         if template.kind == "stats" and statistics > 2:  # they are slow, and have no fields
             continue
-        with suppress(RemoteProtocolError):
-            decode(template.header)
+        if _is_right(template):
             yield template
             count -= 1
+
+
+def _is_right(template: FrameTemplate) -> bool:
+    try:
+        decode(template.header)
+    except RemoteProtocolError:
+        return False
+    return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from aiops.wire.checked_connection import PREAMBLE, xxh3
+
 
 class FedConnection:
     """One connection of a server, as its transport sees it; what the server says is kept.
@@ -71,3 +73,44 @@ class FedConnection:
     def get_write_buffer_size(self) -> int:
         """Return 0."""
         return 0
+
+
+class CheckedFedConnection(FedConnection):
+    """A connection on which each item that is handed over has a right checksum behind it.
+
+    So what a hostile peer says with checksums comes as far as without. What is no whole message
+    has none.
+
+    Parameters
+    ----------
+    protocol
+        The server's.
+    """
+
+    CHECK = 9
+    """Bytes of a checksum."""
+
+    def __init__(self, protocol: asyncio.BufferedProtocol) -> None:
+        self._items = 0
+        super().__init__(protocol)
+        super().feed(PREAMBLE)
+
+    def feed(self, data: bytes) -> None:
+        """Hand a message to the server, with checksums."""
+        end = 5 + int.from_bytes(data[1:5], "big")
+        if data[:1] != b"\xce" or end > len(data):
+            super().feed(data)
+            return
+        chunks = [self._sealed(data[:5]), self._sealed(data[5:end])]
+        while data[end : end + 1] == b"\xc6":
+            begin = end + 5
+            chunks.append(data[end:begin])
+            end = begin + int.from_bytes(data[end + 1 : begin], "big")
+            chunks.append(self._sealed(data[begin:end]))
+        super().feed(b"".join((*chunks, data[end:])))
+
+    def _sealed(self, item: bytes) -> bytes:
+        found = xxh3(self._items)
+        self._items += 1
+        found.update(item)
+        return item + b"\xcf" + bytes(found.digest())

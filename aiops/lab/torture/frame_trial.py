@@ -18,7 +18,7 @@ from dataclasses import replace
 from random import Random
 
 from aiops.lab.torture.attack_trial import AttackTrial
-from aiops.lab.torture.attack_variants import VARIANTS
+from aiops.lab.torture.attack_variants import OF_FRAMES
 from aiops.lab.torture.attacked import SETTINGS, Attacked, AttackPlan, draw_attack
 from aiops.lab.torture.changed_frames import DoorFrames, ScriptedSession
 
@@ -29,7 +29,7 @@ _SESSIONS = 5  # with changes, one after the other, after which what is held is 
 _PAUSE = 0.5  # virtual seconds between batches: longer than the server's own timers
 
 
-def draw_frames(seed: int, names: tuple[str, ...] = VARIANTS) -> AttackPlan:
+def draw_frames(seed: int, names: tuple[str, ...] = OF_FRAMES) -> AttackPlan:
     """Return the plan of a seed."""
     rng = Random(f"frames {seed}")
     plan = draw_attack(rng, seed, names)

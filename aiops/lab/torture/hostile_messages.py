@@ -37,17 +37,18 @@ REALS = (0.0, -0.0, 0.5, 1.0, -1.0, 1e18, 9e17, 1e-320, 1.8e308, math.nan, math.
 _SINGLES = (*REALS[:8], 3e38, 6e4, 1e-45, math.nan, math.inf, -math.inf)
 _MOST = 1 << 16  # bytes of a payload
 _GREETINGS = ("hello", "shard_hello", "lead_hello", "standby_hello", "ring_hello", "relay_hello")
-_DIRECTING = {"kick", "pause", "drain", "rollback_to", "promote"}
+DIRECTING = ("kick", "pause", "drain", "rollback_to", "promote")
 """What would end the trial: of a server without a token any client is an administrator."""
 
-_ALL = tuple(kind for kind in KINDS if kind not in _DIRECTING)
-_OPEN = tuple(sorted({*HANDSHAKE["open"]["client"]} - _DIRECTING - {"leave", "share"}))
+_ALL = tuple(kind for kind in KINDS if kind not in DIRECTING)
+_OPEN = tuple(sorted({*HANDSHAKE["open"]["client"]} - {*DIRECTING} - {"leave", "share"}))
 _LIKELY = (
     *("push",) * 8,
     *("fetch", "push_rows", "fetch_rows", "take_task", "cover", "reapply", "define") * 2,
 )
 _NOT_SAID = {"leave", "promote", "share", "roll_back"}
 _OPENED = {"shard_hello": "shard open", "lead_hello": "lead open", "standby_hello": "standby open"}
+_OPENED |= {"ring_hello": "ring open", "relay_hello": "relay challenged"}
 _USUAL = {
     opening: tuple(sorted({*HANDSHAKE[state]["client"]} - _NOT_SAID))
     for opening, state in _OPENED.items()
@@ -76,6 +77,12 @@ class Target(NamedTuple):
         The greeting that is mostly said there.
     facts
         Values of fields of greetings, by name.
+    knows
+        The token that a hostile peer has; empty: it has none.
+    directs
+        Whether it tries to direct the server, too.
+    checked
+        Whether it asks for checksums.
     """
 
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -85,6 +92,9 @@ class Target(NamedTuple):
     token: bool = False
     opening: str = "hello"
     facts: Mapping[str, Any] = {}
+    knows: str = ""
+    directs: bool = False
+    checked: bool = False
 
 
 class HostileMessages:
@@ -120,11 +130,13 @@ class HostileMessages:
         """Return one of those that an open connection may carry, mostly; sometimes any other."""
         rng = self._rng
         lot = rng.random()
-        if self._target.token and self._id == 0 and lot < 0.8:
+        if self._target.token and not self._target.knows and self._id == 0 and lot < 0.8:
             return self.proof()
         usual = _USUAL.get(self._target.opening, _OPEN)
         kind = rng.choice(usual if lot < 0.99 else _ALL)
-        if lot < 0.75 and usual is _OPEN:
+        if lot < 0.2 and self._target.directs:
+            kind = rng.choice(DIRECTING)
+        elif lot < 0.75 and usual is _OPEN:
             kind = rng.choice(_LIKELY)
         header = self._fields(kind)
         made = _MADE.get(kind)

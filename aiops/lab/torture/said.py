@@ -15,29 +15,30 @@ from aiops.wire.state_machine import HANDSHAKE
 _ANSWERS = {kind for state in HANDSHAKE.values() for kind in state.get("server", ())}
 
 
-def check_said(data: bytes | bytearray, counts: Counter[str]) -> Iterator[str]:
+def check_said(data: bytes | bytearray, counts: Counter[str], *, check: int = 0) -> Iterator[str]:
     """Count the whole messages that were said, and yield what is wrong with them.
 
-    ``counts``: by kind, and for errors by code.
+    ``counts``: by kind, and for errors by code. ``check``: bytes of a checksum behind each item.
     """
     at = 0
     while at + 5 <= len(data):
         if data[at] != 0xCE:
             yield f"the server said byte {data[at]:#x} where a message begins"
             return
-        end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+        begin = at + 5 + check
+        end = begin + int.from_bytes(data[at + 1 : at + 5], "big")
         if end > len(data):
             return
-        header = msgpack.unpackb(bytes(data[at + 5 : end]))
+        header = msgpack.unpackb(bytes(data[begin:end]))
         kind = header["kind"]
         if kind not in _ANSWERS:
             yield f"the server said {kind!r}"
         counts[f"error {header['code']}" if kind == "error" else kind] += 1
         if kind == "error" and not _documented(header["code"]):
             yield f"the server said an error with code {header['code']!r}"
-        at = end
+        at = end + check
         for part in header.get("parts", ()):
-            at += 5 + part[3]
+            at += 5 + part[3] + check
 
 
 def _documented(code: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.attack_trial import AttackResult
+from aiops.lab.torture.attack_variants import OF_FRAMES
 from aiops.lab.torture.attack_variants import VARIANTS as ATTACKS
 from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
@@ -103,7 +104,7 @@ KINDS: Mapping[str, SeedKind[Any]] = {
         *(lambda result: result.frames, 1, _of_attacks),
     ),
     "frames": SeedKind(
-        *(ATTACKS, draw_frames, lambda plan: FrameTrial(plan).run()),
+        *(OF_FRAMES, draw_frames, lambda plan: FrameTrial(plan).run()),
         *(lambda result: result.frames, 1, _of_attacks),
     ),
 }

@@ -6,14 +6,18 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import msgpack
 import pytest
 
+from aiops.access.control import AccessControl
+from aiops.access.tokens import TokenRole
 from aiops.engine.engine import Engine
 from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
-from aiops.lab.torture.attack_variants import OTHERS
+from aiops.lab.torture.attack_variants import OF_FRAMES
+from aiops.lab.torture.attacked import SETTINGS
 from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.hostile_messages import HostileMessages
@@ -135,13 +139,29 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 class TestVariants:
     """What else is attacked than one server, each for a few frames."""
 
-    @pytest.mark.parametrize("variant", OTHERS)
+    FAR: ClassVar[dict[str, str]] = {
+        "shards": "ack",
+        "follower": "update_done",
+        "standby": "journal_rows",
+        "roles": "error unauthorised",
+        "checksums": "ack",
+    }
+
+    @pytest.mark.parametrize("variant", FAR)
     def test_it_goes_on(self, variant: str) -> None:
-        plan = replace(draw_frames(1, (variant,)), peers=400, policy="asgd", token=False)
+        plan = replace(draw_frames(1, (variant,)), peers=1100, policy="asgd", token=False)
         result = FrameTrial(plan).run()
         assert result.wrong == []
-        far = {"shards": "ack", "follower": "update_done", "standby": "journal_rows"}
-        assert result.answers[far[variant]] > 0
+        assert result.answers[self.FAR[variant]] > 0
+
+    def test_all_are_tried(self) -> None:
+        assert {*self.FAR, *SETTINGS} == {*OF_FRAMES}
+
+    def test_a_token_that_permits_too_much_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aiops.access.control._needed", lambda hello: TokenRole.OBSERVE)
+        monkeypatch.setattr(AccessControl, "forbids_request", lambda control, peer: None)
+        plan = replace(draw_frames(2, ("roles",)), peers=3000, policy="asgd")
+        assert FrameTrial(plan).run().wrong != []
 
     def test_a_push_that_all_followers_refuse_is_found(
         self, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,22 @@ def test_a_server_serves_on(seed: int) -> None:
     assert result.frames > 50
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_workers_average_on(seed: int) -> None:
+    """With each other, and through a relay alone."""
+    result = SessionTrial(draw_sessions(seed, ("averaging",))).run()
+    assert result.wrong == []
+    assert result.answers["challenge"] > 0
+
+
+def test_a_worker_that_takes_a_stranger_for_its_neighbour_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aiops.client.ring_listener.belongs", lambda hello, this, left: True)
+    wrong = [SessionTrial(draw_sessions(seed, ("averaging",))).run().wrong for seed in (2, 4, 6)]
+    assert any(wrong)
+
+
 def test_messages_are_mostly_right() -> None:
     """Else they would not come further than the decoder."""
     whole = 0
