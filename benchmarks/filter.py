@@ -42,7 +42,7 @@ _TENSORS = 4
 _GRADIENT = 1e-6
 _WARM = 20  # exchanges first: the filters learn with 16
 _WORKERS = 12  # whose pushes the decisions are on
-_DRAWN = 5  # gradients, and as many models, that the pushes have in turns
+_MODELS = 7  # that the pushes meet in turns, and as many gradients; it does not divide the workers
 
 
 @dataclass(frozen=True)
@@ -143,20 +143,27 @@ def _decisions(options: Options, count: int) -> Callable[[], object]:
         return arena
 
     common = draw.standard_normal(count, np.float32)
-    gradients, models = ([drawn(common) for _ in range(_DRAWN)] for _kind in range(2))
+    models = [drawn(common) for _ in range(_MODELS)]
+    gradients = [drawn(np.concatenate(model.sections)) for model in models]  # of ½‖θ‖², with noise
     turns = itertools.count()
     screen.warm()
 
     def decide() -> None:
         turn = next(turns)
-        data, model = gradients[turn % _DRAWN].data, models[turn % (_DRAWN - 1)]
-        version = Version(turn, model, None, turn)
-        cover = Cover(layout.all, layout.starts, True, max(turn - _WORKERS, 0), None)
+        base = max(turn - _WORKERS, 0)
+        data, version = (
+            gradients[base % _MODELS].data,
+            Version(turn, models[turn % _MODELS], None, turn),
+        )
+        cover = Cover(layout.all, layout.starts, True, base, None)
         screen.judge(turn % _WORKERS, data, cover, 6.0, None, version)
 
     for _ in range(100):
         decide()
-    if screen.refused:
+    refused = screen.refused  # while some workers have had the same of these gradients
+    for _ in range(100):
+        decide()
+    if screen.refused > refused:
         raise RuntimeError("the filters refuse the benchmark's pushes, and these take longer")
     return decide
 

@@ -59,7 +59,7 @@ class AgreementFilter(WorkerArrays):
     has such a twin, too: they are refused. (Full batches of the same data make honest twins; then
     most have one.)
 
-    Directions are folded into 256 numbers each, with a random sign for every 16 values. Of more
+    Directions are folded into 256 numbers each, with a random sign for every value. Of more
     than 64 workers a push is not compared with all others every time, but every second, third or
     fourth time (of 256) that its worker pushes; its last a_i counts meanwhile.
 
@@ -73,7 +73,7 @@ class AgreementFilter(WorkerArrays):
     Attributes
     ----------
     signs
-        float64, 1 or -1 for every `LANES` values of the sample.
+        float64, 1 or -1 for every value of the sample.
 
     Source
     ------
@@ -114,8 +114,8 @@ class AgreementFilter(WorkerArrays):
             scores=((), math.nan),
             closest=((), math.nan),
         )
-        bits = np.random.PCG64(seed).random_raw(-(-size // LANES)) >> np.uint64(63)
-        self.signs = 1.0 - 2.0 * bits  # of each LANES values
+        bits = np.random.PCG64(seed).random_raw(size) >> np.uint64(63)
+        self.signs = 1.0 - 2.0 * bits
 
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if its worker's direction is not that of the others."""
@@ -136,7 +136,7 @@ class AgreementFilter(WorkerArrays):
 
     def _fold(self, values: Values) -> Values:
         width = self.means.shape[1]
-        turned = values * np.repeat(self.signs, LANES)[: len(values)]
+        turned = values * self.signs
         whole = len(values) - len(values) % width
         found: Values = np.add.reduce(turned[:whole].reshape(-1, width), axis=0)
         found[: len(values) - whole] += turned[whole:]
@@ -187,11 +187,9 @@ def direction_loop(
     width = out.size
     for i in range(width):
         unit[i] = 0.0
-    for block in range(signs.size):
-        first = block * LANES
-        into, sign = first % width, signs[block]
-        for i in range(min(LANES, values.size - first)):
-            unit[into + i] += values[first + i] * sign
+    for first in range(0, values.size, width):
+        for i in range(min(width, values.size - first)):
+            unit[i] += values[first + i] * signs[first + i]
     for i in range(width):
         unit[i] += 0.0
     length = math.sqrt(dot_loop(unit, unit, lanes))

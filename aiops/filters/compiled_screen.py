@@ -78,6 +78,7 @@ class CompiledScreen:
         assert isinstance(agree, AgreementFilter)
         limits = [norm.factor]
         limits += [curvature.KEPT, curvature.FEWEST, curvature.FRACTION, curvature.ERRORS]
+        limits += [curvature.SPAN]
         limits += [agreement.KEPT, agreement.FEWEST, agreement.AGREED, agreement.TWINS]
         limits += [agreement.USUAL, agreement.ALL]
         self._arrays = (
@@ -174,44 +175,45 @@ def _passes_loop(
         place = int(norm_counts[row]) % norms.shape[1]
         own_medians_loop(norms[row], place, fresh, np.empty(norms.shape[1:]), own_medians)
 
-    weighed, compared, noted = np.empty(6), False, False
+    own, noted = np.empty(8), False
     slot, base_slot = number % kept.shape[0], base % kept.shape[0]
     met, unread = kept[slot], False
     if used & _CURVATURE:
         if kept_numbers[slot] != number:
             met, unread = np.empty(values.size), True
             read_loop(params, runs, scales, met)
-        noted = base == number or (base_slot != slot and kept_numbers[base_slot] == base)
-        before = met if base == number else kept[base_slot]
-        if noted and sums[row, 3] > 0.0:
-            way, cross, changed = products_loop(
-                values, gradients[row], moves[row], before, points[row], lanes
-            )
-            if way > 0.0:
-                weighed_loop(sums[row], way, cross, changed, limits[1], weighed)
-                compared = True
-        if not compared:
-            for k in range(4):
-                weighed[k] = sums[row, k]
-            weighed[4], weighed[5] = means[row, 0], means[row, 1]
-            if noted and not weighed[3] > 0.0:
-                weighed[3] = 1.0
-        if not goes_down_loop(sums, means, row, weighed, limits[2], limits[3], limits[4], room):
+        copy_loop(sums[row], own)
+        own[6], own[7] = means[row, 0], means[row, 1]
+        known = base == number or (base_slot != slot and kept_numbers[base_slot] == base)
+        if known and own[3] > 0.0 and own[5] > 0.0 and own[4] + 1.0 < limits[5]:
+            own[4] += 1.0
+        elif known:
+            noted = True
+            if own[3] > 0.0:
+                before = met if base == number else kept[base_slot]
+                way, cross, changed = products_loop(
+                    values, gradients[row], moves[row], before, points[row], own[5] > 0.0, lanes
+                )
+                if way > 0.0:
+                    weighed_loop(way, cross, changed, limits[1], own)
+            else:
+                own[3] = 1.0
+        if not goes_down_loop(sums, means, row, own, limits[2], limits[3], limits[4], room):
             return False
 
     mean, unit = np.empty(directions.shape[1]), np.empty(directions.shape[1])
     turned, score, twin = False, np.nan, np.nan
     if used & _AGREEMENT:
-        turned = direction_loop(values, signs, directions[row], limits[5], mean, unit, lanes[0])
-        count, fewest = seen[row] + 1.0, limits[6]
+        turned = direction_loop(values, signs, directions[row], limits[6], mean, unit, lanes[0])
+        count, fewest, every = seen[row] + 1.0, limits[7], int(limits[11])
         score, twin = scores[row], closest[row]
         if count >= fewest:
-            if int(count) % ((seen.size + int(limits[10]) - 1) // int(limits[10])) == 0:
+            if int(count) % ((seen.size + every - 1) // every) == 0:
                 now = unit if turned else units[row]
                 found = score_loop(units, seen, row, now, fewest, room, lanes[0])
                 if found[0] == found[0]:
                     score, twin = found
-            wanted = (fewest, limits[7], limits[8], limits[9])
+            wanted = (fewest, limits[8], limits[9], limits[10])
             if not agrees_loop(seen, scores, closest, row, score, twin, wanted, room):
                 return False
 
@@ -225,11 +227,12 @@ def _passes_loop(
         if unread:
             copy_loop(met, kept[slot])
             kept_numbers[slot] = number
-        for k in range(4):
-            sums[row, k] = weighed[k]
-        means[row, 0], means[row, 1] = weighed[4], weighed[5]
         if noted:
-            note_loop(row, values, kept[base_slot], kept[slot], gradients, points, moves)
+            own[4] = 0.0
+            own[5] = note_loop(row, values, kept[base_slot], kept[slot], gradients, points, moves)
+        for k in range(6):
+            sums[row, k] = own[k]
+        means[row, 0], means[row, 1] = own[6], own[7]
     if used & _AGREEMENT:
         if turned:
             copy_loop(mean, directions[row])

@@ -23,6 +23,9 @@ FRACTION = 0.25
 ERRORS = 2.0
 """Standard errors by which it must fall short to be refused."""
 
+SPAN = 8
+"""Pushes of a worker between the gradients that are compared, where nothing moves meanwhile."""
+
 
 class CurvatureFilter(WorkerArrays):
     """Judge a worker by the change of its own gradient along the path of the model.
@@ -39,8 +42,9 @@ class CurvatureFilter(WorkerArrays):
     worker is compared with itself, so data of its own do it no harm: what others unlearn for it
     makes c larger. Δ is the movement while the worker computed g', which g' is not part of, since
     any gradient, noise too, is smaller on the far side of its own step. Where nothing moved
-    meanwhile (a barrier), Δ is the difference of the two points: of a step, g' was one part of
-    many.
+    meanwhile (a barrier), Δ is the difference of the two points, and g' is the gradient of eight
+    pushes before: of one step its own noise would be the larger part, of eight the way of all is.
+    The seven between are not compared.
 
     Means are exponential with β = 0.98, over pushes used or not; the error is the lower median of
     the workers' standard errors. Where the median of the means is not positive (a policy whose
@@ -81,35 +85,39 @@ class CurvatureFilter(WorkerArrays):
     gradients: Values  # each worker's last one
     points: Values  # the parameters that it was computed on
     moves: Values  # what the parameters moved by until it came
-    sums: Values  # of the weights, the cosines and their squares; and the pushes seen
+    sums: Values  # of weights, cosines and their squares; pushes compared and one; pushes since
+    # the gradient that is kept; and 1 if nothing moved while it was computed
     means: Values  # of the cosines, and the error of that
 
     def __init__(self, size: int) -> None:
         rows = dict.fromkeys(("gradients", "points", "moves"), ((size,), 0.0))
-        super().__init__(**rows, sums=((4,), 0.0), means=((2,), math.nan))
+        super().__init__(**rows, sums=((6,), 0.0), means=((2,), math.nan))
 
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if its worker's mean is too low."""
         row, base, covered = seen.worker, seen.base, seen.covered
         if base is None or seen.current is None:
             return self._finding(row)
-        known = self.sums[row, 3] > 0
-        if known:
+        sums = self.sums[row]
+        if sums[3] > 0 and sums[5] and sums[4] + 1 < SPAN:
+            sums[4] += 1
+            return self._finding(row)
+        if sums[3] > 0:
             self._compare(seen, base)
         else:
-            self.sums[row, 3] = 1  # pushes that were seen
+            sums[3] = 1
         last = {"gradients": seen.gradient, "points": base, "moves": seen.current - base}
         for name, values in last.items():
             rows = getattr(self, name)
             rows[row] = values if covered is None else np.where(covered, values, rows[row])
+        sums[4:] = 0, not self.moves[row].any()
         return self._finding(row)
 
     def _compare(self, seen: Observation, base: Values) -> None:
         """Add the cosine of a push to the sums of its worker."""
         row, before = seen.worker, self.gradients[seen.worker]
-        moved = self.moves[row]
-        if not moved.any():
-            moved = base - self.points[row]
+        sums = self.sums[row]
+        moved = base - self.points[row] if sums[5] else self.moves[row]
         change = seen.gradient - before
         if seen.covered is not None:
             moved, change = moved * seen.covered, change * seen.covered
@@ -118,9 +126,8 @@ class CurvatureFilter(WorkerArrays):
             return
         length = math.sqrt(way * dot(change, change))
         cosine = dot(moved, change) / length if length > 0 else 0.0
-        sums = self.sums[row]
         sums[:3] *= KEPT
-        sums += (1.0, cosine, cosine * cosine, 1.0)
+        sums[:4] += (1.0, cosine, cosine * cosine, 1.0)
         mean = sums[1] / sums[0]
         spread = max(sums[2] / sums[0] - mean * mean, 0.0)
         self.means[row] = mean, math.sqrt(spread / sums[0])
@@ -143,16 +150,15 @@ class CurvatureFilter(WorkerArrays):
 
 
 @helper()
-def products_loop(gradient: Any, before: Any, moved: Any, base: Any, point: Any, lanes: Any) -> Any:
+def products_loop(
+    gradient: Any, before: Any, moved: Any, base: Any, point: Any, still: Any, lanes: Any
+) -> Any:
     """Return ⟨Δ, Δ⟩, ⟨Δ, g − g'⟩ and ‖g − g'‖², each as `aiops.filters.arithmetic.dot`.
 
-    ``moved`` is Δ, but where it is 0, Δ is ``base`` − ``point``. ``lanes``: float64[3, `LANES`].
+    ``moved`` is Δ; if ``still`` it is ``base`` − ``point``. ``lanes``: float64[3, `LANES`].
     """
     disjoint()
     size = gradient.size
-    still = True
-    for i in range(size):
-        still &= moved[i] == 0.0
     for lane in range(LANES):
         lanes[0, lane] = lanes[1, lane] = lanes[2, lane] = 0.0
     for first in range(0, size, LANES):
@@ -167,16 +173,16 @@ def products_loop(gradient: Any, before: Any, moved: Any, base: Any, point: Any,
 
 
 @helper()
-def weighed_loop(sums: Any, way: Any, cross: Any, changed: Any, kept: Any, out: Any) -> Any:
-    """Add a cosine to a worker's sums; ``out``: the four sums, their mean and its error."""
+def weighed_loop(way: Any, cross: Any, changed: Any, kept: Any, own: Any) -> Any:
+    """Add a cosine to a worker's sums, which are in ``own`` with their mean and its error."""
     length = math.sqrt(way * changed)
     cosine = cross / length if length > 0.0 else 0.0
-    out[0] = sums[0] * kept + 1.0
-    out[1] = sums[1] * kept + cosine
-    out[2] = sums[2] * kept + cosine * cosine
-    out[3] = sums[3] + 1.0
-    mean = out[1] / out[0]
-    out[4], out[5] = mean, math.sqrt(max(out[2] / out[0] - mean * mean, 0.0) / out[0])
+    own[0] = own[0] * kept + 1.0
+    own[1] = own[1] * kept + cosine
+    own[2] = own[2] * kept + cosine * cosine
+    own[3] += 1.0
+    mean = own[1] / own[0]
+    own[6], own[7] = mean, math.sqrt(max(own[2] / own[0] - mean * mean, 0.0) / own[0])
 
 
 @helper()
@@ -188,7 +194,7 @@ def goes_down_loop(
     for worker in range(sums.shape[0]):
         seen = own[3] if worker == row else sums[worker, 3]
         if seen > fewest:
-            room[count] = own[4] if worker == row else means[worker, 0]
+            room[count] = own[6] if worker == row else means[worker, 0]
             count += 1
     if own[3] <= fewest or count < fewest:
         return True
@@ -199,17 +205,23 @@ def goes_down_loop(
     for worker in range(sums.shape[0]):
         seen = own[3] if worker == row else sums[worker, 3]
         if seen > fewest:
-            room[count] = own[5] if worker == row else means[worker, 1]
+            room[count] = own[7] if worker == row else means[worker, 1]
             count += 1
-    return not own[4] + errors * lower_median_loop(room, count) < fraction * median
+    return not own[6] + errors * lower_median_loop(room, count) < fraction * median
 
 
 @helper()
 def note_loop(
     row: Any, gradient: Any, base: Any, current: Any, gradients: Any, points: Any, moves: Any
 ) -> Any:
-    """Note a worker's gradient, its point, and what others have moved the model by."""
+    """Note a worker's gradient, its point, and what others have moved the model by.
+
+    Return whether that is nothing.
+    """
+    moved = 0
     for i in range(gradient.size):
         gradients[row, i] = gradient[i]
         points[row, i] = base[i]
         moves[row, i] = current[i] - base[i]
+        moved += moves[row, i] != 0.0
+    return moved == 0

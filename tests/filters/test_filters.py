@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from aiops.filters import curvature
 from aiops.filters.agreement import AgreementFilter
 from aiops.filters.arithmetic import Values
 from aiops.filters.choice import made
@@ -32,7 +33,7 @@ def pushes(attack: Attack, *, own: bool, seed: int = 1, count: int = 360) -> lis
     Each honest worker goes down ½ (θ − its optimum)ᵀ H (θ − its optimum), with noise.
     """
     draw = np.random.default_rng(seed)
-    curvature = 1 / np.arange(1, SIZE + 1)
+    bend = 1 / np.arange(1, SIZE + 1)
     spread = 3.0 if own else 0.1
     optima = spread * draw.standard_normal((PEOPLE, SIZE))
     theta, bases, found = draw.standard_normal(SIZE), [np.zeros(SIZE)] * PEOPLE, []
@@ -40,7 +41,7 @@ def pushes(attack: Attack, *, own: bool, seed: int = 1, count: int = 360) -> lis
     for _ in range(count):
         worker = int(draw.integers(PEOPLE))
         base = bases[worker]
-        gradient = curvature * (base - optima[worker]) + 0.02 * draw.standard_normal(SIZE)
+        gradient = bend * (base - optima[worker]) + 0.02 * draw.standard_normal(SIZE)
         if worker < HOSTILE:
             gradient = attack(gradient, draw)
         norm = np.array([np.linalg.norm(gradient), np.abs(gradient).max()])
@@ -83,6 +84,42 @@ def test_curvature_refuses_flipped_signs_whatever_data_workers_have(own: bool) -
     hostile, honest = refusals(CurvatureFilter(SIZE), pushes(flipped, own=own))
     assert hostile > 0.9
     assert honest < 0.05
+
+
+def rounds(seed: int, count: int = 150) -> list[Observation]:
+    """Pushes in a barrier: all workers compute on one version, and the sum of all moves it.
+
+    Each has data of its own, and the noise of a gradient is larger than what a step changes.
+    """
+    draw = np.random.default_rng(seed)
+    bend = 1 / np.sqrt(np.arange(1, SIZE + 1))
+    optima = 3.0 * draw.standard_normal((PEOPLE, SIZE))
+    theta, found = draw.standard_normal(SIZE), []
+    for _ in range(count):
+        total = np.zeros(SIZE)
+        for worker in range(PEOPLE):
+            gradient = bend * (theta - optima[worker]) + 0.1 * draw.standard_normal(SIZE)
+            if worker < HOSTILE:
+                gradient = -gradient
+            norm = np.array([np.linalg.norm(gradient), np.abs(gradient).max()])
+            found.append(Observation(worker, np.array([0, 1]), norm, gradient, None, theta, theta))
+            total += gradient
+        theta = theta - 0.01 * total
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_curvature_refuses_flipped_signs_in_a_barrier(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients eight steps apart are compared: over one, a worker's own noise hides it."""
+    found = rounds(seed)
+    hostile, honest = refusals(CurvatureFilter(SIZE), found)
+    assert hostile > 0.95
+    assert honest < 0.05
+    monkeypatch.setattr(curvature, "SPAN", 1)
+    hostile, _honest = refusals(CurvatureFilter(SIZE), found)
+    assert hostile < 0.1
 
 
 @pytest.mark.parametrize("attack", [flipped, noise, common])
