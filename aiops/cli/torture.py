@@ -190,7 +190,7 @@ def values(
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Run trials of one engine each, print what they found, exit with status 1 if it was wrong."""
+    """Run trials on one server or several, print what they found, exit with status 1 if wrong."""
     from aiops.lab.torture.bad_values import BadValues
 
     found, errors = BadValues(seed), Console(stderr=True, highlight=False)

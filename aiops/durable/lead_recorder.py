@@ -49,9 +49,11 @@ from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.delta_replica import ReplicaJob
+from aiops.store.finite_guard import refused_tensor
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import UpdateJob
+from aiops.store.parameters import UpdateJob, UpdateRound
 from aiops.store.sparse_table import TableJob
+from aiops.store.updater import NONE
 from aiops.wire.decoding import decode
 from aiops.wire.server_messages import KeepSets, RunUpdate, ShardState
 
@@ -188,6 +190,8 @@ class LeadReplayer(Replayer):
             return False
         if moment is None or frame.kind not in (RowKind.SPREAD, RowKind.MEASURED, RowKind.APPLIED):
             return True
+        if frame.kind == RowKind.APPLIED and refused_tensor(sums_of(frame)) is not None:
+            return True  # a refused update has changed nothing on followers
         found = row_fields(frame.kind, frame.row, f"row {number:,}")
         if frame.kind == RowKind.SPREAD:
             shards = () if found["fault"] else self._lead.spread_to(decode(found["message"]))
@@ -224,7 +228,7 @@ class LeadReplayer(Replayer):
         apply = self._outstanding
         if apply is None or apply.ticket != ticket or not isinstance(apply.job, UpdateJob):
             raise unexpected(self._row)
-        apply.job.measure = True
+        apply.job.round = UpdateRound.MEASURE
         apply.run()
         clip(apply.job, squares)
 
@@ -233,7 +237,13 @@ class LeadReplayer(Replayer):
         apply, self._outstanding = self._outstanding, None
         if apply is None or mark.ticket != apply.ticket or self._sums is None:
             raise unexpected(self._row)
-        mine, job = apply.run(), apply.job
+        job, mine = apply.job, NONE
+        if isinstance(job, UpdateJob) and refused_tensor(self._sums) is not None:
+            job.store.updater.drop_sum()
+        else:
+            if isinstance(job, UpdateJob):
+                job.round = UpdateRound.STEP  # it was made, so its result was finite on all
+            mine = apply.run()
         if check_of(apply.ticket, self._sums) != mark.check or not self._agrees(job, mine):
             raise differs(self._row)
         if isinstance(job, UpdateJob | ReplicaJob):

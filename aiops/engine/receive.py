@@ -19,6 +19,7 @@ from aiops.errors import BadPush, Refused, nearest
 from aiops.kernels.scan import Surveyor, largest_magnitude
 from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.model.parts import Part, Parts
+from aiops.store.finite_guard import LIMIT
 from aiops.store.gradient import Gradient, rows_in
 from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink
@@ -216,6 +217,11 @@ class CodedIncoming(PushSink):
         self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
         self._next = 0  # the first part that has not been checked
         self._look_over(0)  # parts of no bytes: `filled` is not called for them
+
+    @property
+    def largest(self) -> float:
+        """A bound of the magnitudes: the payloads are not decoded yet."""
+        return LIMIT
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Check each part when it is complete."""

@@ -538,6 +538,7 @@ class UpdateQueue:
                     job.sent = self._read(push)
             else:
                 job.weights = scales if self._linear else np.ones(len(cover.tensors))
+                job.begins_sum = not self._collected
                 self._sum[cover.tensors] = True
                 self._modulated[0, cover.tensors] += scales
                 self._modulated[1, cover.tensors] += 1

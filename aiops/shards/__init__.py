@@ -64,8 +64,10 @@ each hold room on one shard that the other needs on another, and both would wait
 
 **Updates.** `Updating` sends each follower its learning rates, weights and scalars, runs the lead's
 part, and gives the engine `Applied` when all have reported `UpdateDone`. One update is outstanding
-on all shards together. Clipping by norm takes two rounds, because the norm is a sum over shards:
-first all measure, then all take the step with the factor that the lead computed.
+on all shards together. Clipping by norm takes a round more, because the norm is a sum over shards:
+first all measure, then all take the step with the factor that the lead computed. And a step whose
+result may not be finite is rehearsed before, by the shards that have not proven theirs: they say
+with each rehearsal how far their proof reaches, by which the lead counts (`ShardProofs`).
 
 **Sinks.** A push is announced while its payloads arrive, between events. So `Lead.sink_for` returns
 the orders of the announcement with the sink, and the server carries them out at once.

@@ -49,6 +49,7 @@ from aiops.shards.receive import ExpectedPortion, ShardBuffers
 from aiops.shards.shard import LoadSink, Shard
 from aiops.shards.shard_clients import ShardClients
 from aiops.store.capture_job import CaptureJob
+from aiops.store.parameters import UpdateRound
 from aiops.store.resources import Resources
 from aiops.store.warmup import Warmup
 from aiops.wire.connection import Connection, SinkFor
@@ -418,7 +419,7 @@ class Follower:
             lost = {"reached": self.reached, "history": self.history} if self._recovered else {}
             lost |= {PLACE: self.place} if self.place else {}
             return ShardState(0, self.kept, "", 0, 0, 0, 0, False, lost)
-        report, measured = shard.done or (UpdateDone(0, b""), False)
+        report, reached = shard.done or (UpdateDone(0, b"", b""), UpdateRound.STEP)
         holds = {
             "portions": tuple(self._buffers.complete),
             "versions": tuple(shard.held),
@@ -428,7 +429,8 @@ class Follower:
             **({PLACE: self.place} if self.place else {}),
         }
         numbers = shard.shard, shard.shards, shard.version, report.id
-        return ShardState(0, self.kept, self.run, *numbers, measured, holds)
+        only_begun = reached is not UpdateRound.STEP
+        return ShardState(0, self.kept, self.run, *numbers, only_begun, holds)
 
     def _promoted(self, hello: LeadHello) -> ShardState:
         """Return what the standby of a lead is told: this is no standby any more.
@@ -517,7 +519,7 @@ class Follower:
         came = None if key is None else self._buffers.arrived(*key, message)
         if came is None:
             return []
-        return self._report(PushArrived(came.number, write_fault(came.fault)))
+        return self._report(PushArrived(came.number, write_fault(came.fault), came.largest))
 
     def _on_rows(self, event: Received, message: FetchRows | PushRows) -> list[Effect]:
         hello = self._clients.hellos.get(event.peer)

@@ -8,7 +8,7 @@ the order in which they were sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -91,6 +91,11 @@ class SpreadPush(PushSink):
         """Survey the lead's portion."""
         self._own.filled(part, offset, nbytes)
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude in the lead's portion, or a bound."""
+        return self._own.largest
+
     def has_arrived(self) -> None:
         """Note that the lead has its portion."""
         self.arrived, self.fault = True, self._own.fault or self.fault
@@ -149,6 +154,7 @@ class Gathering:
         self._numbers = count(1)
         self.known: dict[int, bool] = {}
         self._spread_to: dict[int, frozenset[int]] = {}  # the followers with portions of those
+        self._largest: dict[int, dict[int, float]] = {}  # of those, by shard
         self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
         self._queues: dict[int, deque[Received]] = {}  # by connection
         self.finished: list[FinishPush] = []
@@ -240,7 +246,12 @@ class Gathering:
             return  # a sink may be freed twice
         else:
             self._spread_to.pop(message.id, None)
+            self._largest.pop(message.id, None)
         self.finished.append(message)
+
+    def largest(self, number: int) -> Mapping[int, float]:
+        """Return the largest magnitude in each portion of a push, by shard, where it is known."""
+        return self._largest.get(number, {})
 
     def lacks(self, shard: int, portions: Container[int]) -> bool:
         """Return whether a follower lacks its portion of a push that the engine has."""
@@ -269,16 +280,23 @@ class Gathering:
         """Take a message of which all bytes for the lead have come; return those to handle now."""
         if isinstance(event.sink, SpreadPush):
             event.sink.has_arrived()
+            self._largest.setdefault(event.sink.number, {})[0] = event.sink.largest
             event = replace(event, message=event.sink.message)
         self._queues.setdefault(event.peer, deque()).append(event)
         return self._pass_on(event.peer)
 
-    def arrived(self, number: int, shard: int, fault: Refused | None) -> list[Received]:
-        """Note that a follower has its portion of a push, with its fault if it has one."""
+    def arrived(
+        self, number: int, shard: int, fault: Refused | None, largest: float
+    ) -> list[Received]:
+        """Note that a follower has its portion of a push, with its fault if it has one.
+
+        ``largest``: the largest magnitude in it.
+        """
         push = self._pushes.get(number)
         if push is None:
             return []  # its connection was lost meanwhile
         push.missing.discard(shard)
+        self._largest.setdefault(number, {})[shard] = largest
         push.fault = push.fault or fault
         return self._pass_on(push.peer)
 

@@ -317,8 +317,10 @@ class Lead:
                     peer = model.gathering.peer_of(message.id)
                     why = f"its connection to {self._followers.name(shard)} is gone"
                     return [] if peer is None else [Drop(peer, why)]
-                fault = read_fault(message.fault)
-                return self._pass(model.gathering.arrived(message.id, shard, fault))
+                if message.largest < 0:
+                    raise RemoteProtocolError(f"shard {shard} has a largest magnitude below 0")
+                found = read_fault(message.fault), message.largest
+                return self._pass(model.gathering.arrived(message.id, shard, *found))
             case BudgetUsed():
                 self._budgets.reported(shard, message)
             case SnapshotSaved():

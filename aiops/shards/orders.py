@@ -15,7 +15,7 @@ from aiops.errors import Refused, RemoteProtocolError, refusal
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
-from aiops.store.parameters import UpdateJob
+from aiops.store.parameters import UpdateJob, UpdateRound
 from aiops.wire.server_messages import SendIncrements, SendParams
 
 REPLICA = "replica"
@@ -24,6 +24,9 @@ REPLICA = "replica"
 CAPTURE = "capture"
 """The key of a capture in the place of an update: the row of the lead's journal that it is of, and
 0 if there is nothing to capture."""
+
+REHEARSED = np.array([-1], "<i8").tobytes()
+"""The sums in the report on a rehearsal whose result is finite."""
 
 LOST = "lost"
 """The code of a fault: the client's connection to this shard was lost."""
@@ -53,11 +56,13 @@ def work_of(
     ``sent``: the version that the rule reads (-1: none); ``replica``: it is one of the
     delta replica.
     """
-    found: dict[str, Any] = {"factor": float(job.factor), "measure": job.measure, "sent": sent}
+    found: dict[str, Any] = {"factor": float(job.factor), "round": job.round.value, "sent": sent}
     if replica:
         found["coded"] = True
     if job.gradient is not None and job.weights is not None:
         found["weights"] = _packed(job.weights[placement.rows(shard, job.pushed)])
+        if job.begins_sum:
+            found["begins_sum"] = True
     if job.target is not None:
         rows = placement.rows(shard, job.touched)
         touched = job.touched[rows] - placement.firsts[shard]
@@ -112,7 +117,10 @@ class ShardWork:
 
     def __init__(self, work: Mapping[str, Any], tensors: int) -> None:
         try:
-            self.factor, self.measure = float(work["factor"]), bool(work["measure"])
+            self.factor, self.round = float(work["factor"]), UpdateRound(work["round"])
+            if self.round is UpdateRound.ALONE:
+                raise ValueError("it is no round on several servers")
+            self.begins_sum = bool(work.get("begins_sum", False))
             self.sent, self.coded = int(work["sent"]), bool(work.get("coded", False))
             self.weights: bytes | None = work.get("weights")
             self.steps_taken = "steps" in work

@@ -44,6 +44,13 @@ class ExpectedPortion:
     row: int = 0  # of the journal, if that has it
     kept: bool = False  # its gradient alone, whose room is free
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude in it, or a bound, once all of it is there and has no fault."""
+        if self.fault is not None or not isinstance(self.sink, PushSink):
+            return 0.0
+        return self.sink.largest
+
 
 class ShardBuffers:
     """The portions of one follower, and the room that they take.

@@ -20,11 +20,11 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints, Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.placement import RAW, Placement
-from aiops.shards.orders import CAPTURE, REPLICA, ShardWork
+from aiops.shards.orders import CAPTURE, REHEARSED, REPLICA, ShardWork
 from aiops.shards.receive import ShardBuffers
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
-from aiops.store.parameters import Store, UpdateJob
+from aiops.store.parameters import Store, UpdateJob, UpdateRound
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
 from aiops.wire.server_messages import (
@@ -88,7 +88,7 @@ class Shard:
     shard, shards
         Its number, and the number of all.
     done
-        The report on the last update that was done, and whether that was the measuring of a norm.
+        The report on the last round of an update that was done, and the round.
 
     Raises
     ------
@@ -138,8 +138,9 @@ class Shard:
             )
         self._buffers, self.order = buffers, replace(order, parts=())
         self.shard, self.shards = order.shard, len(placement)
-        self.done: tuple[UpdateDone, bool] | None = None
+        self.done: tuple[UpdateDone, UpdateRound] | None = None
         self._awaited = True  # the outstanding update is: it was ordered by the present lead
+        self._asked: object = None  # the round that the last order was of
         # One or none, by its ticket:
         self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob] = {}
         self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
@@ -180,7 +181,7 @@ class Shard:
 
     def restore(self, ticket: int, leases: Mapping[tuple[int, bool], Lease]) -> None:
         """Continue from a capture, which was done as this update, with these versions held."""
-        self.done = UpdateDone(ticket, b""), False
+        self.done = UpdateDone(ticket, b"", b""), UpdateRound.STEP
         self._held = dict(leases)
 
     def lose_lead(self) -> None:
@@ -193,9 +194,10 @@ class Shard:
         A lead that was lost orders its last update again. One that was done is answered from
         memory, and one that is still outstanding when it is done (None).
         """
-        again = order.id, bool(order.work.get("measure", False))
-        if self.done is not None and again == (self.done[0].id, self.done[1]):
-            return self.done[0]
+        self._asked = order.work.get("round", UpdateRound.STEP)
+        found = self._done_before(order.id)
+        if found is not None:
+            return found
         if order.id in self._outstanding:
             self._awaited = True
             return None
@@ -210,6 +212,16 @@ class Shard:
         self._outstanding[order.id], self._awaited = job, True
         return Apply(order.id, job)
 
+    def _done_before(self, id: int) -> UpdateDone | None:
+        """Return the report on the round of an update that was asked for last, if it was done."""
+        if self.done is None or self.done[0].id != id:
+            return None
+        report, reached = self.done
+        if self._asked == UpdateRound.REHEARSE and reached is UpdateRound.STEP:
+            # An earlier start of the lead has ordered the step: it was finite on all servers.
+            return UpdateDone(id, REHEARSED, b"")
+        return report if self._asked == reached else None
+
     def _capture(self, order: RunUpdate) -> CaptureJob:
         """Return the job that takes the place of an update, while the state is captured."""
         row = order.work[CAPTURE]
@@ -220,12 +232,12 @@ class Shard:
     def _update(self, order: RunUpdate) -> UpdateJob:
         store = self.store
         work = ShardWork(order.work, len(store.layout.tensors))
-        job = UpdateJob(store, store.cost, factor=work.factor, measure=work.measure)
+        job = UpdateJob(store, store.cost, factor=work.factor, round=work.round)
         covered = None
         if order.push:
             job.gradient = self._buffers.gradient(order.push)
             covered = job.gradient.cover.tensors
-            job.weights = work.weights_of(len(covered))
+            job.weights, job.begins_sum = work.weights_of(len(covered)), work.begins_sum
         if work.steps_taken:
             touched = store.layout.all if work.touched is None else work.touched
             if covered is not None and job.weights is None and not np.array_equal(touched, covered):
@@ -234,7 +246,8 @@ class Shard:
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
             if store.rule.reads:
                 job.sent = self._version(work.sent, replica=work.coded)
-            if not work.measure:  # `spare`: later orders may still name the current version
+            if work.round is UpdateRound.STEP:
+                # `spare`: later orders may still name the current version.
                 job.target = store.begin(work.spare)
         return job
 
@@ -253,9 +266,12 @@ class Shard:
             job.replica.followed(job, event.sums)
         elif isinstance(job, UpdateJob) and job.target is not None:
             self._computed = job.target, job.touched
-        report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes())
-        self.done = report, isinstance(job, UpdateJob) and job.measure
-        return report if self._awaited else None
+        reached = job.round if isinstance(job, UpdateJob) else UpdateRound.STEP
+        rehearsed = reached is UpdateRound.REHEARSE
+        proof = self.store.guard.proof.packed() if rehearsed else b""
+        report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes(), proof)
+        self.done = report, reached
+        return self._done_before(event.ticket) if self._awaited else None
 
     # ------------------------------------------------------------ parameters
 

@@ -85,7 +85,9 @@ class ShardedModel:
         self.alone = placement.used == [0]
         self.gathering = Gathering(placement, admission)
         self.holders: Sequence[int] = range(len(placement)) if self.spread else placement.used
-        self.updating = Updating(placement, training.of_replica, self.holders)
+        self.updating = Updating(
+            placement, training.of_replica, self.holders, self.gathering.largest
+        )
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
         self.loads: dict[int, Order] = {}
@@ -148,7 +150,8 @@ class ShardedModel:
         for version, replica in sorted(wanted - held):
             effects.append(Order(shard, HoldVersion(0, version, True, replica)))
         effects += again  # it may be computed in place
-        for version, replica in sorted(held - wanted):
+        self._held |= held & self.updating.reads  # which stay until the step is ordered
+        for version, replica in sorted(held - wanted - self.updating.reads):
             effects.append(Order(shard, HoldVersion(0, version, False, replica)))
         return effects
 
@@ -177,9 +180,10 @@ class ShardedModel:
             held = self._wanted()
             for version, replica in sorted(held - self._held):
                 orders += self._all(HoldVersion(0, version, True, replica))
-            for version, replica in sorted(self._held - held):
+            needed = held | self._held & self.updating.reads
+            for version, replica in sorted(self._held - needed):
                 orders += self._all(HoldVersion(0, version, False, replica))
-            self._held = held
+            self._held = needed
         return orders
 
     def send(self, effect: Reply, lease: Lease, client: tuple[str, int] | None) -> list[Effect]:

@@ -1,9 +1,17 @@
-"""Run one update on all shards: ordered on all at once, and done when all have done it."""
+"""Run one update on all shards: ordered on all at once, and done when all have done it.
+
+An update is one round on all shards, the step, if each has proven that its part of the result is
+finite (`aiops.shards.proofs`). Other rounds may come before it. If the norm of the gradient is
+clipped, all measure their part of it, and the factor of the step follows from the sum. And the
+shards that have no proof rehearse the step: if the result is not finite on one of them, the update
+is refused before any has changed anything. A gradient that is collected is added to the sum in
+progress in the first round that a shard takes part in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,13 +20,17 @@ from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
 from aiops.shards.orders import CAPTURE, REPLICA, work_of
+from aiops.shards.proofs import ShardProofs
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
-from aiops.store.parameters import MeasureJob, UpdateJob
+from aiops.store.finite_guard import Proof, refusal
+from aiops.store.parameters import MeasureJob, UpdateJob, UpdateRound
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import CopyRowsJob, TableJob
 from aiops.store.updater import NONE, clipping
 from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
+
+_FINITE = np.array([-1])
 
 
 @dataclass(slots=True)
@@ -27,7 +39,10 @@ class _Update:
 
     ticket: int
     job: UpdateJob | ReplicaJob | CaptureJob
-    missing: set[int] = field(default_factory=set)  # shards that have not reported their part
+    push: int = 0  # the number of the push that it begins with
+    asked: set[int] = field(default_factory=set)  # shards that take part in the present round
+    missing: set[int] = field(default_factory=set)  # those that have not reported it
+    begun: set[int] = field(default_factory=set)  # shards that have done an earlier round
     sums: list[Ints] = field(default_factory=list)  # by shard
     orders: dict[int, Order] = field(default_factory=dict)  # by shard, of the present round
 
@@ -35,9 +50,7 @@ class _Update:
 class Updating:
     """The updates of one lead, one after the other.
 
-    If the norm of a gradient is clipped, each takes two rounds: all shards measure their part of
-    the norm, then all take the step with the factor that follows from the sum. Work on the delta
-    replica (`aiops.store.delta_replica`) takes one round, and so does a capture.
+    Work on the delta replica (`aiops.store.delta_replica`) takes one round, and so does a capture.
 
     Parameters
     ----------
@@ -47,14 +60,16 @@ class Updating:
         Returns whether a version is one of the delta replica.
     holders
         The shards that hold some of the model, the lead first: rows of tables, or parameters.
+    largest
+        As of `ShardProofs`.
 
     Attributes
     ----------
     versions
         The version that each follower has computed.
     on_measured
-        Called with an update's number and its squared norm, before the step that follows from it is
-        ordered; returns effects that come first.
+        Called with an update's number and its squared norm, before the round that follows from it
+        is ordered; returns effects that come first.
     """
 
     def __init__(
@@ -62,8 +77,10 @@ class Updating:
         placement: Placement,
         of_replica: Callable[[Version], bool],
         holders: Sequence[int],
+        largest: Callable[[int], Mapping[int, float]],
     ) -> None:
         self._placement, self._of_replica, self._holders = placement, of_replica, holders
+        self._proofs = ShardProofs(placement, largest)
         self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
         self._done = 0  # the last that all shards have done
@@ -85,8 +102,23 @@ class Updating:
             return [*self._order(update, version, {CAPTURE: job.row}, self._holders), effect]
         if isinstance(job, ReplicaJob):
             return [*self._have_followed(update, job), effect]
-        job.measure = bool(job.clip) and job.target is not None
-        return [*self._issue(update, job), effect]
+        update.push = 0 if job.gradient is None else job.gradient.number
+        self._computing = job.store.version + (job.target is not None)
+        if job.weights is not None:
+            self._proofs.collect(job, update.push)
+        if job.clip and job.target is not None:
+            return self._issue(update, job, UpdateRound.MEASURE, self._placement.used)
+        return self._rehearse(update, job)
+
+    @property
+    def reads(self) -> set[tuple[int, bool]]:
+        """The version that the step will read, if it is not ordered yet; True: the replica's."""
+        jobs = [update.job for update in self._outstanding.values()]
+        return {
+            (job.sent.number, self._of_replica(job.sent))
+            for job in jobs
+            if isinstance(job, UpdateJob) and job.sent and job.round is not UpdateRound.STEP
+        }
 
     def resume(self, shard: int, state: ShardState, version: int) -> list[Effect] | None:
         """Go on with a follower that came back, or has a lead that came back.
@@ -107,16 +139,23 @@ class Updating:
         """
         expected, again = {version}, list[Effect]()
         for update in self._outstanding.values():
+            if shard in update.begun and state.update < update.ticket:
+                return None
+            job = update.job
+            rehearsing = isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE
             if shard in update.missing:
                 again.append(update.orders[shard])
                 expected.add(self._computing)
-            elif isinstance(update.job, UpdateJob) and not update.job.measure:
+            elif rehearsing:  # an earlier start of the lead may have ordered the step
+                expected.add(self._computing)
+            elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
                 expected = {self._computing}
         if shard not in self._placement.used:  # it has rows of tables alone
             expected = {0}
         if state.version not in expected or state.update < self._done:
             return None
         self.versions[shard - 1] = state.version
+        self._proofs.forget(shard)
         return again
 
     def concerns(self, event: Applied) -> bool:
@@ -125,7 +164,11 @@ class Updating:
 
     def applied(self, event: Applied) -> Applied | list[Effect]:
         """Take the lead's sums; return `Applied` if all shards are done, else what is to follow."""
-        return self._take(self._outstanding[event.ticket], 0, event.sums, event.time)
+        update = self._outstanding[event.ticket]
+        job = update.job
+        if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
+            self._proofs.renew(0, job.store.guard.proof)
+        return self._take(update, 0, event.sums, event.time)
 
     def done(self, event: Reported, message: UpdateDone) -> Applied | list[Effect]:
         """Take a follower's sums; return the same.
@@ -133,7 +176,7 @@ class Updating:
         Raises
         ------
         RemoteProtocolError
-            When that was not ordered, or its sums are of other tensors.
+            When that was not ordered, its sums are of other tensors, or its proof is none.
         """
         update, placement = self._outstanding.get(message.id), self._placement
         if update is None or event.shard not in update.missing:
@@ -143,12 +186,17 @@ class Updating:
             expected = [len(placement.layouts[event.shard].tensors)]
         elif isinstance(job, CaptureJob):
             expected = [0]
+        elif job.round is UpdateRound.REHEARSE:
+            expected = [1]
         else:
             rows = placement.rows(event.shard, job.touched)
-            expected = [0, 1 if job.measure else rows.stop - rows.start]
+            measures = job.round is UpdateRound.MEASURE
+            expected = [0, 1 if measures else rows.stop - rows.start]
         if len(sums) not in expected:
             raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
-        if isinstance(job, UpdateJob) and not job.measure:
+        if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
+            self._take_proof(event.shard, job, message, int(sums[0]))
+        elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
             self.versions[event.shard - 1] = self._computing
         return self._take(update, event.shard, sums, event.time)
 
@@ -159,8 +207,14 @@ class Updating:
         update.missing.discard(shard)
         if update.missing:
             return []
-        if isinstance(job, UpdateJob) and job.measure:
-            return self._step(update, job)
+        update.begun |= update.asked
+        if isinstance(job, UpdateJob) and job.round is UpdateRound.MEASURE:
+            return self._clip(update, job)
+        if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
+            bad = [placement.firsts[n] + int(m[0]) for n, m in enumerate(update.sums) if m[0] >= 0]
+            if bad:
+                return self._refuse(update, job, min(bad), time)
+            return self._issue(update, job, UpdateRound.STEP, placement.used)
         del self._outstanding[update.ticket]
         self._done = update.ticket
         if isinstance(job, ReplicaJob):
@@ -169,12 +223,43 @@ class Updating:
             return Applied(time, update.ticket, NONE)
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
-    def _step(self, update: _Update, job: UpdateJob) -> list[Effect]:
-        """Order the step of a gradient whose norm has been measured, with the factor to clip it."""
+    def _take_proof(self, shard: int, job: UpdateJob, message: UpdateDone, bad: int) -> None:
+        """Check and note how far a follower's proof reaches, after it has rehearsed a step."""
+        if not -1 <= bad < len(self._placement.layouts[shard].tensors):
+            raise RemoteProtocolError(f"shard {shard} has rehearsed tensor {bad}")
+        try:
+            proof = Proof.unpacked(message.proof, len(job.store.rule.scalars))
+        except ValueError as error:
+            raise RemoteProtocolError(f"update_done.proof of shard {shard}: {error}") from None
+        self._proofs.renew(shard, proof)
+
+    def _clip(self, update: _Update, job: UpdateJob) -> list[Effect]:
+        """Go on with a gradient whose norm has been measured, with the factor to clip it."""
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
         noted = self.on_measured(update.ticket, squares)
         clip(job, squares)
-        return [*noted, *self._issue(update, job), Apply(update.ticket, job)]
+        return [*noted, *self._rehearse(update, job)]
+
+    def _rehearse(self, update: _Update, job: UpdateJob) -> list[Effect]:
+        """Order a rehearsal of the shards that have no proof; if all have one, the step."""
+        lacking = list[int]()
+        if job.target is not None:
+            direct = job.gradient is not None and job.weights is None
+            known = job.sent is None or not self._of_replica(job.sent)
+            push = update.push if direct else 0
+            lacking = self._proofs.lacking(job, push, known=known)
+        if lacking:
+            return self._issue(update, job, UpdateRound.REHEARSE, lacking)
+        return self._issue(update, job, UpdateRound.STEP, self._placement.used)
+
+    def _refuse(self, update: _Update, job: UpdateJob, tensor: int, time: float) -> Applied:
+        """Refuse an update: nothing has changed but the sum in progress, which is dropped.
+
+        Followers drop theirs when the next one begins.
+        """
+        del self._outstanding[update.ticket]
+        job.store.updater.drop_sum()
+        return Applied(time, update.ticket, refusal(tensor))
 
     def _have_followed(self, update: _Update, job: ReplicaJob) -> list[Effect]:
         """Order the followers to bring their parts of the delta replica up to the model."""
@@ -194,34 +279,42 @@ class Updating:
             update.orders[shard] = Order(shard, RunUpdate(update.ticket, 0, at, work))
         return [*update.orders.values()]
 
-    def _issue(self, update: _Update, job: UpdateJob) -> list[Effect]:
-        """Order the followers to do their parts."""
-        placement = self._placement
-        shards = range(len(placement))
-        rows = [placement.rows(shard, job.touched) for shard in shards]
-        update.missing = set(placement.used)
-        update.sums = [
-            np.zeros(1 if job.measure else len(job.touched[mine]), np.int64) for mine in rows
-        ]
-        self._computing = job.store.version + (job.target is not None)
+    def _issue(
+        self, update: _Update, job: UpdateJob, round: UpdateRound, shards: Iterable[int]
+    ) -> list[Effect]:
+        """Order some shards to do a round of an update; return the lead's own part, too."""
+        placement, sizes = self._placement, self._placement.layout.sizes
+        job.round, update.orders = round, {}
+        update.asked, update.missing = set(shards), set(shards)
+        if round is UpdateRound.REHEARSE:
+            update.sums = [_FINITE] * len(placement)
+        else:
+            rows = [placement.rows(shard, job.touched) for shard in range(len(placement))]
+            measures = round is UpdateRound.MEASURE
+            lengths = [1 if measures else mine.stop - mine.start for mine in rows]
+            update.sums = [np.zeros(length, np.int64) for length in lengths]
         sent = -1 if job.sent is None else job.sent.number
         replica = job.sent is not None and self._of_replica(job.sent)
-        number = 0 if job.gradient is None else job.gradient.number
-        sizes = placement.layout.sizes
-        for shard in placement.used[1:]:
-            work = work_of(job, shard, placement, sent=sent, replica=replica)
+        collected = job  # for a shard that has the gradient in its sum
+        if job.weights is not None and update.begun:
+            collected = replace(job, gradient=None, weights=None)
+        for shard in sorted(update.asked - {0}):
+            theirs = collected if shard in update.begun else job
+            work = work_of(theirs, shard, placement, sent=sent, replica=replica)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
-            mine = number if sizes[pushed].any() else 0  # empty pieces: no portion was sent
-            if not mine:
+            number = 0 if theirs.gradient is None else update.push
+            if not sizes[pushed].any():  # empty pieces: no portion was sent
+                number = 0
                 work.pop("weights", None)
-            message = RunUpdate(update.ticket, mine, job.store.version, work)
+            message = RunUpdate(update.ticket, number, job.store.version, work)
             update.orders[shard] = Order(shard, message)
-        return [*update.orders.values()]
+        mine = [Apply(update.ticket, collected if 0 in update.begun else job)]
+        return [*update.orders.values(), *(mine if 0 in update.asked else ())]
 
 
 def clip(job: UpdateJob, squares: float) -> None:
     """Have a job whose gradient was measured take its step, clipped to its norm."""
     job.factor *= clipping(job.clip, job.factor, squares)
-    job.measure, job.clip = False, 0.0
+    job.clip = 0.0
     if job.weights is not None:  # the first round has added it to the sum
         job.gradient = job.weights = None

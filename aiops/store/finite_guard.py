@@ -10,11 +10,16 @@ block by block into a scratch buffer, and made only if all of that is finite
 
 So whether an update is refused depends on its result alone, and not on the proofs: a server that
 was restarted, a standby and a replay refuse the same updates.
+
+On a model over several servers each has a guard of its part. The lead keeps what each has proven
+(`Proof`), and asks those for a rehearsal whose proof does not cover an update
+(`aiops.shards.updating`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -53,6 +58,65 @@ def refusal(tensor: int) -> Ints:
 def refused_tensor(sums: Ints) -> int | None:
     """Return the tensor for which an update was refused, or None if it was made."""
     return int(sums[1]) if len(sums) == 2 and sums[0] == _REFUSED else None
+
+
+@dataclass(slots=True)
+class Proof:
+    """The updates that one server has proven to be finite, as another server counts them.
+
+    Attributes
+    ----------
+    left
+        Their number.
+    magnitude, step
+        The largest magnitude of their gradients, times the factor, and their largest learning rate.
+    scalars
+        The interval of each of the rule's scalars.
+    """
+
+    left: int = 0
+    magnitude: float = 0.0
+    step: float = 0.0
+    scalars: Sequence[Interval] = ()
+
+    def covers(self, steps: Array, scalars: Array | None, magnitude: float) -> bool:
+        """Return whether an update is proven to be finite, and count it; as of `FiniteGuard`."""
+        if not self.left or not magnitude <= self.magnitude:
+            return False
+        if steps.max(initial=0.0) > self.step or steps.min(initial=0.0) < 0:
+            return False
+        if not _are_within(scalars, self.scalars):
+            return False
+        self.left -= 1
+        return True
+
+    def packed(self) -> bytes:
+        """Return it as float64, little endian."""
+        numbers = [
+            self.left,
+            self.magnitude,
+            self.step,
+            *(end for each in self.scalars for end in each),
+        ]
+        return np.array(numbers, "<f8").tobytes()
+
+    @classmethod
+    def unpacked(cls, data: bytes, scalars: int) -> Proof:
+        """Return the proof that `packed` returned; nothing is proven by no bytes.
+
+        ``scalars``: the number of the rule's scalars.
+
+        Raises
+        ------
+        ValueError
+            When it is none.
+        """
+        if not data:
+            return cls()
+        left, magnitude, step, *ends = np.frombuffer(data, "<f8").tolist()
+        if len(ends) != 2 * scalars or not 0 <= left <= _UPDATES[0]:
+            raise ValueError("it is no proof of this rule")
+        return cls(int(left), magnitude, step, list(zip(ends[::2], ends[1::2], strict=True)))
 
 
 class FiniteGuard:
@@ -110,12 +174,19 @@ class FiniteGuard:
         return True
 
     def _has_scalars(self, scalars: Array | None) -> bool:
-        if scalars is not None and scalars.size:
-            pairs = zip(scalars.T, self._scalars, strict=True)
-            if not all(low <= each.min() and each.max() <= high for each, (low, high) in pairs):
-                return False
+        if not _are_within(scalars, self._scalars):
+            return False
         self._seen_scalars = scalars
         return True
+
+    @property
+    def proof(self) -> Proof:
+        """The proof that is left, for another server to count by."""
+        return Proof(self._left, self.magnitude, self._step, tuple(self._scalars))
+
+    def forget(self) -> None:
+        """Have no proof: another server has counted by the last one, and it does not suffice."""
+        self._left = 0
 
     def renew(
         self,
@@ -197,6 +268,14 @@ def interval(array: Array) -> Interval:
     if array.dtype.itemsize < 4:
         array = array.astype(np.float32)
     return float(array.min()), float(array.max())
+
+
+def _are_within(scalars: Array | None, bounds: Sequence[Interval]) -> bool:
+    """Return whether each of a rule's scalars, float64[tensors, scalars], is in its interval."""
+    if scalars is None or not scalars.size:
+        return True
+    pairs = zip(scalars.T, bounds, strict=True)
+    return all(low <= each.min() and each.max() <= high for each, (low, high) in pairs)
 
 
 def _below(low: float, spare: float) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 
 import numpy as np
@@ -40,6 +41,21 @@ _LARGEST = {
 """By dtype, the largest magnitude of parameters and of state for which a proof is sought."""
 
 
+class UpdateRound(StrEnum):
+    """The part of an update that a job carries out.
+
+    ``ALONE`` is all of it, on a server that holds all of the model: the step, unless the result
+    would not be finite. Several servers take several rounds (`aiops.shards.updating`), each of them
+    on all or some: they ``MEASURE`` the gradient's squares, for its norm; ``REHEARSE`` the step,
+    which changes nothing; and take the ``STEP``, whose result is known to be finite on all.
+    """
+
+    ALONE = "alone"
+    MEASURE = "measure"
+    REHEARSE = "rehearse"
+    STEP = "step"
+
+
 @dataclass(slots=True)
 class UpdateJob(Update):
     """One update of a store, fixed when it is issued; `run` may be called on another thread.
@@ -57,47 +73,56 @@ class UpdateJob(Update):
         The version that the step makes, as `Store.begin` returned it; None: it takes no step.
     pushed
         int64, the tensors that the gradient covers, on whichever shard.
-    measure
-        Whether it takes no step, but returns the sum of squares that the norm is of.
+    begins_sum
+        Whether the gradient is the first of a sum: what the accumulator has is dropped.
+    round
+        The part of the update that it carries out.
     """
 
     store: Store
     cost: int
     target: Version | None = None
     pushed: Ints = field(default_factory=NONE.copy)
-    measure: bool = False
+    begins_sum: bool = False
+    round: UpdateRound = UpdateRound.ALONE
 
     def run(self) -> Ints:
         """Run the update; return the statistic's fixed-point sums of the tensors of the step.
 
         If a result is not finite, nothing is changed but the sum in progress, which is dropped, and
-        it returns a `refusal`.
+        it returns a `refusal`. A round of measuring returns the sum of squares, a float64 as its
+        bits. A rehearsal returns the first tensor of those held here whose result would not be
+        finite, or −1.
         """
-        store, gradient, target = self.store, self.gradient, self.target
+        store, gradient, target, round = self.store, self.gradient, self.target, self.round
         updater = store.updater
         direct = gradient is not None and self.weights is None
-        # Of a model on several servers each has only some of the results: none can be refused.
-        finite = target is None or self.measure or store.held is not store.layout
+        finite = target is None or round is not UpdateRound.ALONE
         if direct and not finite:
             proven = self.sent is None and store.guard.covers(self.steps, self.scalars, LIMIT)
             finite = proven or store.is_finite(self)
         if gradient is not None:
-            alone = direct and not self.clip and finite
+            looks = round in (UpdateRound.MEASURE, UpdateRound.REHEARSE)
+            alone = direct and finite and not (self.clip or looks)
             if (
                 (alone and gradient.cover.whole and not gradient.parts and store.whole_at_once)
                 and (target is not None and self.sent is None)
-                and (self.factor == 1.0 and not self.measure)
+                and self.factor == 1.0
             ):
                 # The usual case: what the rest does for it, with fewer calls.
                 data = gradient.data
                 sections = [data[s.start : s.stop].view(s.dtype) for s in updater.layout.sections]
                 return updater.whole(store.current, target, sections, self.steps, self.scalars)
             self.gradient = gradient = updater.prepared(gradient, alone=alone)
+            if self.begins_sum:
+                updater.drop_sum()
             if self.weights is not None:
                 mine = self.weights[: len(gradient.cover.tensors)]
                 updater.accumulator.fold(gradient, mine)
-        if self.measure:
+        if round is UpdateRound.MEASURE:
             return np.array([store.squares(self)]).view(np.int64)
+        if round is UpdateRound.REHEARSE:
+            return np.array([store.rehearse(self)])
         if target is None:
             return NONE
         return store.step(self, target, finite=finite or (not direct and store.is_finite(self)))
@@ -404,6 +429,19 @@ class Store:
                 self.updater.drop_sum()
                 return refusal(bad)
         return self.updater.step(job, self.current, target, self._read_soon)
+
+    def rehearse(self, job: UpdateJob) -> int:
+        """Return the first tensor, of those held here, whose result would not be finite, or −1.
+
+        A new proof is sought, and changes nothing else.
+        """
+        if self.held is not self.layout:
+            job = self._of_held(job)
+        self.guard.forget()
+        if self.is_finite(job):
+            return -1
+        bad = self.updater.rehearse(job, self.current, self.current)
+        return -1 if bad is None else bad
 
     def is_finite(self, job: UpdateJob) -> bool:
         """Return whether a job's results are proven to be finite; a new proof may be sought."""

@@ -280,7 +280,9 @@ class Updater:
                 rows = rows_in(gradient.cover.tensors, section)
                 if len(rows):
                     nothing = np.zeros(len(gradient.cover.tensors))
-                    arrays.append(spans_of(self.layout, index, gradient, rows, nothing)[1])
+                    found = spans_of(self.layout, index, gradient, rows, nothing)[1]
+                    on_host = isinstance(found, np.ndarray)  # as it came, before it is prepared
+                    arrays.append(found if on_host else self.compute.on_host(found))
         return magnitude(arrays)
 
     def _arrays(self, base: Version, target: Version, sent: Version | None) -> list[SectionArrays]:

@@ -15,6 +15,7 @@ from aiops.wire.fields import (
     Bytes32,
     Nonce,
     Plain,
+    Real,
     Rows,
     ShardTable,
     Text,
@@ -284,7 +285,8 @@ class ShardState(Message):
     """The state that a follower holds, for the lead that it has welcomed.
 
     ``run`` (empty: it holds none), ``shard`` and ``shards`` say of what. ``version`` is the newest
-    that it has computed, ``update`` the last that it has done (0: none), or has ``measured``.
+    that it has computed, ``update`` the last that it has done (0: none), or (``measured``) has
+    measured or rehearsed.
     ``holds`` has the numbers of the pushes of which it has the ``portions``, and the ``versions``
     that it keeps: number, and true for one of the delta replica. Its ``snapshots`` are the rows of
     the lead's journal of which it has one. ``reached`` is the row of its last order, and of
@@ -306,18 +308,23 @@ class ShardState(Message):
 
 @value
 class PushArrived(Message):
-    """All of this shard's parts of push ``id`` are there; ``fault``: why they cannot be used."""
+    """All of this shard's parts of push ``id`` are there; ``fault``: why they cannot be used.
+
+    ``largest``: the largest magnitude in them.
+    """
 
     kind = "push_arrived"
     fault: Plain
+    largest: Real = 0.0
 
 
 @value
 class UpdateDone(Message):
-    """Update ``id`` is computed."""
+    """A round of update ``id`` is computed; a rehearsal brings the follower's ``proof``."""
 
     kind = "update_done"
     sums: Blob
+    proof: Blob
 
 
 @value

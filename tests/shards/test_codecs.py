@@ -19,8 +19,8 @@ EVEN = {name: np.zeros((128, 64), np.float32) for name in "abcd"}
 CUT = {"big": np.zeros((512, 64), np.float32), "small": np.zeros(5, np.float32)}
 
 
-def trained(shards: int, model: Any, codec: str, steps: int = 4) -> Params:
-    world = World(0, shards, "asgd", {"lr": 0.5}, push_codec=(codec,))
+def trained(shards: int, model: Any, codec: str, steps: int = 4, clip: float = 0.0) -> Params:
+    world = World(0, shards, "asgd", {"lr": 0.5, "clip": clip}, push_codec=(codec,))
     actor = Actor(world, "worker", lambda actor: None)
     actor.done = True
     world.actors.append(actor)
@@ -46,6 +46,14 @@ def test_where_no_tensor_is_cut_the_bits_are_the_same(codec: str, shards: int) -
     for name, array in alone.items():
         assert array.any()
         assert array.tobytes() == spread[name].tobytes(), name
+
+
+def test_a_coded_gradient_that_is_clipped_makes_the_step_of_one_server() -> None:
+    """The lead decodes its portion to measure it, and still knows of which push it is."""
+    alone, spread = trained(1, EVEN, "int8", clip=1.0), trained(2, EVEN, "int8", clip=1.0)
+    for name, array in alone.items():
+        assert np.abs(array).max() > 0
+        np.testing.assert_allclose(array, spread[name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -22,7 +22,7 @@ from aiops.model.shared_memory import Memory, Segment, SharedMemory, attached, a
 from aiops.store import cuda_backend
 from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import Store, UpdateJob
+from aiops.store.parameters import Store, UpdateJob, UpdateRound
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, DeviceEvent, EmulatedDevice
 from tests.inline import Inline
@@ -198,11 +198,27 @@ class TestBits:
                 gradient=gradient,
                 weights=weights,
                 touched=store.layout.all,
-                measure=True,
+                round=UpdateRound.MEASURE,
             )
             found.append(job.run().view(np.float64).tolist())
         assert found[0] == found[1]
         assert found[0][0] > 0
+
+    @pytest.mark.parametrize(("rate", "fits"), [(0.01, True), (1e38, False)])
+    def test_a_step_is_rehearsed_for_other_shards(
+        self, device: Device, rate: float, fits: bool
+    ) -> None:
+        both = Both(device, "asgd", *MIXED)
+        arrays = both.gradient()
+        for store in both.stores:
+            before = [array.copy() for array in store.current.arena.sections]
+            job = UpdateJob(store, store.cost, gradient=gradient_of(store, arrays))
+            job.touched, job.round = store.layout.all, UpdateRound.REHEARSE
+            job.steps = np.full(len(arrays), rate)
+            [bad] = job.run()
+            assert bool(bad == -1) is fits
+            for array, was in zip(store.current.arena.sections, before, strict=True):
+                np.testing.assert_array_equal(array, was)
 
     @pytest.mark.parametrize("policy", ["fasgd", "dcasgd"])
     @pytest.mark.parametrize(

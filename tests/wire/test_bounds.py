@@ -403,7 +403,7 @@ def test_a_ledger_says_no_more_than_a_message_can_carry(kind: str) -> None:
 
 def orders() -> list[Message]:
     """Return what a lead may tell a follower that has begun, and what a client may."""
-    work = {"factor": 1.0, "measure": False, "sent": 0, "spare": True, "touched": None}
+    work = {"factor": 1.0, "round": "step", "sent": 0, "spare": True, "touched": None}
     work["steps"] = np.ones(1).tobytes()
     run = ((512, 520, 0),)
     return [
@@ -447,7 +447,7 @@ def test_a_follower_takes_refuses_or_ends(place: int) -> None:
 @pytest.mark.parametrize("which", ["run_update", "send_params", "hold_version"])
 def test_a_follower_refuses_orders_about_a_version_that_is_over(which: str, spare: bool) -> None:
     """They ended it with an assertion, and so with the log of an error of its own."""
-    work = {"factor": 1.0, "measure": False, "sent": 0, "spare": spare, "touched": None}
+    work = {"factor": 1.0, "round": "step", "sent": 0, "spare": spare, "touched": None}
     work["steps"] = np.ones(1).tobytes()
     start, stop = begun().followers[0].coordinator.shard.store.layout.begin, LAYOUT.nbytes
     order = {
@@ -470,7 +470,7 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
     counted = {"c": (1, 1, 1, 1, {"push": (1, 1, 1)}, {})}
     for message in (
         server_messages.PushArrived(1, {}),
-        server_messages.UpdateDone(1, bytes(8)),
+        server_messages.UpdateDone(1, bytes(8), bytes(24)),
         server_messages.TrafficCounted(1, counted, {}, {}),
         server_messages.BudgetUsed(1, 1, 1, 1, 1, True),
         server_messages.StoredRows(1, 0, 0, (Part(0, 1, "raw", 12, 0),)),

@@ -264,7 +264,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}, 2, False
     proof = generation_proof(SECRET, "8c2f", 2, lead=True)
     half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
-    work = {"factor": 1.0, "measure": False, "sent": -1, "spare": True, "touched": None}
+    work = {"factor": 1.0, "round": "step", "sent": -1, "spare": True, "touched": None}
     return [
         _sent("client", ShardHello(0, version, *who)),
         _sent("server", ShardWelcome(0, version, b"")),
@@ -293,8 +293,8 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
             "server",
             ShardState(0, True, "8c2f", 1, 2, 7, 3, False, _HOLDS),
         ),
-        _sent("server", PushArrived(1, {})),
-        _sent("server", UpdateDone(1, struct.pack("<q", 1 << 22))),
+        _sent("server", PushArrived(1, {}, 1.5)),
+        _sent("server", UpdateDone(1, struct.pack("<q", -1), struct.pack("<3d", 65_535, 1e18, 2))),
         _sent("server", SnapshotSaved(18_220, "")),
         _sent(
             "server",

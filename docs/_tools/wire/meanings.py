@@ -235,16 +235,21 @@ MEANINGS: Mapping[str, str] = {
     "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
     " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
     " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads),"
-    " `coded` (it is the delta replica's); `measure` (take no step: the one sum is a float64, of"
-    " the squares). Or `replica` alone: bring the delta replica up to the model, and let increments"
-    " before that version go. Or `rows`, the number of a table, with `push` (apply the gradients of"
-    " rows that came as this push), `step` and `scalars`.",
+    " `coded` (it is the delta replica's); `begins_sum` (drop what was collected before); `round`:"
+    " `measure`, `rehearse` or `step` ([below](#orders)). Or `replica` alone: bring the delta"
+    " replica up to the model, and let increments before that version go. Or `rows`, the number of"
+    " a table, with `push` (apply the gradients of rows that came as this push), `step` and"
+    " `scalars`.",
     "increments": "The first byte of a piece, the one after its last, and the number of its newest"
     " increments that are sent.",
     "keep": "Whether it is kept.",
     "kept": "Whether the follower keeps a state of its own.",
     "update": "The `id` of the last update that it has done; 0: none.",
-    "measured": "Whether it has only measured that update's norm.",
+    "measured": "Whether it has not taken the step of that update, but done an earlier round.",
+    "largest": "The largest magnitude in the parts; 1e18 if they are coded.",
+    "update_done.proof": "After a rehearsal, as float64, little endian: of how many more updates"
+    " it is proven that their results are finite; the largest magnitude of their gradients, times"
+    " `factor`, and of their `steps`; the least and the largest of each of their `scalars`.",
     "holds": "`portions`: the pushes of which it has its part, by the lead's count; `versions`:"
     " those that it keeps, each with whether it is one of the delta replica; `snapshots`: the rows"
     " of the lead's journal of which it has a snapshot; `reached`: the row of its last order;"
@@ -270,8 +275,10 @@ MEANINGS: Mapping[str, str] = {
     " fetches hold them.",
     "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
     "sums": "The rule's statistic, int64, little endian: one per tensor touched; empty without a"
-    " statistic. Of the delta replica: one per piece, the bytes of its increment, −1 if it has to"
-    " be sent as it is, −2 if it has not changed.",
+    " statistic. After measuring: the sum of squares, a float64. After a rehearsal: the first"
+    " tensor, of those that lie here, whose result would not be finite, or −1. Of the delta"
+    " replica: one per piece, the bytes of its increment, −1 if it has to be sent as it is, −2 if"
+    " it has not changed.",
     # standbys
     "standby_hello.run": "Empty, or the run that the standby has a state of.",
     "standby_hello.generation": "The primary's generation, when it last fed this standby; 0 at"
