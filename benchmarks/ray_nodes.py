@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,20 @@ class RayNodes:
             object_store_memory=_STORE,
         )
         self.nodes[node.node_id] = node
+
+    def stop(self, node: str) -> list[int]:
+        """Stop all processes of a node (SIGSTOP), so that it falls silent; return their ids.
+
+        The kernel still acknowledges what they are sent.
+        """
+        (raylet,) = self.nodes[node].all_processes["raylet"]
+        stopped, found = list[int](), [raylet.process.pid]
+        while found:
+            os.kill(found[0], signal.SIGSTOP)  # before its children are looked for: it makes none
+            stopped.append(found.pop(0))
+            children = Path(f"/proc/{stopped[-1]}/task").glob("*/children")
+            found += [int(child) for path in children for child in path.read_text().split()]
+        return stopped
 
     def kill(self, node: str) -> None:
         """Kill the node of this id."""

@@ -94,6 +94,7 @@ class RayJob:
         self._server: RunningServer | None = None
         self._present: list[ServerAccess] = []  # of each head of the server
         self._look_at: list[float] = []  # inf: it has been asked, and has not answered
+        self._look_at_nodes = 0.0
         self._lost: set[int] = set()  # heads that Ray does not start again
         self._reports: list[LoopReport] = []
         self._value: Any = None
@@ -180,6 +181,18 @@ class RayJob:
             if time.monotonic() >= self._look_at[index]:
                 self._look_at[index] = inf
                 self._awaited[head.access.remote()] = partial(self._seen, index)
+        if len(self._present) > 1 and time.monotonic() >= self._look_at_nodes:
+            self._look_at_nodes = time.monotonic() + _LOOK
+            alive = [node_is_alive(access.node) for access in self._present]
+            for index, is_alive in enumerate(alive):
+                if not is_alive and any(alive):  # until it is started elsewhere, there is the other
+                    self._note(index, self._present[alive.index(True)])
+
+    def _note(self, index: int, access: ServerAccess) -> None:
+        """Tell workers where a server is now."""
+        self._present[index] = access
+        for actor in self._actors.values():
+            actor.handle.server_moved.remote(index, access)
 
     def _seen(self, index: int, access: Any, error: BaseException | None) -> list[GroupEvent]:
         now = time.monotonic()
@@ -194,9 +207,7 @@ class RayJob:
         self._look_at[index] = now + _LOOK
         if access != self._present[index]:
             _log.warning("%s: a server has moved to %s", self._name, access.url)
-            self._present[index] = access
-            for actor in self._actors.values():
-                actor.handle.server_moved.remote(index, access)
+            self._note(index, access)
         return [ServerUp(now)]
 
     def _has_joined(self, rank: int) -> bool:

@@ -37,6 +37,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from aiops.common import urls
 from aiops.common.formatting import ending
 from aiops.errors import AiopsError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.ray.server_process import START, ServerProcess
+from aiops.ray.server_process import START, ServerProcess, wait_until_free
 from aiops.ray.server_settings import on_node
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.standby.link import ask
@@ -159,6 +160,8 @@ class ServerActor:
             if plan.config.state_copy is not None:
                 fetch(plan.state, plan.config.state_copy)
             _check_state(plan)
+            # As a standby it may come back late: the other one serves meanwhile.
+            wait_until_free(plan.state, inf if plan.partner else START)
         host = ray.util.get_node_ip_address()
         self._primary = self._find_primary()
         self._known = self._addresses(START)

@@ -7,6 +7,7 @@ that a server that moves to another has another address.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ import aiops.ray
 from aiops.errors import UsageError
 from aiops.ray import running_server
 from aiops.ray.data import DatasetShard
+from aiops.ray.servers import node_is_alive
 from benchmarks.ray_nodes import RayNodes, ray_nodes
 from tests.object_store import KEYS, object_store
 
@@ -318,6 +320,68 @@ def a_standby_takes_over(folder: Path, nodes: RayNodes) -> None:
         assert 0 <= model[rank] - acknowledged(folder, rank) <= 2, (rank, model)
 
 
+def a_node_falls_silent(folder: Path, nodes: RayNodes) -> None:
+    """All processes of the server's node stop: its connections stay open, and nothing answers."""
+    folder.mkdir()
+
+    def has_standby() -> bool:
+        return aiops.ray.server("silent").has_standby
+
+    stopped: list[int] = []
+    with ThreadPoolExecutor() as thread:
+        running = thread.submit(
+            lambda: aiops.ray.train(
+                counting_loop,
+                policy="asgd",
+                lr=1.0,
+                min_workers=1,
+                max_workers=3,
+                state=folder / "state",
+                standby=True,
+                name="silent",
+                detached=True,
+                config={"folder": str(folder)},
+                run_config=ray.train.RunConfig(storage_path=str(folder / "runs")),
+            )
+        )
+        try:
+            all_go_on(folder)
+            until(has_standby, "there is a standby")
+            home = aiops.ray.server("silent").node
+            stopped = nodes.stop(home)
+            silent, before = time.monotonic(), [acknowledged(folder, rank) for rank in range(3)]
+
+            def going() -> list[int]:
+                return [r for r in range(3) if acknowledged(folder, r) > before[r] + 1]
+
+            until(lambda: not node_is_alive(home), "Ray knows it")
+            print(f"Ray knows it after {time.monotonic() - silent:.1f} s", flush=True)
+            until(going, "a worker goes on")
+            print(f"a worker goes on after {time.monotonic() - silent:.1f} s", flush=True)
+            nodes.add()
+            until(lambda: len(going()) == 3, "all workers go on")
+            assert aiops.ray.server("silent").node != home
+            print(f"all workers go on after {time.monotonic() - silent:.1f} s", flush=True)
+            for process in stopped:  # the old server wakes, and must change nothing
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+            until(has_standby, "the one that took over has a standby")
+            all_go_on(folder)
+        finally:
+            (folder / "stop").touch()
+            for process in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+        result = running.result(PATIENCE)
+    assert result.error is None
+    server = aiops.ray.server("silent")
+    with server.client() as client:
+        model = client.fetch()["w"].tolist()
+    server.stop()
+    for rank in range(3):
+        assert 0 <= model[rank] - acknowledged(folder, rank) <= 2, (rank, model)
+
+
 def main(folder: Path) -> None:
     begin = time.monotonic()
     os.environ.update(KEYS)
@@ -329,6 +393,7 @@ def main(folder: Path) -> None:
             "a_node_is_killed_and_the_state_is_in_a_store": lambda: (
                 a_node_is_killed_and_the_state_is_in_a_store(folder / "stored", nodes)
             ),
+            "a_node_falls_silent": lambda: a_node_falls_silent(folder / "silent", nodes),
             "a_standby_takes_over": lambda: a_standby_takes_over(folder / "standby", nodes),
         }
         for part in (parts[name] for name in sys.argv[2:] or parts):

@@ -69,7 +69,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._lead = self
         self.channels: list[AsyncConnection] = []
         self.transport: asyncio.Transport | None = None
-        self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[AiopsError] = self._loop.create_future()
         self.progress = asyncio.Event()
         self._views: list[memoryview] = []
         self._full = self._paused = False
@@ -105,6 +106,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _cut_off(self, seconds: float) -> None:
         self.end(cut_off(self._session.server, seconds))
+
+    def server_moved(self, error: ConnectionLost) -> None:
+        """End it, as the server is at another address now; called on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.end, error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes: the session's, or the steady exchange's."""

@@ -14,6 +14,7 @@ from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.common.urls import ServerAddress
 from aiops.errors import ConnectionLost, Untrusted
+from aiops.net import moved_servers
 from aiops.net.dns import addresses, first_reached
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.tls import TlsClient
@@ -64,7 +65,9 @@ class AsyncDialler:
 
         left = min(until - asyncio.get_running_loop().time(), ATTEMPT)
         hosts = self._env.known_addresses(name) or await addresses(name, left)
-        return await first_reached(hosts, until, reach)
+        transport, connection = await first_reached(hosts, until, reach)
+        moved_servers.watch(connection, (server.host, server.port), (name, port))
+        return transport, connection
 
     async def _reach(
         self,

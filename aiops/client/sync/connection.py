@@ -26,6 +26,7 @@ from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailab
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.moved_servers import gone
 from aiops.net.path_watch import cut_off, unheard
 from aiops.net.tls import TlsClient
 from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
@@ -79,6 +80,8 @@ class BlockingConnection:
         self._repetitions = Repetitions(below)
         self._told: Unavailable | None = None  # why the server ended the connection meanwhile
         self.socket: StreamSocket | None = None
+        self._server = servers[0]  # that it leads to, and the address at which that was
+        self._place = servers[0].host, servers[0].port
         self._near: UnixSide | None = None  # on a connection within this machine
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
         self._spin = Spin()
@@ -497,7 +500,8 @@ class BlockingConnection:
 
     def _connect(self, until: float, beat: float) -> None:
         server, patience = self._attempts.server, self._attempts.patience
-        self._session.towards(server, self.dialler.present_address(server)[0])
+        self._server, self._place = server, self.dialler.present_address(server)
+        self._session.towards(server, self._place[0])
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
         self.socket = sock
         self.dialler.check()  # an interruption that received too early to find this socket
@@ -575,6 +579,8 @@ class BlockingConnection:
         silence = unheard(sock)
         if silence >= self._session.info.waits.unheard:
             raise cut_off(self._session.server, silence)
+        if self._place != self.dialler.present_address(self._server):
+            raise gone((self._server.host, self._server.port))
 
     def _left(self, until: float) -> float:
         left = until - time.monotonic()
