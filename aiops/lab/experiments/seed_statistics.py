@@ -37,8 +37,10 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return BEHIND if min(ours) > max(theirs) else LEVEL
 
 
-def percents(values: Sequence[float]) -> str:
+def percents(values: Sequence[float], digits: int = 2) -> str:
     """Return shares of 1 in per cent: the mean, and from the least to the most.
+
+    ``digits``: after the point.
 
     >>> percents([0.05, 0.07]), percents([0.05]), percents([0.1, math.inf]), percents([])
     ('6.00 (5.00–7.00)', '5.00', 'diverged', '–')
@@ -47,7 +49,7 @@ def percents(values: Sequence[float]) -> str:
         return "–"
     if not all(map(math.isfinite, values)):
         return "diverged"
-    mean = f"{100 * fmean(values):.2f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({100 * min(values):.2f}–{100 * max(values):.2f})"
+    mean, least, most = (
+        f"{100 * value:.{digits}f}" for value in (fmean(values), min(values), max(values))
+    )
+    return mean if len(values) == 1 else f"{mean} ({least}–{most})"

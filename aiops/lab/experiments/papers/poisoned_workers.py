@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,7 @@ from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import OnProgress, PlannedRun, Result
 from aiops.lab.experiments.runs import RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import tails
+from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Ints
@@ -193,17 +194,30 @@ FULL = PoisonScale(
 
 
 def cases(scale: PoisonScale, runs: Runs) -> Iterator[PlannedRun]:
-    """Yield each policy under each attack, with the filters and without, on both kinds of data."""
-    for policy, lr in POLICIES.items():
-        for own_data in (False, True):
-            for attack in ATTACKS:
-                for share in (0.0,) if attack == "none" else scale.shares:
-                    for text in ("off",) if attack == "absent" else ("off", FILTER):
-                        for seed in range(scale.seeds):
-                            base = replace(scale.base, policy=policy, lr=lr, seed=seed)
-                            work = PoisonedRun(base, attack, share, text, own_data)
-                            panel = f"{policy}, {_data(own_data)}"
-                            yield PlannedRun(panel, _label(attack, share, text), seed, work)
+    """Yield each policy under each attack, with the filters and without, on both kinds of data.
+
+    All of a seed come before those of the next, so that a part of the runs has a table, too.
+    """
+    for seed in range(scale.seeds):
+        for policy, lr in POLICIES.items():
+            for own_data, (attack, share) in product((False, True), _attacks(scale)):
+                for text in ("off",) if attack == "absent" else ("off", FILTER):
+                    base = replace(scale.base, policy=policy, lr=lr, seed=seed)
+                    work = PoisonedRun(base, attack, share, text, own_data)
+                    panel = f"{policy}, {_data(own_data)}"
+                    yield PlannedRun(panel, _label(attack, share, text), seed, work)
+
+
+def _attacks(scale: PoisonScale) -> list[tuple[str, float]]:
+    """Return the attacks, each with the shares of the workers that carry it out."""
+    shares = _shares(scale)
+    return [(a, share) for a in ATTACKS for share in ((0.0,) if a == "none" else shares)]
+
+
+def _shares(scale: PoisonScale) -> list[float]:
+    """Return the shares that the knob leaves."""
+    chosen = scale.knobs.get("hostile", "all")
+    return [share for share in scale.shares if chosen in ("all", f"{share:.0%}")]
 
 
 def _data(own_data: bool) -> str:
@@ -216,26 +230,24 @@ def _label(attack: str, share: float, text: str) -> str:
 
 
 def findings(scale: PoisonScale, groups: RunGroups) -> Findings:
-    """Tabulate the errors in the end; judge those of huge gradients and flipped signs."""
+    """Tabulate the errors in the end, over the seeds, and judge their means by attack."""
     table, worst = [], dict[tuple[bool, str], list[float]]()
-    for policy in POLICIES:
-        for own_data in (False, True):
-            found = groups.panel(f"{policy}, {_data(own_data)}")
-            errors = {label: fmean(tails(group)) for label, group in found.items()}
-            for attack in ATTACKS:
-                for share in (0.0,) if attack == "none" else scale.shares:
-                    labels = [_label(attack, share, text) for text in ("off", FILTER)]
-                    if any(label not in errors for label in labels):
-                        continue
-                    off, on = (100 * errors[label] for label in labels)
-                    nothing = float("nan")
-                    clean = 100 * errors.get(_label("none", 0.0, "off"), nothing)
-                    absent = 100 * errors.get(_label("absent", share, "off"), nothing)
-                    best = max(clean, absent) if attack != "none" else clean
-                    worst.setdefault((own_data, attack), []).append(on - best)
-                    row = {"policy": policy, "data": _data(own_data), "attack": attack}
-                    row |= {"hostile": f"{share:.0%}", "off": f"{off:.1f}", FILTER: f"{on:.1f}"}
-                    table.append(row | {"no attack": f"{clean:.1f}", "absent": f"{absent:.1f}"})
+    for policy, own_data in product(POLICIES, (False, True)):
+        found = groups.panel(f"{policy}, {_data(own_data)}")
+        errors = {label: tails(group) for label, group in found.items()}
+        clean = errors.get(_label("none", 0.0, "off"), [])
+        for attack, share in _attacks(scale):
+            off, on = (errors.get(_label(attack, share, text), []) for text in ("off", FILTER))
+            if not off or not on:
+                continue
+            absent = errors.get(_label("absent", share, "off"), [])
+            others = [fmean(each) for each in (clean, absent) if each]
+            if others:
+                away = 100 * (fmean(on) - max(others))
+                worst.setdefault((own_data, attack), []).append(away)
+            row = {"policy": policy, "data": _data(own_data), "attack": attack}
+            row |= {"hostile": f"{share:.0%}", "off": percents(off, 1), FILTER: percents(on, 1)}
+            table.append(row | {"no attack": percents(clean, 1), "absent": percents(absent, 1)})
     verdicts = [
         Verdict(
             max(worse) <= 1.0,
@@ -250,7 +262,7 @@ def findings(scale: PoisonScale, groups: RunGroups) -> Findings:
 
 def figure(scale: PoisonScale, groups: RunGroups) -> Figure:
     """Draw errors on the way, at the largest share."""
-    most, panels = max(scale.shares), []
+    most, panels = max(_shares(scale)), []
     for policy in POLICIES:
         found = groups.panel(f"{policy}, same data")
         wanted = [_label("none", 0.0, "off")]
@@ -271,6 +283,7 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
+    knobs={"hostile": ("all", "10%", "20%", "33%")},
     note="Twelve workers take turns at random. absent: the hostile ones are not there; huge: 2e17"
     " in each element; scaled: 100 times the gradient; flipped: minus the gradient; random: noise"
     " of its norm; labels: 9 − y; colluding: one noise from all, at three times the norm. Own"
