@@ -6,13 +6,13 @@ everything: such a server listens on loopback only.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiops.access.quotas import Meter, Quota
 from aiops.access.tokens import AccessToken, TokenRole, TokenTable
+from aiops.common.sent_away import SentAway
 from aiops.errors import Kicked, Refused, Unauthorised, Unavailable
 from aiops.wire.messages import Hello
 from aiops.wire.server_messages import Greeting, LeadHello
@@ -21,9 +21,6 @@ from aiops.wire.token_keys import FindKeys, TokenKeys
 from aiops.wire.traffic import Traffic
 
 UNNAMED = "a client without a token"
-
-MOST_SENT_AWAY = 4096
-"""Clients that are remembered because an administrator has sent them away: the last ones."""
 
 
 @dataclass(slots=True)
@@ -51,7 +48,7 @@ class AccessControl:
         self._table, self._clock = table, clock
         self._uses: dict[bytes, _Use] = {}  # by the token's id: a rotated token is another one
         self._by_peer: dict[int, _Use] = {}
-        self._sent_away: OrderedDict[str, Kicked] = OrderedDict()  # by the client's id
+        self._sent_away = SentAway()
 
     @property
     def find(self) -> FindKeys | None:
@@ -66,7 +63,7 @@ class AccessControl:
     def forbids(self, hello: Greeting, key: bytes) -> Refused | None:
         """Return the reason for which the holder of a token may not connect so, or None."""
         if isinstance(hello, Hello) and hello.client in self._sent_away:
-            return self._sent_away[hello.client]
+            return Kicked(self._sent_away[hello.client])
         if self._table is None:
             return None
         token = self._table.of_id(key)
@@ -95,10 +92,7 @@ class AccessControl:
 
     def send_away(self, client: str, why: Kicked) -> None:
         """Admit a client of this id no more; it was told why, and may have missed that."""
-        self._sent_away[client] = why
-        self._sent_away.move_to_end(client)
-        if len(self._sent_away) > MOST_SENT_AWAY:
-            self._sent_away.popitem(last=False)
+        self._sent_away.note(client, str(why))
 
     def meter(self, peer: int, traffic: Traffic, now: float) -> Meter | None:
         """Return what counts a connection's traffic; None: its token has no quota of any.

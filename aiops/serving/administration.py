@@ -42,6 +42,8 @@ class Administration:
         Has the server end.
     roll_back
         Has it begin again from the snapshot that has been noted; takes the reason, a sentence.
+    send_away
+        Has the followers of the server take a client no more, by its id and for a reason.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Administration:
         post: Callable[[Event], None],
         drain: Callable[[], None],
         roll_back: Callable[[str], None],
+        send_away: Callable[[str, str], None],
     ) -> None:
         self._engine, self._connections, self._run_state = engine, connections, run_state
         self._now, self._post, self._drain, self._roll_back = now, post, drain, roll_back
+        self._send_away = send_away
 
     def handle(self, number: int, message: Message) -> None:
         """Carry out a request of `ADMIN_REQUESTS` from a connection, and answer it."""
@@ -118,6 +122,7 @@ class Administration:
             hello = peer.handshake.hello
             if isinstance(hello, Hello):
                 connections.access.send_away(hello.client, why)
+                self._send_away(hello.client, str(why))
             _log.warning("%s at %s: %s", message.client, peer.link.peer_name, why)
             connections.refuse_one(peer, why)
         return len(found)

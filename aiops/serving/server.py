@@ -181,7 +181,7 @@ class Server:
         if engine is not None:
             self._administration = Administration(
                 *(engine, self.connections, run_state, self._now, self.post, self.stop),
-                self._roll_back,
+                *(self._roll_back, partial(self._send_away, lead)),
             )
         links = None if lead is None else self._links_of(lead, options.run)
         self._links = links
@@ -490,6 +490,11 @@ class Server:
         error = self._run_state.superseded(generation, primary)
         self.connections.refuse(str(error), Superseded.code, error.details)
         self._stop_with(error)
+
+    def _send_away(self, lead: Lead | None, client: str, why: str) -> None:
+        """Have the followers of this server take a client no more."""
+        for order in () if lead is None else lead.send_away(client, why):
+            self._perform(order)
 
     def _roll_back(self, why: str) -> None:
         """End at once, to begin again from the snapshot that was noted, and write nothing more."""

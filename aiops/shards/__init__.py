@@ -41,6 +41,7 @@ them out in the order in which they were decided:
 `KeepSets`          remove the snapshots that no set needs
 `SendRows`          send the lead all rows of tables that lie there, to be saved
 `ClosePushes`       refuse clients' pushes of rows, or take them again
+`SendAway`          end a client's connections, and take it no more
 `CountTraffic`      report the bytes exchanged with each client
 `PaceClients`       keep to this share of the bandwidth budgets
 ==================  ==============================================================================

@@ -37,7 +37,7 @@ from aiops.engine.events import (
 from aiops.engine.receive import CopiedIncoming
 from aiops.engine.steady import Steady
 from aiops.engine.steady_rows import SteadyRows
-from aiops.errors import Refused, RemoteProtocolError, Unavailable
+from aiops.errors import Kicked, Refused, RemoteProtocolError, Unavailable
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
@@ -79,6 +79,7 @@ from aiops.wire.server_messages import (
     PaceClients,
     PushArrived,
     RunUpdate,
+    SendAway,
     SendIncrements,
     SendParams,
     SendRows,
@@ -356,6 +357,8 @@ class Follower:
             return _refusal(event.peer, hello.id, str(error))
         except Unavailable as error:  # the client tries again
             return _refusal(event.peer, hello.id, str(error), Unavailable.code)
+        except Kicked as error:
+            return _refusal(event.peer, hello.id, str(error), Kicked.code)
         return [*effects, welcome]
 
     def _check_proof(self, hello: LeadHello) -> None:
@@ -582,11 +585,20 @@ class Follower:
                 return []
             case PaceClients():
                 return self._pace(order)
+            case SendAway():
+                return self._send_away(order, event.time)
             case Leave():
                 self.lead = None
                 return [End()]
             case _:
                 return [_not_for_followers(event)]
+
+    def _send_away(self, order: SendAway, time: float) -> list[Effect]:
+        """Drop a client, and what it was sending."""
+        effects: list[Effect] = []
+        for peer in self._clients.send_away(order.client, order.why):
+            effects += [*self._on_left(Left(time, peer)), Drop(peer, order.why)]
+        return effects
 
     def _pace(self, order: PaceClients) -> list[Effect]:
         """Apply new shares of the budgets, and new weights of the clients."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aiops.common.sent_away import SentAway
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
@@ -89,6 +90,7 @@ from aiops.wire.server_messages import (
     LoadShard,
     NoteHistory,
     PushArrived,
+    SendAway,
     ShardParts,
     ShardState,
     ShareSecret,
@@ -138,6 +140,7 @@ class Lead:
         self._count = TrafficCount(len(addresses))
         self.sets = SnapshotSets()
         self._budgets = BudgetShares(engine.options)
+        self._sent_away = SentAway()
         self.secret, self.history = b"", History()
         self._now = 0.0  # the time of the last event
 
@@ -179,6 +182,14 @@ class Lead:
         Else one of them could apply its share of a push after the model is saved at the end.
         """
         return [Order(shard, ClosePushes(0, self.engine.closed)) for shard in shards]
+
+    def send_away(self, client: str, why: str) -> list[Order]:
+        """Return the orders that have followers take a client no more, for the reason ``why``.
+
+        Its rows go straight to them, whether or not it is connected here.
+        """
+        self._sent_away.note(client, why)
+        return [Order(shard, SendAway(0, client, why)) for shard in self._followers.all]
 
     @property
     def idle(self) -> bool:
@@ -472,6 +483,7 @@ class Lead:
             effects.append(Order(shard, ShareSecret(0, self.secret)))
         if self._budgets.any:
             effects.append(self._budgets.order(shard))
+        effects += [Order(shard, SendAway(0, *each)) for each in self._sent_away.items()]
         cuts = state.holds.get("snapshots", ())
         self.sets.holds(shard, [cut for cut in cuts if type(cut) is int])
         if state.run and state.holds.get("history", ()) != self.history:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from aiops.common.sent_away import SentAway
+from aiops.errors import Kicked
 from aiops.wire.server_messages import ShardHello
 from aiops.wire.traffic import Traffic
 
@@ -26,6 +28,7 @@ class ShardClients:
         self._peers: dict[tuple[str, int], int] = {}
         self._traffic: dict[int, Traffic] = {}  # by connection
         self._past: OrderedDict[str, Traffic] = OrderedDict()  # of past connections, by client
+        self._sent_away = SentAway()
 
     def join(self, peer: int, hello: ShardHello, traffic: Traffic) -> list[int]:
         """Add a connection; return those of earlier epochs, which are to be dropped.
@@ -34,7 +37,11 @@ class ShardClients:
         ------
         ValueError
             When the client has a connection of this epoch already.
+        Kicked
+            When it was sent away.
         """
+        if hello.client in self._sent_away:
+            raise Kicked(self._sent_away[hello.client])
         key = hello.client, hello.epoch
         if key in self._peers:
             raise ValueError("this client has such a connection already")
@@ -46,6 +53,11 @@ class ShardClients:
         self._keys[peer], self._peers[key], self._traffic[peer] = key, peer, traffic
         self.hellos[peer] = hello
         return earlier
+
+    def send_away(self, client: str, why: str) -> list[int]:
+        """Take a client no more; return its connections, which are to be dropped."""
+        self._sent_away.note(client, why)
+        return [peer for peer, (each, _epoch) in self._keys.items() if each == client]
 
     def leave(self, peer: int) -> tuple[str, int] | None:
         """Remove a connection that ended; return its client and epoch, None if it has none."""

@@ -72,6 +72,7 @@ from aiops.wire.server_messages import (
     PushArrived,
     RollBack,
     RunUpdate,
+    SendAway,
     SendIncrements,
     SendParams,
     SendRows,
@@ -130,6 +131,7 @@ KINDS: Mapping[str, type[Message]] = {
             SendRows,
             ClosePushes,
             PaceClients,
+            SendAway,
         ),
         *(
             ShardState,

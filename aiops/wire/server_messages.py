@@ -267,6 +267,18 @@ class ClosePushes(Message):
 
 
 @value
+class SendAway(Message):
+    """End the connections of a client, and take no other of it: an administrator sent it away.
+
+    ``why`` is a sentence.
+    """
+
+    kind = "send_away"
+    client: Text
+    why: Text
+
+
+@value
 class PaceClients(Message):
     """This follower's shares of the bandwidth budgets: bytes per second, both ways.
 

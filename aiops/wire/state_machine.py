@@ -27,7 +27,7 @@ _ORDERS = {
         "send_increments",
     ),
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back", "count_traffic"),
-    *("send_rows", "close_pushes"),
+    *("send_rows", "close_pushes", "send_away"),
     *("pace_clients", "promote", "ping", "pong"),
 }
 _REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts", "shard_state"} | {

@@ -167,6 +167,7 @@ class TestUpToDate:
             "note_history",
             "roll_back",
         }  # of shards with a state
+        unsent.add("send_away")  # for an administrator
         unsent |= {"send_rows", "stored_rows"}  # of a model that is saved
         unsent.add("close_pushes")  # of one that ends with rows on all servers
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget

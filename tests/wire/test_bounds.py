@@ -422,6 +422,7 @@ def orders() -> list[Message]:
         server_messages.CountTraffic(9),
         server_messages.SendRows(9),
         server_messages.ClosePushes(9, "it ends"),
+        server_messages.SendAway(9, "c", "it was sent away"),
         server_messages.PaceClients(9, 1, 1, {"c": 2.0}),
         messages.Ping(9),
         server_messages.ShardParts(9, 0, (Part(1400, 1408, "raw", 8, 0),)),

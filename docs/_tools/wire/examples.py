@@ -67,6 +67,7 @@ from aiops.wire.server_messages import (
     PushArrived,
     RollBack,
     RunUpdate,
+    SendAway,
     SendIncrements,
     SendParams,
     SendRows,
@@ -288,6 +289,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _sent("client", CountTraffic(2)),
         _sent("client", SendRows(4)),
         _sent("client", ClosePushes(0, "the server is shutting down and takes no more pushes")),
+        _sent("client", SendAway(0, "5f0c", "this client was sent away by token 'admin'")),
         _sent("client", PaceClients(0, 500_000, 0, {"5f0c": 2.0})),
         _sent(
             "server",

@@ -42,7 +42,7 @@ SERVER_KINDS = (
     *("lead_hello", "share_secret", "load_shard", "expect_push", "run_update", "send_params"),
     "send_increments",
     *("hold_version", "finish_push", "note_history", "keep_sets", "roll_back"),
-    *("count_traffic", "send_rows", "close_pushes", "pace_clients", "shard_state"),
+    *("count_traffic", "send_rows", "close_pushes", "send_away", "pace_clients", "shard_state"),
     *(
         "push_arrived",
         "update_done",
