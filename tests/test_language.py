@@ -34,6 +34,9 @@ PRIVATE = frozenset(
 OPENING = re.compile(r"(?:What|Who|Whose|Whom|Whether|Where|Which|When|How)\b")
 """A summary line names the thing; it is not half of a question."""
 
+UNMERGED = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+"""What Git leaves where two versions of a line meet."""
+
 LEFT: dict[str, int] = {}
 """Places that still break the rules, by room: a number may only go down."""
 
@@ -87,6 +90,8 @@ def names_of(path: Path) -> Names:
 def faults(path: Path) -> Iterator[str]:
     """What a file has that it should not."""
     where = path.relative_to(ROOT)
+    for found in UNMERGED.finditer(path.read_text(encoding="utf-8")):
+        yield f"{where}: two versions that were not merged: {found.group()!r}"
     # To split a file into tokens takes long, and nearly no file has such a word anywhere.
     for number, line in prose(path) if BANNED.search(path.read_text(encoding="utf-8")) else ():
         for found in BANNED.finditer(line):
