@@ -362,9 +362,12 @@ def a_node_falls_silent(folder: Path, nodes: RayNodes) -> None:
             until(lambda: len(going()) == 3, "all workers go on")
             assert aiops.ray.server("silent").node != home
             print(f"all workers go on after {time.monotonic() - silent:.1f} s", flush=True)
-            for process in stopped:  # the old server wakes, and must change nothing
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGCONT)
+            # The old server wakes, and must change nothing. Its machine's workers do not: it might
+            # acknowledge pushes of theirs before it is told, which are lost then.
+            for process in stopped:
+                with contextlib.suppress(OSError):
+                    title = Path(f"/proc/{process}/cmdline").read_bytes()
+                    os.kill(process, signal.SIGKILL if b"WorkerActor" in title else signal.SIGCONT)
             until(has_standby, "the one that took over has a standby")
             all_go_on(folder)
         finally:

@@ -53,6 +53,8 @@ class CopyStore:
     ----------
     url
         ``s3://bucket/path``, ``gs://bucket/path``, ``file:///path``...
+    moved
+        Called when a piece of an object has been read or written.
 
     Raises
     ------
@@ -60,7 +62,7 @@ class CopyStore:
         When it is none, or there is no pyarrow.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, moved: Callable[[], object] = lambda: None) -> None:
         try:
             import pyarrow
             import pyarrow.fs
@@ -70,6 +72,7 @@ class CopyStore:
             self._files, path = pyarrow.fs.FileSystem.from_uri(url)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"it is no store: {error}") from None
+        self._moved = moved
         self._path: str = path.rstrip("/")
         self._selector = pyarrow.fs.FileSelector(self._path, allow_not_found=True)
         self._no_file = pyarrow.fs.FileType.NotFound
@@ -95,6 +98,7 @@ class CopyStore:
         """Yield the bytes of an object."""
         with self._files.open_input_stream(f"{self._path}/{name}") as stream:
             while piece := stream.read(_PIECE):
+                self._moved()
                 yield piece
 
     def put(self, name: str, pieces: Iterable[bytes]) -> None:
@@ -102,6 +106,7 @@ class CopyStore:
         with self._files.open_output_stream(f"{self._path}/{name}") as stream:
             for piece in pieces:
                 stream.write(piece)
+                self._moved()
 
     def remove(self, name: str) -> None:
         """Remove an object, if it is there."""
@@ -324,16 +329,20 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def main() -> None:
-    """Do what the arguments say; print the result as JSON, or the error's text and exit with 1."""
+    """Do what the arguments say.
+
+    It prints a dot for each piece that moves, then a line of JSON: the result, or the error's text.
+    """
     order, folder, url, where = sys.argv[1:]
     os.nice(10)
+    status = 0
     try:
-        done = {"fetch": fetch, "send": send}[order](Path(folder), CopyStore(url), where)
+        store = CopyStore(url, partial(os.write, 1, b"."))
+        done = {"fetch": fetch, "send": send}[order](Path(folder), store, where)
     except (AiopsError, OSError) as error:
-        print(json.dumps({"error": str(error)}), flush=True)
-        os._exit(1)
-    print(json.dumps(done), flush=True)
-    os._exit(0)  # the store's client may have threads that wait
+        done, status = {"error": str(error)}, 1
+    print(f"\n{json.dumps(done)}", flush=True)
+    os._exit(status)  # the store's client may have threads that wait
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ class KeptState:
     appended
         Called when a row has been appended, unless it is None.
     saved
-        Called with the bytes of each snapshot that has been written, unless it is None. Then the
-        first one is written as soon as there is a model.
+        Called when a snapshot has been written, unless it is None. Then the first one is written as
+        soon as there is a model.
 
     Raises
     ------
@@ -141,7 +141,7 @@ class KeptState:
         self._files, self._clock, self._post, self._perform = files, clock, post, perform
         self._acks, self._post_threadsafe = acks, post_threadsafe
         self.appended: Callable[[], None] | None = None
-        self.saved: Callable[[int], None] | None = None
+        self.saved: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
         warmed = threading.Event()
@@ -490,7 +490,7 @@ class KeptState:
             )
         self._post(SnapshotWritten(now, effect.row))
         if self.saved is not None:
-            self.saved(nbytes)
+            self.saved()
 
     def _failed(self, effect: SnapshotFailed) -> None:
         """Take note that a snapshot was not captured."""

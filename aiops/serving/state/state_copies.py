@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import select
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,14 @@ from aiops.serving.repeated_error import RepeatedError
 
 _log = logging.getLogger("aiops.server")
 
-FETCH = 600.0
-"""Seconds that a start may take to look at the store, and to download a state."""
-
-_SEND, _RATE = 60.0, 1 << 20
-"""Seconds that a copy may take, and bytes per second of its snapshot beyond that."""
+PATIENCE = 120.0
+"""Seconds in which a piece of a state has to move, or the store has to answer."""
 
 _RETRY, _LONGEST = 5.0, 60.0
 """Seconds after which a copy that failed is tried again: twice as many each time, up to a bound."""
 
 
+_ROOM = 1 << 16  # bytes of output that are read at once
 _PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 """Of a process that makes copies: it ends when its standard input does, with the server."""
 
@@ -47,31 +46,22 @@ def shown(url: str) -> str:
 def fetch(folder: Path, url: str) -> None:
     """Bring a folder to the newest copy of a store, unless it holds a state as new.
 
-    It waits for the store, `FETCH` seconds at most: a server that began without it might go on from
-    a state which another has left behind.
+    It waits for the store, `PATIENCE` seconds at most: a server that began without it might go on
+    from a state which another has left behind.
 
     Raises
     ------
     UsageError
         When the store cannot be read, or has no copy that is whole.
     """
-    where, late = shown(url), threading.Event()
+    where = shown(url)
     with subprocess.Popen(_command("fetch", folder, url), **_PIPES) as child:
-        assert child.stdout is not None
-
-        def give_up(child: subprocess.Popen[bytes] = child) -> None:
-            late.set()
-            child.kill()
-
-        timer = threading.Timer(FETCH, give_up)
-        timer.start()
         try:
-            done = _result(child.stdout.read(), child.wait())
+            done = _result(_output(child), child.wait())
+        except TimeoutError:
+            done = _late()
         finally:
-            timer.cancel()
             child.kill()
-    if late.is_set():
-        done = {"error": f"it has not answered in {FETCH:g} s"}
     if "error" in done:
         raise UsageError(
             f"--state-copy {where}: {done['error']} (no server begins without knowing which state"
@@ -100,7 +90,7 @@ class StateCopies:
         self._folder, self._url, self._now, self._where = folder, url, now, shown(url)
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._error, self._nbytes = RepeatedError(), 0  # of the last snapshot
+        self._error = RepeatedError()
         self._found: dict[str, Any] = {
             "url": self._where,
             "version": 0,
@@ -115,9 +105,8 @@ class StateCopies:
         self._wanted.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def saved(self, nbytes: int) -> None:
-        """Have a copy be made: there is a snapshot, of ``nbytes`` bytes."""
-        self._nbytes = nbytes
+    def saved(self) -> None:
+        """Have a copy be made: there is a newer snapshot."""
         self._wanted.set()
 
     def report(self) -> dict[str, Any]:
@@ -154,17 +143,20 @@ class StateCopies:
 
     async def _send(self) -> str:
         """Make a copy of the newest snapshot; return the reason for which there is none, or ''."""
-        began, deadline = self._now(), _SEND + self._nbytes / _RATE
+        began, out = self._now(), bytearray()
         child = await asyncio.create_subprocess_exec(
             *_command("send", self._folder, self._url), **_PIPES
         )
+        assert child.stdout is not None
         try:
-            async with asyncio.timeout(deadline):
-                assert child.stdout is not None
-                out = await child.stdout.read()
-                done = _result(out, await child.wait())
+            more = True
+            while more:
+                async with asyncio.timeout(PATIENCE):
+                    more = bool(came := await child.stdout.read(_ROOM))
+                    out += came
+            done = _result(out, await child.wait())
         except TimeoutError:
-            done = {"error": f"it has not answered in {deadline:.0f} s"}
+            done = _late()
         finally:
             if child.returncode is None:
                 child.kill()
@@ -187,10 +179,33 @@ def _command(order: str, folder: Path, url: str) -> list[str]:
     return [*guard, order, str(folder), url, shown(url)]
 
 
-def _result(out: bytes, status: int) -> dict[str, Any]:
-    """Return what a process has printed, or that it has ended without that."""
+def _late() -> dict[str, Any]:
+    return {"error": f"it has not answered in {PATIENCE:g} s"}
+
+
+def _output(child: subprocess.Popen[bytes]) -> bytes:
+    """Return all that a process prints.
+
+    Raises
+    ------
+    TimeoutError
+        When it prints nothing for too long.
+    """
+    assert child.stdout is not None
+    out, poll = bytearray(), select.poll()
+    poll.register(child.stdout, select.POLLIN)
+    while poll.poll(1e3 * PATIENCE):
+        came = os.read(child.stdout.fileno(), _ROOM)
+        if not came:
+            return bytes(out)
+        out += came
+    raise TimeoutError
+
+
+def _result(out: bytes | bytearray, status: int) -> dict[str, Any]:
+    """Return what the last line says that a process has printed, or that there is none."""
     try:
-        found: dict[str, Any] = json.loads(out)
+        found: dict[str, Any] = json.loads(out.rstrip().rpartition(b"\n")[2])
     except ValueError:
         return {"error": f"the process that makes copies ended with status {status}"}
     return found

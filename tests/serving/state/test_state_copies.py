@@ -165,7 +165,7 @@ class TestAStoreThatFails:
     def test_one_that_does_not_answer_is_given_up(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(state_copies, "FETCH", 3.0)
+        monkeypatch.setattr(state_copies, "PATIENCE", 3.0)
         for name, value in KEYS.items():
             monkeypatch.setenv(name, value)
         with socket.create_server(("127.0.0.1", 0)) as silent:
