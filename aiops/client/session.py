@@ -125,7 +125,7 @@ from aiops.client.pending import PendingRequests
 from aiops.client.request_kinds import PushRequest, Request, RowsRequest
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
-from aiops.client.shards import Payloads, Shards
+from aiops.client.shards import APPLIED, Payloads, Shards
 from aiops.client.steady import SteadyExchange, steady_push
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
@@ -413,7 +413,8 @@ class Session:
         It is a `Refused` only if it is known that the server did not apply the request.
         """
         if isinstance(error, Unavailable):
-            if request.pushes and request.attempted and request.refusal is None:
+            refused = request.refusal is not None and APPLIED not in request.refusal.details
+            if request.pushes and request.attempted and not refused:
                 return ConnectionLost(
                     f"{error}; whether it has applied the push that it did not answer is unknown",
                     **error.details,
@@ -440,7 +441,9 @@ class Session:
         ``id``: its id, if it has one already (of a steady exchange that was handed over).
         """
         client, epoch = request.connection
-        if epoch < self.info.run.last_change and client == self.info.client:
+        # Of rows that lie on several shards one may have applied its share: it goes on as it began.
+        spread = request.of_rows and request.attempted and self.info.rows.shards > 1
+        if epoch < self.info.run.last_change and client == self.info.client and not spread:
             outdated = self.restarts.outdated(request, self.server)
             if outdated is not None:
                 self.pending.reject(request, outdated)
@@ -475,7 +478,7 @@ class Session:
         """Give all requests that the server could not take this error."""
         self.pending.refused = None
         for request in self.pending.take(lambda request: request.refusal is not None):
-            self.pending.reject(request, refusal)
+            self.pending.reject(request, self.outcome(request, refusal))
 
     def again(self, request: Request) -> Request:
         """Ask again for what was abandoned before its answer; a push keeps its number."""

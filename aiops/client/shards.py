@@ -31,6 +31,9 @@ from aiops.wire.server_messages import ShardParts
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.traffic import Traffic
 
+APPLIED = "applied"
+"""The key in the details of a refusal of which a shard has applied its share of the push."""
+
 Payloads = Sequence[Sequence[memoryview]]
 
 
@@ -46,13 +49,14 @@ class _RowAnswers:
         """Return them as one: the lead's clock, and the largest staleness; or the refusal.
 
         A refusal that passes has the request sent again: a shard that has applied its share then
-        answers from memory.
+        answers from memory. If one has, the refusal says so.
         """
         answers = [answer for _shard, answer in sorted(self.found.items())]
         errors = [each for each in answers if isinstance(each, Error)]
-        if errors:
-            return next((each for each in errors if each.code != Unavailable.code), errors[0])
         rows = [each for each in answers if isinstance(each, TableRows)]
+        if errors:
+            first = next((each for each in errors if each.code != Unavailable.code), errors[0])
+            return replace(first, details={**first.details, APPLIED: True}) if rows else first
         if self.into is not None:
             self.into.versions = [each.version for each in rows]
         parts = tuple(part for each in rows for part in each.parts)

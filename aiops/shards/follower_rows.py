@@ -38,6 +38,7 @@ from aiops.engine.restore import Queued, ReadArray, restore
 from aiops.errors import Unavailable, UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Bytes, Layout
+from aiops.model.parts import LARGEST
 from aiops.model.row_shards import GIVEN_ROWS, SPREAD_TABLES
 from aiops.model.tables import Tables, share_of
 from aiops.shards.counting import COUNTS
@@ -129,10 +130,12 @@ class FollowerRows:
 
     def received(self, event: Received, hello: ShardHello) -> list[Effect]:
         """Handle a message about rows, of the client that has introduced itself like this."""
-        if self.closed and isinstance(event.message, PushRows):
+        message = event.message
+        last = self.last_push_of(hello.client) if self.closed else LARGEST
+        if isinstance(message, PushRows) and message.seq > last:
             if isinstance(event.sink, PushSink):
                 event.sink.free()
-            refusal = Error(event.message.id, Unavailable.code, self.closed, {}, False)
+            refusal = Error(message.id, Unavailable.code, self.closed, {}, False)
             return [Reply(event.peer, refusal)]
         if self.engine.membership.at(event.peer) is None:
             self.engine.handle(joined(event.time, event.peer, hello))

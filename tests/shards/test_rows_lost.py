@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from aiops.client.known_run import AcknowledgedPushes
+from aiops.client.shards import APPLIED
 from aiops.durable.commit_gate import Acks
-from aiops.errors import NotReady
+from aiops.engine.events import Paused
+from aiops.errors import ConnectionLost, NotReady, Restarted, Unavailable
 from aiops.model.tables import Table
 from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
@@ -30,6 +32,9 @@ def pusher(client: int, acknowledged: list[Any]) -> Any:
             return actor.ask(actor.requests.define({}, TABLES))
         if pushed is not None and error is None:
             acknowledged.append(pushed)
+        if isinstance(error, Restarted):  # it is not part of what is left, so it is made again
+            actor.state["step"] -= 1
+            return actor.ask(actor.requests.fetch_rows("z", np.arange(ROWS)))
         step = actor.state["step"] = actor.state.get("step", -1) + 1
         if step == PUSHES + 1:  # asked once more, to be told of what was lost since
             return actor.ask(actor.requests.fetch_rows("z", np.arange(3)))
@@ -37,7 +42,7 @@ def pusher(client: int, acknowledged: list[Any]) -> Any:
             return None
         ids = actor.state["ids"] = ids_of(client, step)
         grads = np.ones((ROWS, 1), np.float32)
-        return actor.ask(actor.requests.push_rows("z", ids, grads, version=0))
+        return actor.ask(actor.requests.push_rows("z", ids, grads, wanted=ids))
 
     return script
 
@@ -81,3 +86,27 @@ def test_numbers_that_are_removed() -> None:
     assert pushes.remove(25, 26) == 2
     assert pushes.runs == [[1, 3], [23, 24], [27, 30]]
     assert pushes.remove(10, 12) == 0
+
+
+def refused_push(seed: int) -> tuple[Actor, Any]:
+    """A client, and its push, which the lead has refused, and followers may have applied."""
+    world, acknowledged = KeptWorld(seed, 3, settings={"lr": 1}, spread_tables=True), list[Any]()
+    [actor] = world.actors = [Actor(world, "a", pusher(0, acknowledged))]
+    while len(acknowledged) < 2:
+        world.step()
+    world.lead.post(Paused(world.now, "for a test"))
+    while actor.session.pending.refused is None:
+        world.step()
+    return actor, actor.request
+
+
+def test_a_refusal_after_which_a_shard_has_applied_its_share_is_no_refusal() -> None:
+    """The client's user is told that it is unknown, and may not push the same again."""
+    kinds = set[bool]()
+    for seed in range(12):
+        actor, request = refused_push(seed)
+        applied = APPLIED in request.refusal.details
+        actor.session.reject_refused(Unavailable("time is up"))
+        assert isinstance(request.error, ConnectionLost if applied else Unavailable)
+        kinds.add(applied)
+    assert kinds == {True, False}
