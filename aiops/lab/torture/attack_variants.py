@@ -11,7 +11,7 @@ from aiops.lab.torture.attacked import (
     AttackedWithChecksums,
     AttackPlan,
 )
-from aiops.lab.torture.attacked_averaging import AttackedAveraging
+from aiops.lab.torture.attacked_averaging import AttackedAveraging, AttackedRendezvous
 from aiops.lab.torture.attacked_roles import AttackedByRoles
 from aiops.lab.torture.attacked_shards import AttackedFollower, AttackedShards
 from aiops.lab.torture.attacked_standby import AttackedStandby
@@ -22,6 +22,7 @@ OTHERS: Mapping[str, Callable[[AttackPlan], Attacked]] = {
     "standby": AttackedStandby,
     "roles": AttackedByRoles,
     "checksums": AttackedWithChecksums,
+    "rendezvous": AttackedRendezvous,
     "averaging": AttackedAveraging,
 }
 """By variant: what is attacked, if it is not one server."""

@@ -45,6 +45,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "easgd": {"set": {"kappa": 0.05}},
     "ringmaster": {"set": {"lr": 1, "r": 1 << 20}},
     "coded": {"policy": "asgd", "push_codec": "topk:0.25", "fetch_codec": "int8"},
+    "filtered": {"policy": "asgd", "filter": "robust"},
+    "paced": {"policy": "fasgd", "bandwidth_budget": "2MB/s"},
     "gated": {"policy": "fasgd", "gate": "bfasgd:c_push=0.08,skipped=reapply"},
 }
 """By name: the server's settings; the policy is the name if they have none."""
@@ -288,7 +290,8 @@ class AttackedServer(Attacked):
         """Have the honest worker make a step.
 
         Hostile workers who train, as no token is asked for, may bring float16 so near to its limit
-        that the honest gradient would make it infinite. Then that is refused.
+        that the honest gradient would make it infinite. Then that is refused. If they are many, a
+        filter keeps out what differs from theirs.
         """
         self._steps += 1
         try:
@@ -297,7 +300,9 @@ class AttackedServer(Attacked):
             if self.plan.token:
                 raise
             return ""
-        return "" if receipt.used else "a step of the honest worker was not used"
+        outvoted = self.plan.policy == "filtered" and not self.plan.token
+        used = receipt.used or outvoted
+        return "" if used else "a step of the honest worker was not used"
 
     def held(self) -> list[str]:
         """Return what the servers hold that belongs to none of their clients."""

@@ -16,6 +16,7 @@ from aiops.sim.virtual.server_machine import ServerMachine
 
 _WORKERS = 3
 _RELAY_TOKEN = "of the relay"
+_TRIES = 3
 _SETTINGS = {"interval": 1000.0, "grace": 100.0, "stall": 5.0}
 
 
@@ -103,6 +104,35 @@ class AttackedAveraging(Attacked):
             wrong.append(f"the server has ended: {self._machine.error!r}")
         failed = sum(averager.stats.failed for averager in self._averagers)
         return [*wrong, *([f"{failed} rounds have failed"] if failed else [])]
+
+
+class AttackedRendezvous(AttackedAveraging):
+    """Three workers that average; hostile peers have the token, and join rounds.
+
+    They can void a round. When they are gone, the next rounds have to succeed.
+    """
+
+    async def begin(self) -> None:
+        """Start all; let hostile peers have the token."""
+        await super().begin()
+        door = self.doors["server"]
+        target = door.target._replace(knows=TOKEN, likely=("join_round", "settle_round"))
+        self.doors = {"server": door._replace(target=target)}
+
+    async def step(self) -> str:
+        """Have the workers average, a few times if they do not succeed."""
+        for _ in range(_TRIES):
+            wrong = await super().step()
+            if not wrong:
+                return ""
+        return wrong
+
+    async def check(self) -> list[str]:
+        """Return what is held, and whether the server has ended."""
+        wrong = self.held()
+        if not self._machine.running:
+            wrong.append(f"the server has ended: {self._machine.error!r}")
+        return wrong
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

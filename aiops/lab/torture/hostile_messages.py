@@ -83,6 +83,8 @@ class Target(NamedTuple):
         Whether it tries to direct the server, too.
     checked
         Whether it asks for checksums.
+    likely
+        The requests that it makes most; empty: pushes, and what goes with them.
     """
 
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -95,6 +97,7 @@ class Target(NamedTuple):
     knows: str = ""
     directs: bool = False
     checked: bool = False
+    likely: tuple[str, ...] = ()
 
 
 class HostileMessages:
@@ -137,7 +140,7 @@ class HostileMessages:
         if lot < 0.2 and self._target.directs:
             kind = rng.choice(DIRECTING)
         elif lot < 0.75 and usual is _OPEN:
-            kind = rng.choice(_LIKELY)
+            kind = rng.choice(self._target.likely or _LIKELY)
         header = self._fields(kind)
         made = _MADE.get(kind)
         if made is not None:

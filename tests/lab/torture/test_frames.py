@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgpack
 import pytest
@@ -17,7 +17,7 @@ from aiops.engine.engine import Engine
 from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.attack_variants import OF_FRAMES
-from aiops.lab.torture.attacked import SETTINGS
+from aiops.lab.torture.attacked import SETTINGS, AttackPlan
 from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.hostile_messages import HostileMessages
@@ -145,14 +145,24 @@ class TestVariants:
         "standby": "journal_rows",
         "roles": "error unauthorised",
         "checksums": "ack",
+        "rendezvous": "round",
     }
+
+    def plan(self, variant: str, seed: int = 1) -> AttackPlan:
+        """A plan of few frames, which does not depend on what else may be drawn."""
+        numbers: dict[str, Any] = {"peers": 1100, "together": 1}
+        return AttackPlan(seed, variant, "asgd", **numbers, token=False, state=False, tables=True)
 
     @pytest.mark.parametrize("variant", FAR)
     def test_it_goes_on(self, variant: str) -> None:
-        plan = replace(draw_frames(1, (variant,)), peers=1100, policy="asgd", token=False)
-        result = FrameTrial(plan).run()
-        assert result.wrong == []
-        assert result.answers[self.FAR[variant]] > 0
+        answers = Counter[str]()
+        for seed in (1, 2, 3):
+            result = FrameTrial(self.plan(variant, seed)).run()
+            assert result.wrong == []
+            answers += result.answers
+            if answers[self.FAR[variant]]:
+                return
+        raise AssertionError(f"no {self.FAR[variant]!r} among {answers}")
 
     def test_all_are_tried(self) -> None:
         assert {*self.FAR, *SETTINGS} == {*OF_FRAMES}
@@ -160,8 +170,7 @@ class TestVariants:
     def test_a_token_that_permits_too_much_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aiops.access.control._needed", lambda hello: TokenRole.OBSERVE)
         monkeypatch.setattr(AccessControl, "forbids_request", lambda control, peer: None)
-        plan = replace(draw_frames(2, ("roles",)), peers=3000, policy="asgd")
-        assert FrameTrial(plan).run().wrong != []
+        assert FrameTrial(self.plan("roles", 2)).run().wrong != []
 
     def test_a_push_that_all_followers_refuse_is_found(
         self, monkeypatch: pytest.MonkeyPatch
@@ -175,5 +184,5 @@ class TestVariants:
 
         expected = ShardBuffers.expect
         monkeypatch.setattr(ShardBuffers, "expect", expect)
-        plan = replace(draw_frames(1, ("shards",)), peers=1500, policy="asgd", token=False)
-        assert "is expected twice" in " ".join(FrameTrial(plan).run().wrong)
+        found = (FrameTrial(self.plan("shards", seed)).run().wrong for seed in range(1, 6))
+        assert any("is expected twice" in " ".join(wrong) for wrong in found)
