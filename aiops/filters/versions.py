@@ -9,8 +9,9 @@ import numpy as np
 from aiops.filters.arithmetic import Values
 from aiops.model.layout import Ints
 
-VERSIONS = 64
-"""The versions that are kept: the last ones that pushes met."""
+VERSIONS = 256
+"""The versions that are kept, the last ones that pushes met: as many as workers are compared, since
+each of n workers that push in turns computes on a version n updates old."""
 
 
 class SampledVersions:
@@ -19,9 +20,9 @@ class SampledVersions:
     Attributes
     ----------
     values
-        float64[64, the sample's size]; version n is in row n mod 64.
+        float64[256, the sample's size]; version n is in row n mod 256.
     numbers
-        int64[64], the version that is in each row, or -1.
+        int64[256], the version that is in each row, or -1.
     """
 
     def __init__(self, size: int) -> None:

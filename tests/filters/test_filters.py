@@ -17,6 +17,7 @@ from aiops.filters.norm import NormFilter
 from aiops.filters.observation import WORKERS, Filter, Observation
 from aiops.filters.sample import SAMPLED, Sample
 from aiops.filters.screen import LEARNT, SEEDING, PushScreen
+from aiops.filters.versions import SampledVersions
 from aiops.model.arena import Arena
 from aiops.model.layout import Cover, Layout
 from aiops.store.snapshots import Version
@@ -225,3 +226,16 @@ def test_filters_are_made_in_the_order_of_their_names() -> None:
     layout = Layout([("w", "float32", (30,))])
     found = made("kardam+norm:3", ["w"], Sample(layout, 1), 1)
     assert [type(each) for each in found] == [KardamFilter, NormFilter]
+
+
+def test_as_many_versions_are_kept_as_workers_are_compared() -> None:
+    versions = SampledVersions(3)
+    for number in range(300):
+        versions.keep(number, np.full(3, number))
+    assert versions.find(299 - WORKERS) is None
+    for number in (299, 300 - WORKERS):
+        np.testing.assert_array_equal(versions.find(number), np.full(3, number))
+    again = SampledVersions(3)
+    again.restore(versions.state())
+    np.testing.assert_array_equal(again.values, versions.values)
+    np.testing.assert_array_equal(again.numbers, versions.numbers)
