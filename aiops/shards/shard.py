@@ -111,6 +111,9 @@ class Shard:
         layout = placement.layouts[order.shard]
         if len(data) != layout.nbytes:
             raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
+        packed = order.plan.get("push_codecs", ())
+        if not isinstance(packed, tuple) or not all(isinstance(name, str) for name in packed):
+            raise ValueError("load_shard.plan.push_codecs: names of codecs were expected")
         choice = CodecChoice.from_announced(order.plan.get("fetch_codec", ()))
         if choice is None:
             raise ValueError("parameters are to be sent in a codec that is not known here")
@@ -126,7 +129,7 @@ class Shard:
             )
         except MemoryError as error:
             raise ValueError(f"there is no room for its part of the model: {error}") from None
-        store.read_packed(order.plan.get("push_codecs", ()))
+        store.read_packed(packed)
         self.replica: DeltaReplica | None = None
         if choice:
             self.replica = DeltaReplica(

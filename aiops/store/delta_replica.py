@@ -232,9 +232,12 @@ class DeltaReplica:
         Raises
         ------
         ValueError
-            When increments are not kept, or a range is no piece.
+            When increments are not kept, or a range is no piece, or of bytes that are not here.
         """
-        begin, parts, coded = self.current.arena.layout.begin, list[Part](), dict[int, Bytes]()
+        layout, parts, coded = self.current.arena.layout, list[Part](), dict[int, Bytes]()
+        begin = layout.begin
+        if not all(begin <= row[0] < row[1] <= begin + layout.nbytes for row in whole):
+            raise ValueError("it holds other bytes")
         chosen = [(row, False) for row in whole] + [(row, True) for row in steps]
         for (start, stop, number), by_steps in sorted(chosen):
             if not by_steps:

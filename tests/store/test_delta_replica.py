@@ -372,3 +372,14 @@ class TestLag:
         replica.asked(100, Wanted(0))
         assert replica.lag == 7
         assert [replica.due(version) for version in (6, 7)] == [False, True]
+
+
+@pytest.mark.parametrize("run", [(0, 1 << 20), (LAYOUT.nbytes, LAYOUT.nbytes + 4), (8, 8)])
+def test_bytes_that_are_not_on_a_shard_are_not_sent(run: tuple[int, int]) -> None:
+    """The header of the answer had them, and its payload was shorter: a client lost its place."""
+    replica = Model("int8").replica
+    with pytest.raises(ValueError, match="it holds other bytes"):
+        replica.portion(((*run, 0),), ())
+    parts, lease = replica.portion(((0, LAYOUT.nbytes, 0),), ())
+    assert [part.nbytes for part in parts] == [LAYOUT.nbytes]
+    lease.release()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -25,6 +26,7 @@ from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.tables import Table, fetch_parts, push_parts
+from aiops.shards.shard import LoadSink
 from aiops.wire import encoding, messages, ring_messages, server_messages
 from aiops.wire.data_messages import CoverPush, TakeTask
 from aiops.wire.decoding import decode
@@ -442,6 +444,21 @@ def test_a_follower_takes_refuses_or_ends(place: int) -> None:
         follower.post(Received(world.now, leash.line.number, message, None))
         while follower.kernels:
             follower.run()
+
+
+@pytest.mark.parametrize("name", ["push_codecs", "fetch_codec", "spread_tables", "rows"])
+@pytest.mark.parametrize("value", [1, 0.5, True, b"x", "x", (1,), ((1, 2),), {"a": 1}])
+def test_a_follower_refuses_a_plan_that_makes_no_sense(name: str, value: Any) -> None:
+    """Codecs that were no list ended it with an error of its own."""
+    world = begun()
+    follower, leash = world.followers[0], world.lead.orders[0]
+    held = follower.coordinator.shard
+    order = replace(held.order, plan={"push_codecs": (), name: value}, parts=())
+    follower.coordinator.shard = None
+    sink = LoadSink([held.store.layout.nbytes])
+    follower.post(Received(world.now, leash.line.number, order, sink))
+    refused = leash.line.wire.state == "closed"
+    assert refused != (follower.coordinator.shard is not None)
 
 
 @pytest.mark.parametrize("spare", [False, True])

@@ -51,6 +51,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """By name: the server's settings; the policy is the name if they have none."""
 
+_OF_ALL = tuple(name for name in SETTINGS if name not in ("filtered", "paced"))
+"""Those of all variants: a follower has neither a filter nor a budget of its own."""
+
 TABLELESS = ("ringmaster", "dcasgd", "gap-aware", "easgd")
 
 
@@ -91,7 +94,7 @@ class AttackPlan:
 def draw_attack(rng: Random, seed: int, names: Sequence[str]) -> AttackPlan:
     """Return a plan of one of the variants ``names``, but for its peers."""
     variant = rng.choice(names)
-    policy = variant if variant in SETTINGS else rng.choice(tuple(SETTINGS))
+    policy = variant if variant in SETTINGS else rng.choice(_OF_ALL)
     return AttackPlan(
         *(seed, variant, policy),
         peers=0,
