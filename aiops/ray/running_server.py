@@ -17,12 +17,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from aiops.client.sync.client import Client
 from aiops.errors import AiopsError, UsageError
 from aiops.ray.server_process import START
+from aiops.ray.server_states import newest
 from aiops.ray.servers import (
     NAMESPACE,
     ServerAccess,
     ServerActor,
     ServerPlan,
-    newest,
 )
 from aiops.serving.config import Config, shard_folder
 from aiops.serving.shard_processes import FOLLOWERS_SETTINGS

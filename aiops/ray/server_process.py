@@ -9,50 +9,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 from aiops.common.formatting import ending
 from aiops.errors import UsageError
-from aiops.net.disk import SystemDisk
 from aiops.net.process_tree import Lines
-from aiops.state.directory import LOCK, SHARD
 
 START = 600.0
 """Seconds that a server may take until it listens: it may have a large state to read."""
 
-_AGAIN = 0.2  # seconds between two looks at whether a state is free
 _STOP = 120.0  # seconds that a server may take to write what it has to keep
-
-
-def wait_until_free(folder: Path, seconds: float) -> None:
-    """Wait until no process has a state's folder, or that of a shard in it.
-
-    A machine that has fallen silent is lost to Ray, and may have it still: its processes are
-    stopped, or the file system has not noticed yet. Of a folder that is being written no other
-    server may begin.
-
-    Raises
-    ------
-    UsageError
-        When one has it for that long.
-    """
-    disk, text, until, said = SystemDisk(), f"process {os.getpid()}", time.monotonic() + seconds, ""
-    for lock in [folder / LOCK, *sorted(folder.glob(f"{SHARD}*/{LOCK}"))]:
-        while lock.exists():
-            held = disk.lock(lock, text)
-            if not isinstance(held, str):
-                held.release()
-                break
-            why = f"{lock.parent} is still in use by {held} of the server's last machine"
-            if time.monotonic() >= until:
-                raise UsageError(f"{why}, after {seconds:g} s: end that, or name another state=")
-            if why != said:
-                print(f"{why}: the server waits", file=sys.stderr, flush=True)
-                said = why
-            time.sleep(_AGAIN)
 
 
 class ServerProcess:

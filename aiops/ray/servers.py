@@ -48,12 +48,12 @@ from aiops.common import urls
 from aiops.common.formatting import ending
 from aiops.errors import AiopsError, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.ray.server_process import START, ServerProcess, wait_until_free
+from aiops.ray.server_process import START, ServerProcess
 from aiops.ray.server_settings import on_node
-from aiops.serving.config import Config, shard_folder
+from aiops.ray.server_states import check_there, newest, wait_until_free
+from aiops.serving.config import Config
 from aiops.serving.standby.link import ask
-from aiops.serving.state.state_copies import fetch, shown
-from aiops.state.directory import GENERATION_FILE, IDENTITY_FILE, GenerationFile
+from aiops.serving.state.state_copies import fetch
 from aiops.wire.standby_messages import Promote
 
 NAMESPACE = "aiops"
@@ -63,6 +63,7 @@ _ANSWER = 10.0  # seconds that a running actor or server has to answer
 _LOOK = 1.0  # seconds between two looks at the followers' addresses, or at the primary's promise
 _PROMOTION = 90.0  # seconds that a promotion may take: shards of a model are promoted together
 _WATCH = 0.2  # seconds between two looks at whether the primary's node is there
+_LIVED = 1.0  # seconds after which a server that ends is started again on the same node
 _SUPERSEDED = 3  # the exit status of a server whose run another has taken over
 
 
@@ -159,12 +160,23 @@ class ServerActor:
         if plan.state is not None and _started_again():
             if plan.config.state_copy is not None:
                 fetch(plan.state, plan.config.state_copy)
-            _check_state(plan)
+            host = ray.util.get_node_ip_address()
+            check_there(plan.state, plan.config.state_copy, plan.name, host)
             # As a standby it may come back late: the other one serves meanwhile.
             wait_until_free(plan.state, inf if plan.partner else START)
-        host = ray.util.get_node_ip_address()
         self._primary = self._find_primary()
         self._known = self._addresses(START)
+        self._start_process()
+        if self._primary is None:
+            self._note_serving()
+        if self._followers:
+            threading.Thread(target=self._watch_followers, daemon=True).start()
+        if self._primary is not None:
+            threading.Thread(target=self._watch_primary, daemon=True).start()
+
+    def _start_process(self) -> None:
+        """Start the server's process, and watch it; return when it listens."""
+        plan, host = self._plan, ray.util.get_node_ip_address()
         names = [f"--followers={access.host}:{access.port}" for access in self._known]
         free = CURRENT_ENVIRONMENT.get().free_port(host, plan.port)
         flags = [*plan.flags, *names, f"--host={host}", f"--port={plan.port if free else 0}"]
@@ -174,13 +186,7 @@ class ServerActor:
         host, port = urls.parse(process.url)
         node = str(ray.get_runtime_context().get_node_id())
         self._access = ServerAccess(host, port, plan.token, node)
-        if self._primary is None:
-            self._note_serving()
         threading.Thread(target=self._watch_process, args=[process], daemon=True).start()
-        if self._followers:
-            threading.Thread(target=self._watch_followers, daemon=True).start()
-        if self._primary is not None:
-            threading.Thread(target=self._watch_primary, daemon=True).start()
 
     def access(self) -> ServerAccess:
         """Return where it is, once it listens.
@@ -321,7 +327,11 @@ class ServerActor:
                 os._exit(1)
 
     def _watch_process(self, process: ServerProcess) -> None:
-        """End this actor's process when the server ends unasked: then Ray starts it again."""
+        """End this actor's process when the server ends unasked: then Ray starts it again.
+
+        One whose state is on this node alone is started here: Ray might do that elsewhere.
+        """
+        began = time.monotonic()
         status = process.popen.wait()
         if status == 0 or self._ending:
             return
@@ -329,6 +339,11 @@ class ServerActor:
         if status == _SUPERSEDED and not self._plan.partner:
             self._failure = f"{text}: another server has taken over its run"
             return
+        if self._plan.config.state_copy is not None and time.monotonic() > began + _LIVED:
+            print(f"{text}; it is started again here", file=sys.stderr, flush=True)
+            with contextlib.suppress(AiopsError):
+                self._start_process()
+                return
         print(f"{text}; its actor ends with it", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -351,36 +366,6 @@ class ServerActor:
 def node_is_alive(node: str) -> bool:
     """Return whether a node is there; True if it is not known which."""
     return not node or any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
-
-
-def generation(folder: Path | None) -> int:
-    """Return the generation of the state of a server, or of shards' lead; 0: there is none."""
-    if folder is None:
-        return 0
-    try:
-        return GenerationFile.unpack((_leads(folder) / GENERATION_FILE).read_bytes()).generation
-    except FileNotFoundError:
-        return 0
-
-
-def newest(last_served: Path | None, states: Sequence[Path | None]) -> Path | None:
-    """Return that of a pair's states that has all that was acknowledged.
-
-    Parameters
-    ----------
-    last_served
-        The file that says whose state has served last.
-    states
-        Of the two; the first is returned if nothing has served yet.
-    """
-    named = last_served.read_text() if last_served is not None and last_served.exists() else ""
-    return max(states, key=lambda state: (generation(state), str(state) == named))
-
-
-def _leads(folder: Path) -> Path:
-    """Return the folder of the lead's own state, if this one has those of several shards."""
-    lead = folder / shard_folder(0)
-    return lead if lead.exists() else folder
 
 
 def _answer(asked: Any, seconds: float) -> ServerAccess:
@@ -421,18 +406,3 @@ def _on_this_node(plan: ServerPlan) -> ServerPlan:
     if config is plan.config:
         return plan
     return dataclasses.replace(plan, config=config, flags=tuple(config.flags()), state=config.state)
-
-
-def _check_state(plan: ServerPlan) -> None:
-    assert plan.state is not None
-    if not (_leads(plan.state) / IDENTITY_FILE).exists():
-        if plan.config.state_copy is not None:
-            raise UsageError(
-                f"{plan.name} was lost before there was any copy of its state in"
-                f" {shown(plan.config.state_copy)}: begin the job again"
-            )
-        raise UsageError(
-            f"{plan.name} was started again on {ray.util.get_node_ip_address()}, where"
-            f" {plan.state} holds no state: name a folder that all nodes share, or have the server"
-            " stay on its node (server_resources)"
-        )

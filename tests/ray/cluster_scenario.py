@@ -26,6 +26,7 @@ import ray.train
 
 import aiops
 import aiops.ray
+from aiops.common import urls
 from aiops.errors import UsageError
 from aiops.ray import running_server
 from aiops.ray.data import DatasetShard
@@ -207,6 +208,17 @@ def a_node_is_killed(folder: Path, nodes: RayNodes) -> None:
     assert running_server.find("counting") is None
 
 
+def end_process_at(url: str) -> None:
+    """Kill the server's process that was told to listen at the port of this URL."""
+    flag = f"--port={urls.parse(url)[1]}".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if flag in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                return
+    raise AssertionError(f"no process listens at {url}")
+
+
 def a_node_is_killed_and_the_state_is_in_a_store(folder: Path, nodes: RayNodes) -> None:
     """Nodes share no folder: what the server goes on from has been in S3."""
     folder.mkdir()
@@ -233,6 +245,11 @@ def a_node_is_killed_and_the_state_is_in_a_store(folder: Path, nodes: RayNodes) 
         )
         try:
             all_go_on(folder)
+            where = aiops.ray.server("stored").url
+            end_process_at(where)
+            all_go_on(folder)
+            assert aiops.ray.server("stored").url == where, "it is started again on its node"
+            assert stats()["state"]["rolled_back"] == 0
             before = [acknowledged(folder, rank) for rank in range(3)]
             version = stats()["version"]
             until(lambda: stats()["state"]["copy"]["version"] >= version, "there is a copy")
