@@ -50,7 +50,7 @@ ARROWS: Mapping[str, str] = {
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
-                      " engine averaging shards net state durable",
+                      " engine filters averaging shards net state durable",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from aiops.errors import UsageError, nearest
@@ -9,8 +10,10 @@ from aiops.filters.agreement import AgreementFilter
 from aiops.filters.curvature import CurvatureFilter
 from aiops.filters.kardam import KardamFilter
 from aiops.filters.norm import FACTOR, NormFilter
-from aiops.filters.observation import Filter
+from aiops.filters.observation import WORKERS, Filter
 from aiops.filters.sample import Sample
+from aiops.filters.versions import VERSIONS
+from aiops.model.layout import Layout
 
 OFF = "off"
 ROBUST = "norm+curvature+agreement"
@@ -84,3 +87,12 @@ def made(text: str, tensors: list[str], sample: Sample, seed: int) -> list[Filte
         else:
             filters.append(KardamFilter(sample.size, setting))
     return filters
+
+
+@functools.lru_cache(maxsize=2)
+def most_bytes(text: str, layout: Layout) -> int:
+    """Return the most bytes that the filters of a description keep, of the most workers."""
+    sample = Sample(layout, 0)
+    filters = made(text, [tensor.name for tensor in layout.tensors], sample, 0)
+    versions = 0 if PARAMETERS.isdisjoint(chosen(text)) else VERSIONS
+    return WORKERS * sum(each.row_bytes for each in filters) + 8 * sample.size * versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -63,6 +64,10 @@ class Objection(NamedTuple):
 class Filter(Protocol):
     """One test of pushes. It is told of every push, whether or not it is used."""
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes that are kept of a worker."""
+
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push, and return the reason to refuse it, or None."""
 
@@ -89,6 +94,11 @@ class WorkerArrays:
         self._empty = arrays
         for name, (shape, value) in arrays.items():
             setattr(self, name, np.full((0, *shape), value))
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes that are kept of a worker."""
+        return sum(8 * math.prod(shape) for shape, _value in self._empty.values())
 
     def settle(self, seen: Observation, used: bool) -> None:
         """Note whether a push was used; by default nothing depends on it."""

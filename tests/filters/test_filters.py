@@ -10,7 +10,7 @@ import pytest
 from aiops.filters import curvature
 from aiops.filters.agreement import AgreementFilter
 from aiops.filters.arithmetic import Values
-from aiops.filters.choice import made
+from aiops.filters.choice import made, most_bytes
 from aiops.filters.curvature import CurvatureFilter
 from aiops.filters.kardam import KardamFilter
 from aiops.filters.norm import NormFilter
@@ -239,3 +239,22 @@ def test_as_many_versions_are_kept_as_workers_are_compared() -> None:
     again.restore(versions.state())
     np.testing.assert_array_equal(again.values, versions.values)
     np.testing.assert_array_equal(again.numbers, versions.numbers)
+
+
+@pytest.mark.parametrize("text", ["robust", "norm+kardam", "agreement"])
+def test_filters_keep_no_more_than_they_say(text: str) -> None:
+    """Of more workers than are compared, and of more versions than are kept."""
+    layout = Layout([("w", "float32", (700,)), ("b", "float16", (9,))])
+    screen, draw = PushScreen(text, layout), np.random.default_rng(1)
+    arena, gradient = Arena(layout), Arena(layout)
+    for each in (arena, gradient):
+        for array in each.sections:
+            array[:] = draw.standard_normal(array.size)
+    for turn in range(SEEDING + LEARNT + WORKERS + 20):
+        cover = Cover(layout.all, layout.starts, True, turn, None)
+        version = Version(turn, arena, None, turn)
+        screen.judge(turn, gradient.data, cover, 3.0, None, version)
+    state = screen.state()
+    found = [each for kept in state["filters"] for each in kept.values()]
+    nbytes = sum(each.nbytes for each in [*found, *state["versions"][1]] if hasattr(each, "nbytes"))
+    assert 0.95 * most_bytes(text, layout) < nbytes < 1.01 * most_bytes(text, layout)

@@ -35,7 +35,7 @@ class TestTerms:
         assert terms(HOLDINGS, Options(live=4), small)["versions"] == 66 * MIB
 
     def test_before_there_is_a_model_it_is_the_largest(self) -> None:
-        options = Options(live=4, max_model=LAYOUT.nbytes)
+        options = Options(live=4, max_model=LAYOUT.nbytes, filter="robust")
         before, after = (terms(HOLDINGS, options, layout) for layout in (None, LAYOUT))
         assert {**before, "clients": 0} == {**after, "clients": 0}
 
@@ -54,6 +54,8 @@ class TestTerms:
             *("lent versions", "workers' versions", "connections", "snapshot", "kept gradients"),
             *("delta replica", "answers"),
         }
+        filtered = terms(HOLDINGS, Options(live=4, filter="robust"), LAYOUT)
+        assert filtered.keys() - plain.keys() == {"filters"}
         counted = terms(given, Options(live=4, workers=3), LAYOUT)["workers' versions"]
         assert counted == 3 * LAYOUT.nbytes
 
