@@ -25,6 +25,8 @@ app = typer.Typer(help="Look into the directory of a server's --state.", no_args
 Folder = Annotated[
     Path, typer.Argument(help="The directory of `aiops serve --state`, or a simulation's file.")
 ]
+Store = Annotated[str, typer.Argument(help="The store: s3://bucket/path.")]
+Empty = Annotated[Path, typer.Argument(help="A directory for its state.")]
 Row = Annotated[int | None, typer.Option("--row", help="Print all of this row.")]
 Of = Annotated[int | None, typer.Option("--snapshot", help="Print this snapshot's plain values.")]
 Count = Annotated[int, typer.Option("--rows", help="List the last N rows.")]
@@ -295,6 +297,22 @@ def _json(value: Any) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return repr(value)
     return value
+
+
+@app.command()
+def fetch(url: Store, folder: Empty) -> None:
+    """Download the newest whole copy of a state (--state-copy) into an empty directory.
+
+    The other commands read it there, and a server may go on from it.
+    """
+    from aiops.serving.state import state_copies
+
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: name a new directory")
+    row = state_copies.fetch(folder, url)
+    if not row:
+        raise UsageError(f"{state_copies.shown(url)} has no copy of a state")
+    print(f"{folder}: the state of row {row:,}")
 
 
 @app.command()

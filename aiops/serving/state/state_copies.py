@@ -43,11 +43,15 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def fetch(folder: Path, url: str) -> None:
+def fetch(folder: Path, url: str) -> int:
     """Bring a folder to the newest copy of a store, unless it holds a state as new.
 
     It waits for the store, `PATIENCE` seconds at most: a server that began without it might go on
     from a state which another has left behind.
+
+    Returns
+    -------
+    The row of the copy; 0: there was none, or the folder stays as it is.
 
     Raises
     ------
@@ -63,14 +67,12 @@ def fetch(folder: Path, url: str) -> None:
         finally:
             child.kill()
     if "error" in done:
-        raise UsageError(
-            f"--state-copy {where}: {done['error']} (no server begins without knowing which state"
-            " is the newest)"
-        )
+        raise UsageError(f"copies of a state in {where}: {done['error']}")
     for note in done["notes"]:
         _log.warning("%s: %s", where, note)
     if "row" in done:
         _log.info("%s: fetched from %s: the state of row %d", folder, where, done["row"])
+    return int(done.get("row", 0))
 
 
 class StateCopies:

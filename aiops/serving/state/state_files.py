@@ -97,7 +97,7 @@ class StateFiles:
         *,
         keep: bool = False,
         flag: str = "--state",
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self.folder, self._shard = folder, shard
         self.disk, self._salt, self._flag = disk, salt, flag

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import aiops
+from aiops.cli.state import app
 from aiops.cli.stats import tables
-from aiops.errors import UsageError
+from aiops.errors import AiopsError, UsageError
 from aiops.serving.config import Config
+from aiops.serving.safetensors_io import read_model
 from aiops.serving.state import state_copies
 from tests.object_store import KEYS, ObjectStore, object_store
 from tests.peers import eventually
@@ -108,9 +111,22 @@ def test_an_older_state_in_the_folder_is_set_aside(store: ObjectStore, tmp_path:
     assert (tmp_path / "a.aside-1" / "identity").exists()
 
 
-def test_the_last_two_copies_are_kept(store: ObjectStore, tmp_path: Path) -> None:
-    url = store.url("kept")
-    with serving(tmp_path, url) as server:
+def command(*words: object) -> str:
+    """Run `aiops state` with these words; return what it prints."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(result.exception, AiopsError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_last_two_copies_are_kept_and_a_model_is_made_of_the_newest(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    url, state, out = store.url("kept"), tmp_path / "state", tmp_path / "model.safetensors"
+    with pytest.raises(UsageError, match="s3://bucket/kept has no copy of a state"):
+        command("fetch", url, tmp_path / "fetched")
+    with serving(state, url) as server:
         with aiops.Worker(server.url, ZEROS, timeout=PATIENCE) as worker:
             for count in range(1, 5):
                 worker.step(ONES)
@@ -119,6 +135,11 @@ def test_the_last_two_copies_are_kept(store: ObjectStore, tmp_path: Path) -> Non
         assert server.end()[0] == 0
     kinds = [name.partition("-")[0] for name in store.names("kept")]
     assert kinds == ["begun", "copy", "copy", "snapshot", "snapshot"]
+    assert "the state of row" in command("fetch", url, tmp_path / "fetched")
+    command("export", tmp_path / "fetched", "--out", out)
+    np.testing.assert_array_equal(read_model(out)["w"], 4.0)
+    with pytest.raises(UsageError, match="is not empty"):
+        command("fetch", url, tmp_path / "fetched")
 
 
 class TestAStoreThatFails:
