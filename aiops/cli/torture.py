@@ -365,7 +365,7 @@ def _torture(campaign: TrialSeries[Any, Any], report: Path | None, as_json: bool
         if result.wrong:
             errors.print(f"seed {result.plan.seed}: {result.wrong[0]}", style="red", markup=False)
 
-    campaign.on_trial = on_trial
+    campaign.on_trial, campaign.file = on_trial, report
     with bar, interrupts(campaign.stop):
         campaign.run()
     if report is not None:

@@ -47,6 +47,7 @@ class TrialFindings(Protocol):
         """All that contradicts the promises, one sentence each."""
 
 
+_OFTEN = 60.0  # seconds between two reports
 _KINDS = "kills", "tried"
 _COUNTS = "ended_at", "answers", "faults", "outcomes"
 """The keys of a report with what is counted, and with counts by a name, beside those ``_by_``."""
@@ -78,6 +79,9 @@ class TrialSeries(ABC, Generic[F, H]):
         The variants to choose from.
     on_trial
         Is called after each trial, in its thread.
+    file
+        Where the report is written each minute, so that an interrupted run can be continued; None:
+        nowhere.
     earlier
         The report of a run that this one continues; empty: it is the first.
     results
@@ -93,11 +97,13 @@ class TrialSeries(ABC, Generic[F, H]):
     jobs: int = 1
     names: tuple[str, ...] = tuple(VARIANTS)
     on_trial: Callable[[F], None] | None = None
+    file: Path | None = None
     earlier: Mapping[str, Any] = field(default_factory=dict)
     results: list[F] = field(default_factory=list)
     stopped: bool = False
     _begun: int = 0
     _since: float = 0.0
+    _saved: float = 0.0
     _error: BaseException | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -154,7 +160,7 @@ class TrialSeries(ABC, Generic[F, H]):
 
     def run(self) -> None:
         """Run the trials."""
-        self._since = time.monotonic()
+        self._since = self._saved = time.monotonic()
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.jobs)]
         for thread in threads:
             thread.start()
@@ -171,6 +177,9 @@ class TrialSeries(ABC, Generic[F, H]):
                     result = self.try_seed(seed, helper)
                     with self._lock:
                         self.results.append(result)
+                        if self.file is not None and time.monotonic() > self._saved + _OFTEN:
+                            self.save(self.file)
+                            self._saved = time.monotonic()
                     if self.on_trial is not None:
                         self.on_trial(result)
         except BaseException as error:
@@ -242,7 +251,9 @@ class TrialSeries(ABC, Generic[F, H]):
             When the file cannot be written.
         """
         try:
-            run_record.write_rows(path, self.report())
+            new = path.with_name(f"{path.name}.new")
+            run_record.write_rows(new, self.report())
+            new.replace(path)
         except OSError as error:
             raise AiopsError(f"{path}: {error.strerror}") from None
 

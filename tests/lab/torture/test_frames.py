@@ -123,9 +123,9 @@ class TestFound:
 
 def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiops.lab.torture.frame_trial.FRAMES", FEW)
-    first = SeedCampaign("frames", FEW, None, 7, names=("asgd",))
-    first.run()
-    first.save(tmp_path / "frames.json")
+    monkeypatch.setattr("aiops.lab.torture.trial_series._OFTEN", -1.0)
+    first = SeedCampaign("frames", FEW, None, 7, names=("asgd",), file=tmp_path / "frames.json")
+    first.run()  # which is interrupted after it has written its report once
     second = SeedCampaign("frames", 2 * FEW, None, 7, names=("asgd",))
     second.resume(tmp_path / "frames.json")
     second.run()
