@@ -177,6 +177,7 @@ class Follower:
         self.secret = b""
         self.led_by = self.place = 0
         self._recovered = False  # there was a state of its run
+        self._replayed = False  # the clients of its rows are those of the journal
 
     # ------------------------------------------------------------ the shell's calls
 
@@ -284,10 +285,8 @@ class Follower:
         self.lead, self.run, self._recovered = REPLAYED, run, True
 
     def replayed(self) -> None:
-        """Wait for the lead."""
-        self.lead = None
-        if self.rows is not None:
-            self.rows.end_replay()
+        """Wait for the lead, or for further rows: a standby has the clients of its primary."""
+        self.lead, self._replayed = None, True
 
     def hello_of(self, event: Event) -> ShardHello | None:
         """Return how the client introduced itself whose push of rows is taken here, else None."""
@@ -413,6 +412,9 @@ class Follower:
         self.lead, self.run, self.led_by = event.peer, hello.run, hello.generation
         if self.rows is not None:
             self.rows.close("")
+            if self._replayed:
+                self.rows.end_replay()
+        self._replayed = False
         return effects
 
     def state(self) -> ShardState:

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiops.lab.torture.checker import DIGITS, CellRange
 from aiops.lab.torture.plan import VARIANTS, Variant
+from aiops.lab.torture.spread_rows import SPREAD
 from aiops.net.faulty_disk import points
 
 KINDS = (
@@ -22,6 +23,8 @@ PROMOTION = "promote"
 
 _STANDBYS = 0.25  # of all clusters: they take twice the time
 _SHARDS = 0.25  # of those with a standby, and of the others
+
+_ROWS = 0.5  # of those with shards, and of policies that take tables: rows are spread over them
 
 _SHARD_CELLS = 8  # for each shard at the least: a shard's bytes are a multiple of 64
 
@@ -107,6 +110,8 @@ class ClusterPlan:
         The servers that the model is spread over, each on a machine of its own.
     late
         Virtual seconds before each of them is started for the first time.
+    rows
+        Whether every other push is one of rows of a table that are spread over the shards.
     """
 
     seed: int
@@ -129,6 +134,7 @@ class ClusterPlan:
     deadline: float = 10.0
     shards: int = 1
     late: tuple[float, ...] = ()
+    rows: bool = False
 
     @property
     def kills(self) -> int:
@@ -185,6 +191,7 @@ class ClusterPlan:
             "worker_deadline": 5.0,
             **({"standby_deadline": self.deadline} if self.standby else {}),
             **({"shard_bytes": 1} if self.shards > 1 else {}),
+            **({"spread_tables": True} if self.rows else {}),
         }
 
 
@@ -253,6 +260,7 @@ def _with_shards(plan: ClusterPlan) -> ClusterPlan:
         faults=tuple(sorted(faults, key=lambda fault: fault.time)),
         shards=shards,
         cells=plan.pushes,
+        rows=plan.variant in SPREAD and random.Random(f"rows {plan.seed}").random() < _ROWS,
         late=tuple(rng.choice((0.0, 0.0, 0.1, 3.0)) for _ in range(shards)),
     )
 

@@ -24,6 +24,7 @@ from aiops.lab.torture.checker import ClientView, violations
 from aiops.lab.torture.cluster_plan import PROMOTION, ClusterFault, ClusterPlan
 from aiops.lab.torture.cluster_servers import ClusterServers
 from aiops.lab.torture.pusher import MODEL
+from aiops.lab.torture.spread_rows import counted, fetch_cells, push_to_cell, tables_of
 from aiops.model.layout import Array
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.host import Host
@@ -84,6 +85,7 @@ class ClusterTrial:
         self._current: list[int] = []  # the life of each worker
         self._healed = asyncio.Event()
         self._offered = False  # a server has lost all that it had
+        self._bits = b""  # of the rows of tables that were fetched last
 
     def run(self) -> SimulatedResult:
         """Carry it out."""
@@ -165,12 +167,16 @@ class ClusterTrial:
     async def _push_on(self, view: ClientView, pause: float) -> None:
         """Make all pushes of a worker, and note what it saw."""
         plan, cells = self.plan, view.cells
-        gradient = np.zeros(plan.size)
+        gradient, of_rows = np.zeros(plan.size), False
         mine = slice(cells.first, cells.first + cells.count)
-        sums, newest = np.zeros(cells.count), 0
+        sums, newest = np.zeros(cells.count), [0, 0]  # of the tensor, and of the table
+        tables = tables_of(plan.size) if plan.rows else {}
         try:
             worker = AsyncWorker(
-                self.servers.url, {MODEL: np.zeros(plan.size)}, name=view.name, timeout=_TIMEOUT
+                *(self.servers.url, {MODEL: np.zeros(plan.size)}),
+                tables=tables,
+                name=view.name,
+                timeout=_TIMEOUT,
             )
             await worker.connect()
             push = last = 0
@@ -179,20 +185,26 @@ class ClusterTrial:
                     await self._healed.wait()
                 last += self._healed.is_set()
                 cell, amount = cells.place(push)
-                gradient[cell] = plan.checked.scale * amount
-                receipt = await worker.step({MODEL: gradient})
-                gradient[cell] = 0.0
-                if not plan.lossy and receipt.version < newest:
-                    view.told.append(f"version {newest} was followed by {receipt.version}")
-                newest = receipt.version
+                of_rows = plan.rows and push % 2 == 1
+                if of_rows:
+                    receipt, rows = await push_to_cell(worker, cell)
+                    same = bool((rows == -1).all())
+                else:
+                    gradient[cell] = plan.checked.scale * amount
+                    receipt = await worker.step({MODEL: gradient})
+                    gradient[cell] = 0.0
+                before, newest[of_rows] = newest[of_rows], receipt.version
+                if not plan.lossy and receipt.version < before:
+                    view.told.append(f"version {before} was followed by {receipt.version}")
                 view.rolled_back = worker.rolled_back
                 view.acknowledged.append(receipt.staleness)
                 self.stepped(receipt.version)
                 if not receipt.used:
                     view.ignored.add(push)
-                else:
+                elif not of_rows:
                     sums[cell - cells.first] -= amount
-                same = np.array_equal(worker.params[MODEL][mine], sums)
+                if not of_rows:
+                    same = np.array_equal(worker.params[MODEL][mine], sums)
                 known = plan.checked.own and not view.rolled_back and not self._offered
                 if known and receipt.used and not same:
                     view.told.append(f"after push {push} the model lacks pushes of the worker")
@@ -298,7 +310,7 @@ class ClusterTrial:
                 async with AsyncWorker(servers.url, zeros, name="flush", timeout=60.0) as worker:
                     for _ in range(plan.checked.scale - 1):
                         await worker.step(zeros)
-            before = await self._fetch()
+            before, bits = await self._fetch(), self._bits
             if plan.checked.additive:
                 wrong += violations(
                     before[1],
@@ -313,7 +325,8 @@ class ClusterTrial:
             if not plan.lossy:
                 text = await servers.change()
                 after = before if text else await self._fetch()
-                if after[0] != before[0] or after[1].tobytes() != before[1].tobytes():
+                same = after[1].tobytes() == before[1].tobytes() and bits == self._bits
+                if after[0] != before[0] or not same:
                     text = f"version {before[0]} has other bits, as version {after[0]}, after that"
                 wrong += [text] if text else []
             text = await servers.settled()
@@ -322,7 +335,12 @@ class ClusterTrial:
     async def _fetch(self) -> tuple[int, Array]:
         async with AsyncClient(self.servers.url, timeout=60.0) as client:
             params = await client.fetch()
-            return params.version, np.array(params[MODEL])
+            model = np.array(params[MODEL])
+            if self.plan.rows:  # a push has a cell of its own, in the one or in the other
+                rows = await fetch_cells(client, self.plan.size)
+                self._bits = rows.tobytes()
+                model += counted(rows)
+            return params.version, model
 
 
 def _host(life: int) -> str:

@@ -147,7 +147,7 @@ def _calm(plan: ClusterPlan) -> ClusterPlan:
         faults = tuple(fault for fault in faults if not fault.kind.startswith("power"))
     acks = {"applied": "written", "replicated": "durable"}.get(plan.acks, plan.acks)
     calm = dataclasses.replace(plan, acks=acks, faults=faults, snapshot_every=0.5)
-    return dataclasses.replace(calm, standby=False, shards=1, late=())
+    return dataclasses.replace(calm, standby=False, shards=1, late=(), rows=False)
 
 
 @contextmanager

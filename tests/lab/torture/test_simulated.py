@@ -24,6 +24,7 @@ from aiops.lab.torture.seed_campaign import SeedCampaign, try_plan
 from aiops.lab.torture.states import examine
 from aiops.serving.server import Server
 from aiops.shards.common_moment import CommonMoment
+from aiops.shards.follower_rows import FollowerRows
 from aiops.sim.virtual.disk import VirtualFile
 from aiops.sim.virtual.network import HERE
 from aiops.store.parameters import Store
@@ -193,6 +194,35 @@ def test_a_campaign_in_two_processes_has_the_seeds_of_one_in_order() -> None:
     assert found[0] == found[1]
 
 
+def spread(*faults: ClusterFault, acks: str = "durable") -> ClusterPlan:
+    """The same with rows of tables on all shards."""
+    return replace(sharded(*faults, acks=acks), rows=True)
+
+
+def test_rows_on_all_shards_are_counted() -> None:
+    with quietly():
+        result = ClusterTrial(spread(ClusterFault(0.9, "power", shard=1))).run()
+    assert result.wrong == []
+    assert (result.lost, result.acknowledged > 10) == (0, True)
+
+
+def test_a_follower_that_applies_rows_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had forgotten what it has answered; so is one that applies none."""
+    received = FollowerRows.received
+
+    def forgets(self: FollowerRows, event: Any, hello: Any) -> Any:
+        for member in self.engine.membership:
+            member.last_seq = 0
+            member.answers.clear()
+        return received(self, event, hello)
+
+    monkeypatch.setattr(FollowerRows, "received", forgets)
+    cuts = [ClusterFault(0.3 * n, "cut", n % 2) for n in range(1, 12)]
+    with quietly():
+        result = ClusterTrial(spread(*cuts)).run()
+    assert any("the model lacks" in text or "counts" in text for text in result.wrong)
+
+
 def test_a_seed_decides_all() -> None:
     plans = [draw_cluster(seed) for seed in range(300)]
     assert plans == [draw_cluster(seed) for seed in range(300)]
@@ -201,6 +231,8 @@ def test_a_seed_decides_all() -> None:
     assert {fault.kind for plan in plans for fault in plan.faults} == {*KINDS, PROMOTION}
     assert all(plan.standby for plan in plans if plan.acks == "replicated")
     assert {plan.shards for plan in plans} == {1, 2, 3, 4}
+    assert {plan.shards for plan in plans if plan.rows} == {2, 3, 4}
+    assert {plan.standby for plan in plans if plan.rows} == {False, True}
     with quietly():
         runs = [ClusterTrial(draw_cluster(21)).run() for _ in range(2)]
         states = [examine(draw_cluster(3)) for _ in range(2)]

@@ -12,6 +12,7 @@ import pytest
 
 import aiops
 from aiops.client import Client
+from aiops.common import urls
 from aiops.common.generations import term
 from aiops.model.row_shards import shards_of
 from aiops.model.tables import Table
@@ -130,6 +131,27 @@ def test_what_the_standby_of_one_follower_lacks_is_told(made: Any) -> None:
         assert worker.rolled_back == 4
         rows = worker.fetch_rows("z", IDS)[:, 0]
         assert [{*(-rows[shard == SHARD]).tolist()} for shard in range(3)] == [{7}, {3}, {7}]
+
+
+@pytest.mark.parametrize("snapshots", [1000.0, 0.05])
+def test_a_standby_that_is_started_again_goes_on_with_the_clients_of_its_primary(
+    snapshots: float, made: Any
+) -> None:
+    """Their connections are those that it has read of before."""
+    run = made(acks="replicated", snapshot_every=snapshots)
+    with aiops.Worker(run.both, {}, tables=TABLES, timeout=30) as worker:
+        for push in range(1, 13):
+            if push == 5:
+                old = run.copies[0]
+                old.stop()
+                port = urls.parse(old.url)[1]
+                run.copies[0] = run.follower_standby("b", 1, port)
+            if push == 9:
+                run.stop_primaries()
+                assert isinstance(run.promote(), Promoted)
+            _receipt, rows = worker.exchange_rows("z", IDS, ONES, IDS)
+            assert (rows == -push).all()
+        assert worker.rolled_back == 0
 
 
 @pytest.mark.slow
