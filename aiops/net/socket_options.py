@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import select
 import socket
 import sys
 from typing import Protocol
@@ -90,6 +91,15 @@ def unacknowledged(sock: HasFileno) -> int:
 def readable(sock: HasFileno) -> int | None:
     """Return the number of received bytes that wait in a socket, None where it is unknown."""
     return _count(sock, "FIONREAD")
+
+
+def has_hung_up(sock: HasFileno) -> bool:
+    """Return whether the other side has ended its direction; False where that is unknown."""
+    if not hasattr(select, "POLLRDHUP"):  # not Linux
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _count(sock: HasFileno, request: str) -> int | None:

@@ -248,6 +248,10 @@ class Acceptor:
     def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
         return link if self._measure is unmeasured else Receiving(link, self._measure)
 
+    def most_handshakes(self) -> int | None:
+        """Return the number of TLS handshakes that may be under way; None: there is no bound."""
+        return None if self.pacing is None else self.pacing.most_handshakes
+
     async def accept_tls(
         self, sock: socket.socket, context: ssl.SSLContext, patience: float
     ) -> None:

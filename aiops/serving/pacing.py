@@ -19,6 +19,12 @@ _CONNECTION = 16
 """Bytes per second that a budget must have per connection: each holds a grant of one byte."""
 
 
+_HANDSHAKE, _HANDSHAKES, _FEWEST = 4096, 1.0, 4
+"""Bytes of a TLS handshake, roughly; the seconds of the budget that those under way may take (more
+would all be given up by their clients, and begun again, without end); and how many there may be in
+any case."""
+
+
 class Pacing:
     """The budget of one server.
 
@@ -58,6 +64,11 @@ class Pacing:
         if not rates:
             return None
         return cls(Pacer(Budget(total, each, env.now()), env.now, min(rates)), post)
+
+    @property
+    def most_handshakes(self) -> int:
+        """Handshakes of TLS that it can pay for before clients lose patience."""
+        return max(_FEWEST, int(self.pacer.narrowed * _HANDSHAKES / _HANDSHAKE))
 
     def change(self, total: int | None, each: int | None) -> None:
         """Keep to other rates from here on."""

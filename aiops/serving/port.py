@@ -87,8 +87,8 @@ class Port:
             return listener
         sockets = [socket.socket(fileno=os.dup(sock.fileno())) for sock in listener.sockets]
         listener.close()
-        begin = self._connections.accept_tls
-        return TlsListener(sockets, self._tls, begin, _told(), self._patience)
+        begin, most = self._connections.accept_tls, self._connections.most_handshakes
+        return TlsListener(sockets, self._tls, begin, most, _told(), self._patience)
 
     def claim(self, listener: Listener) -> None:
         """Take the port for good: as long as no socket listens, another process may bind to it too.

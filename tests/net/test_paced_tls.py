@@ -16,8 +16,10 @@ import pytest
 import aiops
 from aiops.common import urls
 from aiops.errors import Untrusted
+from aiops.net import tls_listener
 from aiops.net.paced_tls import PacedTlsTransport
 from aiops.net.socket_options import readable
+from aiops.net.tls_listener import _Turns
 from tests.certificates import foreign, ours
 from tests.net.test_tls import reached
 from tests.peers import eventually
@@ -215,3 +217,64 @@ class TestHandshakes:
                     cut.sendall(b"\x16\x03\x01\x02\x00")
             reached("blocking", server.url, ours().tls)
             gone(server)
+
+    @pytest.mark.parametrize("begins", [b"", b"\x16"])
+    def test_those_that_do_not_go_on_keep_others_out_for_a_moment_only(
+        self, begins: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Silent ones are dropped for others, and those that have begun have a deadline."""
+        monkeypatch.setattr(tls_listener, "HANDSHAKES", 4)
+        deadline = 0.3 if begins else PATIENCE
+        with serving(hello_deadline=deadline) as server, contextlib.ExitStack() as stack:
+            for _ in range(9):
+                where = urls.parse(server.url)
+                stack.enter_context(socket.create_connection(where, PATIENCE)).sendall(begins)
+            reached("blocking", server.url, ours().tls)
+
+    @pytest.mark.slow
+    def test_a_crowd_takes_turns(self) -> None:
+        """All at once would each get so few bytes that their clients begin again, without end."""
+
+        async def joined(url: str) -> None:
+            async with aiops.AsyncClient(url, tls=ours().tls, timeout=PATIENCE) as client:
+                await client.ping()
+
+        async def main(url: str) -> None:
+            await asyncio.gather(*(joined(url) for _ in range(40)))
+
+        with serving("40KB/s") as server:
+            asyncio.run(asyncio.wait_for(main(server.url), PATIENCE))
+            assert spent(server) < 1.4 * 40 * 4096, "few had to begin again: else it is 1.8 times"
+
+
+class TestTurns:
+    async def test_they_are_taken_in_order(self) -> None:
+        turns, order = _Turns(lambda: 2), list[int]()
+        ends = [asyncio.Event() for _ in range(5)]
+
+        async def one(number: int) -> None:
+            async with turns:
+                order.append(number)
+                await ends[number].wait()
+
+        tasks = [asyncio.create_task(one(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        assert order == [0, 1]
+        tasks[2].cancel()
+        ends[1].set()
+        await asyncio.wait([tasks[1]])
+        await asyncio.sleep(0)
+        assert order == [0, 1, 3]
+        ends[0].set()
+        await asyncio.wait([tasks[0]])
+        tasks[4].cancel()  # just as it is given its turn
+        ends[3].set()
+        await asyncio.wait(tasks)
+        assert turns._under_way == 0
+        async with turns, turns:
+            assert turns._under_way == 2
+
+    async def test_without_a_bound_none_waits(self) -> None:
+        turns = _Turns(lambda: None)
+        async with turns, turns, turns:
+            assert not turns.bounded
