@@ -107,6 +107,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
@@ -145,6 +146,7 @@ from aiops.engine.steady import Shortcut, Steady
 from aiops.engine.steady_rows import SteadyRows
 from aiops.engine.training import Training
 from aiops.errors import BadPush, ConflictError, NotReady, Refused
+from aiops.filters import compiled_screen
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import LARGEST
 from aiops.model.row_shards import shards_of
@@ -351,7 +353,8 @@ class Engine:
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
         rule = self.algorithm.rule() if self.machine.device is None else None
         warmup = Warmup(rule, backend, codecs)
-        return Warm(warmup.steps(), warmup.over)
+        filters = partial(compiled_screen.warm, self.options.filter, backend)
+        return Warm([*warmup.steps(), filters], warmup.over)
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections to drop: none, since the shell applies its deadlines itself."""

@@ -18,6 +18,7 @@ import numpy as np
 from aiops.filters import agreement, curvature
 from aiops.filters.agreement import AgreementFilter, agrees_loop, direction_loop, score_loop
 from aiops.filters.arithmetic import LANES, Values, copy_loop
+from aiops.filters.choice import chosen
 from aiops.filters.curvature import (
     CurvatureFilter,
     goes_down_loop,
@@ -126,9 +127,18 @@ class CompiledScreen:
         return found
 
 
-def warm(backend: str) -> bool:
-    """Compile the loop, or read it from the cache folder; return whether there is one."""
-    if resolve(backend) == "numpy":
+def warm(text: str, backend: str) -> bool:
+    """Compile the loop, or read it from the cache folder; return whether it is for these filters.
+
+    Parameters
+    ----------
+    text
+        The filters, as `aiops.filters.choice.chosen` takes them.
+    backend
+        ``"auto"``, ``"numba"`` or ``"numpy"``.
+    """
+    found = chosen(text)
+    if not found or not CompiledScreen.KINDS.issuperset(found) or resolve(backend) == "numpy":
         return False
     _compiled()
     return True

@@ -198,8 +198,7 @@ class PushScreen:
 
     def warm(self) -> None:
         """Compile the loop for the filters, if there is one; on any thread."""
-        if CompiledScreen.KINDS.issuperset(choice.chosen(self._text)):
-            self._compiled = compiled_screen.warm(self._backend)
+        self._compiled = compiled_screen.warm(self._text, self._backend)
 
     def _draw(self) -> None:
         """Draw the positions of the sample, and make the filters."""

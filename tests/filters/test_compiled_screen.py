@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.algorithms import find
+from aiops.engine.engine import Engine
+from aiops.engine.events import Options
+from aiops.filters import compiled_screen
 from aiops.filters.screen import LEARNT, SEEDING, PushScreen
 from aiops.model.arena import Arena
 from aiops.model.layout import Cover, Layout
@@ -205,3 +209,15 @@ def test_many_workers_are_compared_less_often_and_alike(workers: int) -> None:
         one, other = world.step(worker, judge)
         assert one == other, turn
     assert packed(world.screens[0].state()) == packed(world.screens[1].state())
+
+
+@pytest.mark.parametrize(("text", "there"), [("robust", True), ("off", False), ("kardam", False)])
+def test_it_is_compiled_before_there_is_a_model(
+    text: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling takes seconds, during which clients would be answered late."""
+    compiled: list[bool] = []
+    monkeypatch.setattr(compiled_screen, "_compiled", lambda: compiled.append(True))
+    engine = Engine(find("asgd").make({}), Options(filter=text))
+    engine.preparation().steps[-1]()
+    assert bool(compiled) is there
