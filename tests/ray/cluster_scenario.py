@@ -162,6 +162,11 @@ def counting_loop(config: dict[str, Any]) -> int:
             worker.step({"w": mine})
             acks.write(b".")
             time.sleep(0.002)  # not to wait: three workers on two cores leave room for Ray
+        if config.get("reports") and rank == 0:
+            (folder / "model").mkdir()
+            np.savez(folder / "model" / "model.npz", **worker.params)
+            checkpoint = ray.train.Checkpoint.from_directory(folder / "model")
+            aiops.ray.report({"rank": rank}, checkpoint)
         if not begun:
             (folder / f"lost-{rank}").write_text(str(worker.rolled_back))
         return worker.rolled_back
@@ -239,8 +244,8 @@ def a_node_is_killed_and_the_state_is_in_a_store(folder: Path, nodes: RayNodes) 
                 snapshot_every=0.5,
                 name="stored",
                 detached=True,
-                config={"folder": str(folder)},
-                run_config=ray.train.RunConfig(storage_path=str(folder / "runs")),
+                config={"folder": str(folder), "reports": True},
+                run_config=ray.train.RunConfig(storage_path=store.url("runs")),
             )
         )
         try:
@@ -270,6 +275,9 @@ def a_node_is_killed_and_the_state_is_in_a_store(folder: Path, nodes: RayNodes) 
             (folder / "stop").touch()
         result = running.result(PATIENCE)
         assert result.error is None
+        with result.checkpoint.as_directory() as copy, np.load(Path(copy) / "model.npz") as kept:
+            assert kept["w"].shape == (3,)
+        assert store.names("runs/stored"), "the checkpoint is in S3"
         server = aiops.ray.server("stored")
         with server.client() as client:
             model = client.fetch()["w"].tolist()
