@@ -10,9 +10,10 @@ from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.attacked import Door, Script
 from aiops.lab.torture.fed_connection import CheckedFedConnection, FedConnection
-from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
+from aiops.lab.torture.frame_templates import FrameTemplate, Mutator, framed
 from aiops.lab.torture.hostile_messages import HostileMessages
 from aiops.lab.torture.said import check_said
+from aiops.model.parts import Parts
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.handshake import answer
@@ -23,6 +24,7 @@ _TEMPLATES = 500
 _CLIENTS = 64  # the statistics of a server that remembers many are slow
 _DELIVERED = 64  # one of these that the decoder refuses is sent to the server, too
 _MISFRAMED = 128  # one of these is cut, or has a wrong length
+_LONGEST = 1 << 16  # bytes of payloads that are made to fit
 _SOON = 0.001  # virtual seconds: others go on
 
 
@@ -57,11 +59,14 @@ class ChangedFrames:
             data = self._mutator.misframed(header, payloads)
         else:
             try:
-                decode(header)
+                parts: Parts = getattr(decode(header), "parts", ())
             except RemoteProtocolError:
                 result.refused += 1
                 if (bits >> 16) % _DELIVERED:
                     return None
+                parts = ()
+            if parts and bits & 7:
+                payloads = _fitting(parts, payloads)
             data = b"\xce" + len(header).to_bytes(4, "big") + header + payloads
         result.sent += len(data)
         return data
@@ -219,6 +224,17 @@ class ScriptedSession(ChangedFrames):
 
     def _new_name(self, old: str) -> str:
         return f"{self.rng.getrandbits(4 * len(old)):0{len(old)}x}"
+
+
+def _fitting(parts: Parts, payloads: bytes) -> bytes:
+    """Return payloads as long as their parts say; of great or right lengths, the same.
+
+    Other lengths end a connection before the parts are looked at.
+    """
+    nbytes = sum([part.nbytes for part in parts])
+    if nbytes > _LONGEST or nbytes + 5 * len(parts) == len(payloads):
+        return payloads
+    return framed([bytes(part.nbytes) for part in parts])
 
 
 def _right(rng: Random, door: Door, count: int) -> Iterator[FrameTemplate]:

@@ -19,11 +19,14 @@ from random import Random
 
 from aiops.lab.torture.attack_trial import AttackTrial
 from aiops.lab.torture.attack_variants import OF_FRAMES
-from aiops.lab.torture.attacked import SETTINGS, Attacked, AttackPlan, draw_attack
+from aiops.lab.torture.attacked import Attacked, AttackPlan, draw_attack
 from aiops.lab.torture.changed_frames import DoorFrames, ScriptedSession
 
 FRAMES = 200_000
 """The changed frames of a trial."""
+
+_SLOW = ("shards", "follower", "standby", "rendezvous")
+"""Of several servers, and of sessions that are said in their order."""
 
 _SESSIONS = 5  # with changes, one after the other, after which what is held is checked
 _PAUSE = 0.5  # virtual seconds between batches: longer than the server's own timers
@@ -33,8 +36,10 @@ def draw_frames(seed: int, names: tuple[str, ...] = OF_FRAMES) -> AttackPlan:
     """Return the plan of a seed."""
     rng = Random(f"frames {seed}")
     plan = draw_attack(rng, seed, names)
-    several = plan.variant not in SETTINGS or plan.token
-    return replace(plan, peers=FRAMES // 10 if several else FRAMES, together=rng.choice((1, 2, 8)))
+    frames = FRAMES // (10 if plan.variant in _SLOW else 1)
+    if plan.token and plan.variant != "roles":  # then each frame takes a connection
+        frames = FRAMES // 40
+    return replace(plan, peers=frames, together=rng.choice((1, 2, 8)))
 
 
 class FrameTrial(AttackTrial):
@@ -54,7 +59,7 @@ class FrameTrial(AttackTrial):
             ScriptedSession(rng, script, attacked.doors, result) for script in attacked.scripts
         ]
         while result.frames < plan.peers and not result.wrong:
-            if scripts and rng.random() < (0.1 if plan.variant in SETTINGS else 0.8):
+            if scripts and rng.random() < (0.8 if plan.variant in _SLOW else 0.1):
                 for _ in range(_SESSIONS):
                     await rng.choice(scripts).say()
                     await self.step(attacked)
