@@ -29,6 +29,10 @@ KEPT = 0.9
 FEWEST = 3
 """Pushes of a worker before it is compared."""
 
+MOST = 2 / 3
+"""Of the workers that have pushed, those that are compared, at least, before any is refused: so
+hostile ones that push more often are no majority of them."""
+
 AGREED = 0.2
 """The median agreement from which on workers are held to go one way."""
 
@@ -155,7 +159,7 @@ class AgreementFilter(WorkerArrays):
 
     def _finding(self, row: int, ready: npt.NDArray[np.bool_]) -> Objection | None:
         scores = self.scores[ready & ~np.isnan(self.scores)]
-        if len(scores) < FEWEST:
+        if len(scores) < max(FEWEST, MOST * np.count_nonzero(self.counts)):
             return None
         median, score = lower_median(scores), self.scores[row]
         above = lower_median(scores[scores >= median]) - median
@@ -229,16 +233,17 @@ def agrees_loop(
     """Return whether a worker goes the common way, if there is one, and has no twin.
 
     ``score``, ``twin``: its own, in place of those that are kept. ``limits``: `FEWEST`, `AGREED`,
-    `TWINS`, `USUAL`.
+    `TWINS`, `USUAL`, `MOST`.
     """
-    fewest, agreed, twins, usual = limits
-    count = 0
+    fewest, agreed, twins, usual, most = limits
+    count = pushed = 0
     for worker in range(counts.size):
+        pushed += worker == row or counts[worker] > 0
         value = score if worker == row else scores[worker]
         if (worker == row or counts[worker] >= fewest) and value == value:
             room[count] = value
             count += 1
-    if count < fewest:
+    if count < max(fewest, most * pushed):
         return True
     median = lower_median_loop(room, count)
     above = 0

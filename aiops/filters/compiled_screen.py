@@ -81,7 +81,7 @@ class CompiledScreen:
         limits += [curvature.KEPT, curvature.FEWEST, curvature.FRACTION, curvature.ERRORS]
         limits += [curvature.SPAN]
         limits += [agreement.KEPT, agreement.FEWEST, agreement.AGREED, agreement.TWINS]
-        limits += [agreement.USUAL, agreement.ALL]
+        limits += [agreement.USUAL, agreement.ALL, agreement.MOST]
         self._arrays = (
             *(sample.runs, sample.scales, sample.ends, versions.values, versions.numbers),
             *(norm.norms, norm.medians, norm.counts, norm.median, norm.turn),
@@ -223,7 +223,7 @@ def _passes_loop(
                 found = score_loop(units, seen, row, now, fewest, room, lanes[0])
                 if found[0] == found[0]:
                     score, twin = found
-            wanted = (fewest, limits[8], limits[9], limits[10])
+            wanted = (fewest, limits[8], limits[9], limits[10], limits[12])
             if not agrees_loop(seen, scores, closest, row, score, twin, wanted, room):
                 return False
 

@@ -139,6 +139,23 @@ def test_agreement_refuses_nothing_where_there_is_no_common_way_but_copies() -> 
     assert honest == 0
 
 
+def test_agreement_waits_for_most_workers() -> None:
+    """Hostile workers that push first, and the same, are no majority: honest ones pass."""
+    draw, agreement = np.random.default_rng(1), AgreementFilter(SIZE, 1)
+    turns = [worker for worker in range(4) for _ in range(6)]  # hostile, before all others
+    turns += [worker for _ in range(6) for worker in range(4, 12)]
+    refused: set[int] = set()
+    for worker in range(12):
+        agreement.forget(worker)
+    # Two of each at first, which are too few to be compared; and in the end the hostile ones again.
+    for worker in [*range(12)] * 2 + turns + [*range(4)]:
+        gradient = np.ones(SIZE) if worker < 4 else draw.standard_normal(SIZE)
+        seen = Observation(worker, np.empty(0, int), np.empty(0), gradient, None, None, None)
+        if agreement.judge(seen) is not None:
+            refused.add(worker)
+    assert refused == {0, 1, 2, 3}
+
+
 def test_kardam_has_no_sign_and_refuses_half_of_all() -> None:
     hostile, honest = refusals(KardamFilter(SIZE, 1 / 3), pushes(flipped, own=False))
     assert abs(hostile - honest) < 0.15

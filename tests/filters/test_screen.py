@@ -155,6 +155,17 @@ class TestQuarantine:
         assert isinstance(fine, Ack)
         assert fine.used
 
+    def test_it_is_not_compared_with_any_more(self) -> None:
+        inline = learnt()
+        for _ in range(QUARANTINE):
+            inline.push(2, gradient(2e17))
+        screen = inline.engine.training.screen  # type: ignore[union-attr]
+        state = screen.state()  # type: ignore[union-attr]
+        member = next(iter(screen.quarantined))  # type: ignore[union-attr]
+        row = dict(state["rows"])[member]
+        assert state["filters"][0]["counts"][row] == 0
+        assert np.isnan(state["filters"][0]["medians"][row]).all()
+
     def test_a_barrier_goes_on_without_it(self) -> None:
         inline = learnt("hardsync", workers=WORKERS)
         for peer in range(1, WORKERS):
