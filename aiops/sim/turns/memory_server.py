@@ -107,7 +107,7 @@ class MemoryServer:
         if not (isinstance(params, Leased) and params.borrowed):
             return None
         push, ack = getattr(request, "sent", None), request.reply
-        if not (isinstance(push, Push) and isinstance(ack, Ack)):
+        if not (isinstance(push, Push) and isinstance(ack, Ack) and ack.used):
             return None
         if not are_steady(push, ack, params.layout.nbytes):
             return None
