@@ -11,7 +11,15 @@ from typing import Any, cast
 import pytest
 
 from aiops.net.environment import CURRENT_ENVIRONMENT
-from aiops.net.socket_options import SEND_BUFFER, narrow, readable, unacknowledged, unpace
+from aiops.net.socket_options import (
+    SEND_BUFFER,
+    has_hung_up,
+    narrow,
+    readable,
+    unacknowledged,
+    unpace,
+)
+from tests.peers import eventually
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -142,3 +150,15 @@ def test_a_connection_that_is_refused_leaves_no_socket(monkeypatch: pytest.Monke
 async def dialled(where: tuple[str, int]) -> None:
     """Connect as a server's or a client's event loop does."""
     await CURRENT_ENVIRONMENT.get().dial(asyncio.Protocol, *where)
+
+
+@linux
+def test_a_peer_that_has_hung_up(pair: Pair) -> None:
+    """Though what it has sent before is not read yet."""
+    near, far = pair
+    near.sendall(b"hello")
+    assert far.recv(1, socket.MSG_PEEK)
+    assert not has_hung_up(far)
+    near.shutdown(socket.SHUT_WR)
+    eventually(lambda: has_hung_up(far), "it has hung up")
+    assert far.recv(10) == b"hello"
