@@ -85,8 +85,14 @@ class UnixSide:
 
 
 def welcome(sock: socket.socket) -> UnixSide | None:
-    """Begin an accepted connection: send its side channel; None if the client is gone."""
-    ours, theirs = socket.socketpair()
+    """Begin an accepted connection: send its side channel.
+
+    None: the client is gone, or no descriptors are left.
+    """
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError:
+        return None
     with theirs:
         try:
             socket.send_fds(sock, [b"\0"], [theirs.fileno()])

@@ -12,6 +12,8 @@ from aiops.net.confinement import difference, peer_process
 
 _log = logging.getLogger("aiops.server")
 
+_PAUSE = 0.5  # seconds before the next connection is accepted, when there was no descriptor for one
+
 
 class UnixListener:
     """Accepts the connections of clients on this machine: the same user's, confined as it is.
@@ -48,7 +50,12 @@ class UnixListener:
     def _welcome(self, sock: socket.socket) -> None:
         try:
             connected, _address = sock.accept()
-        except OSError:  # it is gone again; or no descriptors are left, and the loop tries again
+        except (BlockingIOError, ConnectionAbortedError):  # it is gone again
+            return
+        except OSError:  # no descriptors are left: without a pause the loop would do nothing else
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(sock)
+            loop.call_later(_PAUSE, self._listen_again, sock)
             return
         why = difference(connected)
         if why:
@@ -59,6 +66,10 @@ class UnixListener:
         beginning = asyncio.get_running_loop().create_task(self._accept(connected))
         self._beginning.add(beginning)
         beginning.add_done_callback(self._beginning.discard)
+
+    def _listen_again(self, sock: socket.socket) -> None:
+        if sock in self._listening:
+            asyncio.get_running_loop().add_reader(sock, self._welcome, sock)
 
     def end(self) -> None:
         """Listen no more."""
