@@ -201,12 +201,17 @@ class FollowerRecorder:
     def _answered(self, effects: list[Effect]) -> list[Effect]:
         """Return the effects of an event without a row that are to be carried out now.
 
-        Answers about rows of tables wait for the rows of the journal before them.
+        Answers about rows of tables wait for the rows of the journal before them. The refusal of a
+        connection does not: a lead that is superseded is to learn of it.
         """
         behind = self.recording and self._committed < self.next - 1
         if not behind or not (self._later or self.holds):
             return effects
-        rows = any(type(e) is Reply and isinstance(e.message, TableRows | Error) for e in effects)
+        messages = (effect.message for effect in effects if type(effect) is Reply)
+        rows = any(
+            isinstance(each, TableRows) or (isinstance(each, Error) and not each.fatal)
+            for each in messages
+        )
         return self._gate.hold(effects, self.next - 1) if rows else effects
 
     def _introduced(self, event: Event) -> list[AppendRow]:

@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Any
 
 from aiops.common.frozen import value
+from aiops.common.generations import term
 from aiops.durable.standby import StandbyDesk
 from aiops.engine.events import Drop, Effect, Joined, Lost, Order, Received, Reply, Reported
 from aiops.errors import Unavailable, UsageError
@@ -87,6 +88,8 @@ class ShardCopy:
         The run's; empty: it has nothing yet.
     place
         The number of the place that it had as a follower, and was not fed by another since; else 0.
+    led_by
+        The newest generation of a lead of which it has orders, or that has led it.
     """
 
     run: str
@@ -98,6 +101,7 @@ class ShardCopy:
     report: Mapping[str, Any]
     secret: bytes = field(default=b"", repr=False)
     place: int = 0
+    led_by: int = 0
 
 
 class FollowerStandbyDesk(StandbyDesk):
@@ -116,10 +120,16 @@ class FollowerStandbyDesk(StandbyDesk):
     take
         Called with the connection and the id of a request that it takes its follower's place alone.
     resume
-        Called when the lead looks for it in the place that it has: it was started as a standby, and
-        is to be that follower.
+        Called when the lead looks for a follower here: this server was started as a standby, and is
+        to be that. Its argument is the number of the place that it took alone; 0: it took none.
     leave
         Called when the lead's standby has ended.
+
+    Attributes
+    ----------
+    above
+        The number of the follower's place of which the lead's standby knows: a promotion with all
+        others is of a later generation, as another server may have had the place meanwhile.
     """
 
     def __init__(
@@ -129,7 +139,7 @@ class FollowerStandbyDesk(StandbyDesk):
         primary: str,
         promote: Callable[[int, int], None],
         take: Callable[[int, int], None],
-        resume: Callable[[], None],
+        resume: Callable[[int], None],
         leave: Callable[[], None],
         report: Callable[[], Mapping[str, Any]],
     ) -> None:
@@ -137,6 +147,7 @@ class FollowerStandbyDesk(StandbyDesk):
         self._held, self._keep, self._leave = held, keep, leave
         self._take, self._resume = take, resume
         self._lead: int | None = None  # the connection of the lead's standby
+        self.above = 0
 
     def _joined(self, event: Joined) -> list[Effect]:
         hello, peer, held = event.hello, event.peer, self._held()
@@ -145,7 +156,7 @@ class FollowerStandbyDesk(StandbyDesk):
         why, code = "", "standby"
         if isinstance(hello, LeadHello) and self._has_place(hello, held):
             why, code = "it begins to be the follower again", Unavailable.code
-            self._resume()
+            self._resume(max(hello.place, held.place))
         elif not isinstance(hello, LeadHello) or not hello.standby:
             why = f"this is the standby of a follower: its lead is {self._primary}"
         elif held.run and hello.run and held.run != hello.run:
@@ -160,13 +171,22 @@ class FollowerStandbyDesk(StandbyDesk):
         if why:
             return [Reply(peer, Error(hello.id, code, why, {}, True)), Drop(peer, why)]
         before, self._lead = self._lead, peer
+        self.above = hello.place if isinstance(hello, LeadHello) else 0
         welcome = Reply(peer, ShardWelcome(hello.id, PROTOCOL, event.proof))
         earlier = [] if before is None else [Drop(before, "its lead has a newer connection")]
         return [*earlier, welcome, Reply(peer, self._state(held))]
 
     def _has_place(self, hello: LeadHello, held: ShardCopy) -> bool:
-        """Return whether a lead looks for the follower that this standby has been."""
-        if hello.standby or not held.place or hello.place > held.place or hello.run != held.run:
+        """Return whether a lead looks for the follower that this standby is to be.
+
+        It looks for it here because it has given it the place, which this server may not know, as
+        it ended before the answer came; or as this server has said, which knows it from before. Or
+        the lead is of a later term: this server was promoted with it, ended, and was started as it
+        was before.
+        """
+        if hello.standby or hello.run != held.run or hello.generation < held.led_by:
+            return False
+        if not (hello.place or held.place) and term(hello.generation) <= term(held.led_by):
             return False
         facts = held.secret, held.run, hello.generation
         return proves_generation(hello.lead_proof, *facts, lead=True)

@@ -390,9 +390,6 @@ class Acceptor:
 
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
-        if self._over is not None:  # the loop had accepted it before the listener was closed
-            link.fault(self._over)
-            return
         nonce = self._env.token_bytes(16)
         handshake = ServerHandshake(
             *(self.access.find, nonce),
@@ -403,6 +400,9 @@ class Acceptor:
             forbids=self._forbids,
         )
         peer = self.peers[link.number] = Peer(link, handshake, self._now())
+        if self._over is not None:  # the loop had accepted it before the listener was closed
+            link.fault(self._over)
+            return
         self.busy_poll.serve(len(self.peers))
         oldest = self.strangers.came(link.number, link.peer_name.rpartition(":")[0])
         if oldest is not None and oldest in self.peers:

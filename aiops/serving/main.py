@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
+from aiops.common import urls
 from aiops.errors import ConnectionLost
 from aiops.net import faults, signals
 from aiops.serving import rollback
@@ -73,6 +74,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
                 port = config.port if server is None else server.port
                 server = Server(dataclasses.replace(children.config, port=port))
                 children.on_start = server.follower_moved
+                server.on_taken = partial(_stand_by, children, server)
                 return server
 
             def present(started: Server) -> None:
@@ -89,6 +91,11 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
             present(first)
             announce(first.url)
             await rollback.serve(first, make, present, lambda: ending)
+
+
+def _stand_by(children: ShardProcesses, server: Server, shard: int) -> None:
+    """Have a follower of this machine be the standby of the one that has taken its place."""
+    children.stand_by(shard, urls.local_url(server.url))
 
 
 def _with_room(config: Config) -> Config:

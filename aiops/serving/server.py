@@ -94,6 +94,8 @@ class Server:
     ----------
     url, port
         The URL that workers connect to and the port that it listens on, once it does (`start`).
+    on_taken
+        Called with a shard whose place a server has that the settings do not name: a standby.
     socket
         Bound to its address already, instead of one that `start` binds; None: it binds one.
 
@@ -185,9 +187,11 @@ class Server:
             )
         links = None if lead is None else self._links_of(lead, options.run)
         self._links = links
+        self.on_taken: Callable[[int], None] = lambda shard: None
         self._places: FollowerPlaces | None = None  # of a lead with a state
         if lead is not None and links is not None and files is not None:
-            self._places = FollowerPlaces(lead, links, files)
+            self._places = FollowerPlaces(lead, links, files, config, self._now)
+            self._places.on_taken = lambda shard: self.on_taken(shard)
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
             self._unix_listener = UnixListener(env.listen_unix, self.connections.accept_near)
@@ -234,11 +238,8 @@ class Server:
 
     def follower_moved(self, shard: int, port: int) -> None:
         """Reach a follower on this machine at another port from here on: it was started again."""
-        taken = "" if self._places is None else self._places.taken(shard)
-        if taken:
-            _log.warning(
-                "shard %d was started again, and %s has its place: it is idle", shard, taken
-            )
+        if self._places is not None and self._places.is_taken(shard):
+            self.on_taken(shard)
         elif self._links is not None and isinstance(self._coordinator, Lead):
             self._coordinator.move(shard, "", port)
             self._links.move(shard, urls.local_address(self.config.host), port)
@@ -394,6 +395,8 @@ class Server:
         self._memory.log()
         tls = None if self._tls is None else self._tls.target
         run_state.fence_predecessors(loop, self.url, self.run, tls)
+        if self._places is not None:
+            self._places.begin()
         return self.url
 
     def _warn_of_clear_text(self, host: str) -> None:

@@ -91,6 +91,9 @@ class ShardProcesses(AsyncClosing):
         self._record: Path | None = None  # the folder of this start, with `--record`
         self._ending, self.standbys = False, config.standby is not None
         self.on_start: Callable[[int, int], None] = lambda shard, port: None
+        self._lost: dict[int, str] = {}  # places that others have taken: the URL of the lead, each
+        self._stand_by = set[int]()  # shards whose processes were started as standbys
+        self._running: dict[int, asyncio.subprocess.Process] = {}
 
     async def connect(self) -> Self:
         """Start all of them at the same time."""
@@ -134,8 +137,19 @@ class ShardProcesses(AsyncClosing):
             for each in waiting:  # it was about to start one again
                 each.cancel()
 
-    async def _start(self, shard: int) -> int:
-        """Start one; return its port."""
+    def stand_by(self, shard: int, url: str) -> None:
+        """Have a follower be the standby of the server that has taken its place.
+
+        ``url``: that of the lead. What it has beyond that server is lost in any case: it is killed
+        if it runs as a follower, and started again.
+        """
+        self._lost[shard] = url
+        process = self._running.get(shard)
+        if process is not None and process.returncode is None and shard not in self._stand_by:
+            process.kill()
+
+    async def _start(self, shard: int, port: int = 0) -> int:
+        """Start one, at this port (0: a free one); return its port."""
         name = f"shard {shard} of {self.config.shards}"
         process = await asyncio.create_subprocess_exec(
             *(
@@ -145,7 +159,7 @@ class ShardProcesses(AsyncClosing):
                 "aiops.server",
                 "--follower",
                 "--port",
-                "0",
+                str(port),
             ),
             *self.config.flags(FOLLOWERS_SETTINGS),
             *self._state_flags(shard),
@@ -156,6 +170,7 @@ class ShardProcesses(AsyncClosing):
             start_new_session=True,  # a Ctrl-C at the terminal is for the lead to handle
         )
         self._processes.append(process)
+        self._running[shard] = process
         assert process.stdout is not None
         try:
             async with asyncio.timeout(_START):
@@ -182,9 +197,12 @@ class ShardProcesses(AsyncClosing):
         return [] if state is None else [f"--state={state / shard_folder(shard)}"]
 
     def _standby_flags(self, shard: int) -> list[str]:
-        if not self.standbys:
+        url = self._lost.get(shard, self.config.standby if self.standbys else None)
+        self._stand_by -= {shard}
+        if url is None:
             return []
-        return [f"--standby={self.config.standby}", f"--shard={shard}"]
+        self._stand_by |= {shard}
+        return [f"--standby={url}", f"--shard={shard}"]
 
     async def _watch(self, shard: int, process: asyncio.subprocess.Process) -> None:
         """Log that a follower ended, if it was not to end; start one with a state again."""
@@ -198,11 +216,14 @@ class ShardProcesses(AsyncClosing):
             await self._start_again(shard)
 
     async def _start_again(self, shard: int) -> None:
-        """Start a follower until it listens, with pauses between."""
-        pause = _PAUSE
+        """Start a follower until it listens, with pauses between; first at its port of before.
+
+        A lead on another machine may know it by that, whose standby it was.
+        """
+        pause, port = _PAUSE, int(self.config.followers[shard - 1].removeprefix(":"))
         while not self._ending:
             try:
-                port = await self._start(shard)
+                port = await self._start(shard, port)
                 followers = [*self.config.followers]
                 followers[shard - 1] = f":{port}"
                 self.config = dataclasses.replace(self.config, followers=followers)
@@ -210,6 +231,7 @@ class ShardProcesses(AsyncClosing):
                 return
             except UsageError as error:
                 _log.error("%s; it is tried again in %g s", error, pause)
+                port = 0
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -99,6 +99,9 @@ PROMOTED = "promoted"
 PLACE = "place"
 """The key in `ShardState.holds` of the number of the place that a follower has taken."""
 
+OWN_GENERATION = "generation"
+"""The key there of the generation of the follower's own state."""
+
 REPLAYED = 0
 """The number of the lead's connection while its orders are replayed: no other has it."""
 
@@ -141,6 +144,8 @@ class Follower:
         The generation of the last lead of its run; 0: it has had none, or none with a state.
     place
         The number of its place, which it has taken as a standby; 0: it is the first that has it.
+    generation
+        Returns that of its own state; 0: it keeps none.
     secret
         That of its run, with which a lead has to prove that it is the lead. Empty: it has had no
         lead with a state yet.
@@ -176,6 +181,7 @@ class Follower:
         self.reached, self.history = 0, History()
         self.secret = b""
         self.led_by = self.place = 0
+        self.generation: Callable[[], int] = lambda: 0
         self._recovered = False  # there was a state of its run
         self._replayed = False  # the clients of its rows are those of the journal
 
@@ -422,7 +428,7 @@ class Follower:
         shard = self.shard
         if shard is None:
             lost = {"reached": self.reached, "history": self.history} if self._recovered else {}
-            lost |= {PLACE: self.place} if self.place else {}
+            lost |= self._numbers()
             return ShardState(0, self.kept, "", 0, 0, 0, 0, False, lost)
         report, reached = shard.done or (UpdateDone(0, b"", b""), UpdateRound.STEP)
         holds = {
@@ -431,11 +437,16 @@ class Follower:
             "snapshots": tuple(sorted(self.snapshots)),
             "reached": self.reached,
             "history": self.history,
-            **({PLACE: self.place} if self.place else {}),
+            **self._numbers(),
         }
         numbers = shard.shard, shard.shards, shard.version, report.id
         only_begun = reached is not UpdateRound.STEP
         return ShardState(0, self.kept, self.run, *numbers, only_begun, holds)
+
+    def _numbers(self) -> dict[str, int]:
+        """Return the numbers by which the lead knows later servers in this place from earlier."""
+        found = {PLACE: self.place, OWN_GENERATION: self.generation()}
+        return {key: number for key, number in found.items() if number}
 
     def _promoted(self, hello: LeadHello) -> ShardState:
         """Return what the standby of a lead is told: this is no standby any more.

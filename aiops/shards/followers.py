@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiops.errors import Unavailable
 from aiops.model.placement import Placement
+from aiops.shards.follower import OWN_GENERATION, PLACE
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import Error
 
@@ -25,12 +26,15 @@ class Followers:
         The followers that are lost, with the reason of each.
     places
         The number of each place that a standby has taken.
+    generations
+        That of each follower's own state, as it has said last.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
         self._addresses = list(addresses)
         self.lost: dict[int, str] = {}
         self.places: dict[int, int] = {}
+        self.generations: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -49,6 +53,13 @@ class Followers:
     def move(self, shard: int, host: str, port: int) -> None:
         """Have clients reach a follower at another address from here on."""
         self._addresses[shard - 1] = host, port
+
+    def note(self, shard: int, holds: Mapping[str, Any]) -> None:
+        """Note the place and the generation that a follower says it has."""
+        for numbers, key in ((self.places, PLACE), (self.generations, OWN_GENERATION)):
+            number = holds.get(key, 0)
+            if type(number) is int:
+                numbers[shard] = max(number, numbers.get(shard, 0))
 
     @property
     def why(self) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aiops.common.generations import next_term
 from aiops.common.sent_away import SentAway
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
@@ -60,7 +61,6 @@ from aiops.shards.budget_shares import BudgetShares
 from aiops.shards.collecting import Collecting
 from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
-from aiops.shards.follower import PLACE
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.orders import LOST, read_fault
@@ -422,6 +422,20 @@ class Lead:
         """By shard, the number of the place that a standby has taken."""
         return self._followers.places
 
+    def next_place(self, shard: int, generation: int) -> int:
+        """Return the number of a place that a standby takes which knows of a generation.
+
+        It begins a term above those of all servers that had the place.
+        """
+        followers = self._followers
+        known = followers.places.get(shard, 0), followers.generations.get(shard, 0)
+        return next_term(max(*known, generation), 0)
+
+    def has_begun(self, shard: int) -> bool:
+        """Return whether the server that was given a place last has been led there."""
+        followers = self._followers
+        return followers.generations.get(shard, 0) >= followers.places.get(shard, 0)
+
     def place_refusal(self, state: ShardState) -> str:
         """Return why a follower's standby that holds this cannot have its place; empty: it can.
 
@@ -475,9 +489,7 @@ class Lead:
     def _on_state(self, shard: int, state: ShardState) -> list[Effect]:
         """Go on with a follower that has come, or come back."""
         lost = self._followers.lost.pop(shard, None)
-        place = state.holds.get(PLACE, 0)
-        if type(place) is int and place > self.places.get(shard, 0):  # from an earlier term
-            self.places[shard] = place
+        self._followers.note(shard, state.holds)
         effects: list[Effect] = []
         if self.secret and not state.run:
             effects.append(Order(shard, ShareSecret(0, self.secret)))

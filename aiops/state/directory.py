@@ -218,8 +218,10 @@ class GenerationStart:
 class TakenPlace:
     """The place of a follower that its standby has taken.
 
-    ``number``: 1 of the first that took it, and so on. ``host`` and ``port``: its address in the
-    file of the lead, which gave it the place; elsewhere they are empty.
+    ``number``: the number of a term of its own generations, which the lead chose above those of all
+    that had the place before: a standby that has seen this server is fed by none of them. ``host``
+    and ``port``: its address in the file of the lead (an empty host is the lead's own); 0: the one
+    that the lead's settings name, or this is not the lead's file.
     """
 
     shard: int
@@ -270,16 +272,21 @@ class GenerationFile:
         promoted: bool = False,
         predecessors: Sequence[str] = (),
         places: Sequence[TakenPlace] = (),
+        above: int = 0,
     ) -> GenerationFile:
         """Return the file of the next generation, which begins after a row at these versions.
 
         ``drawn``: a random number below `DRAWN`: servers of copies of this state are of different
         generations. ``promoted``: whether the next term begins, which has had no lead yet.
-        ``predecessors``, ``places``: of a promotion; a later start has the same.
+        ``predecessors``, ``places``: of a promotion; a later start has the same. A place has a term
+        of its own, which may have begun. ``above``: a generation that a promotion has to be above.
         """
-        if promoted:
-            newest = max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
-            generation = next_term(newest, drawn)
+        number = max((place.number for place in places), default=0)
+        if promoted and number:
+            begun = self.newest >= number
+            generation = next_start(self.newest, drawn) if begun else number + drawn
+        elif promoted:
+            generation = next_term(max(self.newest, above), drawn)
         else:
             generation, predecessors = next_start(self.generation, drawn), self.predecessors
             places = self.places
@@ -288,6 +295,11 @@ class GenerationFile:
         led_by = 0 if promoted else self.led_by
         told, taken = tuple(predecessors), tuple(places)
         return GenerationFile(generation, starts, None, self.secret, told, None, led_by, taken)
+
+    @property
+    def newest(self) -> int:
+        """The highest generation of which this server knows."""
+        return max(self.generation, self.superseded_by[0] if self.superseded_by else 0)
 
     def with_place(self, place: TakenPlace) -> GenerationFile:
         """Return the file with the place of a shard, instead of an earlier one."""

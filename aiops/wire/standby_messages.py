@@ -116,8 +116,8 @@ class Promoted(Message):
 class TakePlace(Message):
     """Request of a lead the place of a follower that is lost, for the standby of that follower.
 
-    The standby will be reached at ``host`` and ``port``. The rest is what it holds, as in
-    `shard_state`.
+    The standby will be reached at ``host`` and ``port``, and knows of this ``generation`` of its
+    primary. The rest is what it holds, as in `shard_state`.
     """
 
     kind = "take_place"
@@ -126,6 +126,7 @@ class TakePlace(Message):
     shards: UInt
     host: Text
     port: UInt
+    generation: UInt
     version: UInt
     update: UInt
     measured: bool
@@ -135,7 +136,7 @@ class TakePlace(Message):
 
 @value
 class PlaceGiven(Message):
-    """The standby has the place: ``place`` is its number, above that of each server before it.
+    """The standby has the place, in the term of its own generations that begins with ``place``.
 
     The lead leads no other server there any more, nor the one that had the place.
     """

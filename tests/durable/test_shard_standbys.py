@@ -35,10 +35,9 @@ class Follower:
         self.cuts: set[int] = set()
         self.whole, self.promoted = False, False
         self.peer = 0
-        self.place = 0
-        self.taken = self.resumed = (
-            0  # requests that it takes its place, and leads that look for it
-        )
+        self.place = self.led_by = 0
+        self.taken = 0  # requests that it takes its place
+        self.resumed: int | None = None  # the place in which a lead has looked for it
         self.desk = FollowerStandbyDesk(
             *(self.held, self.keep, PRIMARY, self.promote, self.take, self.resume),
             *(lambda: None, dict),
@@ -48,14 +47,14 @@ class Follower:
 
     def held(self) -> ShardCopy:
         place = self.shard, self.shards, 7
-        facts = self.whole, {"row": 1}, SECRET, self.place
+        facts = self.whole, {"row": 1}, SECRET, self.place, self.led_by
         return ShardCopy(RUN, *place, tuple(sorted(self.cuts)), *facts)
 
     def take(self, peer: int, id: int) -> None:
         self.taken += 1
 
-    def resume(self) -> None:
-        self.resumed += 1
+    def resume(self, number: int) -> None:
+        self.resumed = number
 
     def keep(self, cuts: Any) -> None:
         assert {*cuts} <= self.cuts
@@ -282,24 +281,30 @@ class TestDesk:
         assert follower.taken == 1  # it takes its follower's place, if the lead gives it
 
     @pytest.mark.parametrize(
-        ("held", "wanted", "secret", "resumes"),
+        ("held", "wanted", "led_by", "lead", "secret", "resumes"),
         [
-            *((2, 2, SECRET, True), (2, 1, SECRET, True), (2, 3, SECRET, False)),
-            *((0, 0, SECRET, False), (2, 2, bytes(32), False)),
+            (2, 2, 3, 3, SECRET, 2),
+            (2, 0, 3, 1 << 36, SECRET, 2),
+            (0, 1, 3, 3, SECRET, 1),  # it ended before it knew that it has the place
+            (0, 0, 3, 4, SECRET, None),
+            (0, 0, 3, 1 << 36, SECRET, 0),  # it was promoted with that lead
+            (2, 2, 4, 3, SECRET, None),  # a lead of before
+            (2, 2, 3, 3, bytes(32), None),
         ],
     )
     def test_a_lead_that_looks_for_the_follower_that_it_was(
-        self, held: int, wanted: int, secret: bytes, resumes: bool
+        self, held: int, wanted: int, led_by: int, lead: int, secret: bytes, resumes: int | None
     ) -> None:
         """It was started with the flags of a standby again, and goes on in the place it has."""
         follower = Follower(1, 2)
-        follower.place = held
-        greeting = replace(hello(standby=False, secret=secret), place=wanted)
+        follower.place, follower.led_by = held, led_by
+        proof = generation_proof(secret, RUN, lead, lead=True)
+        greeting = replace(hello(standby=False), generation=lead, lead_proof=proof, place=wanted)
         reply, _drop = follower.desk.handle(Joined(0.0, 1, greeting))
         assert isinstance(reply, Reply)
         assert isinstance(reply.message, Error)
         assert follower.resumed == resumes
-        assert (reply.message.code == "unavailable") == resumes  # the lead tries again
+        assert (reply.message.code == "unavailable") == (resumes is not None)  # it tries again
 
 
 @pytest.mark.parametrize(

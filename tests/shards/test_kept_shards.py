@@ -79,10 +79,18 @@ class Log:
 
     def pid(self, shard: int) -> int:
         """Return the process of the last start of a shard, when there is one."""
-        pattern = re.compile(rf"shard {shard} of \d is process (\d+)")
+        return int(self._started(shard)[0])
+
+    def url(self, shard: int) -> str:
+        """Return the address that it had, when there is one."""
+        return self._started(shard)[1]
+
+    def _started(self, shard: int) -> tuple[str, str]:
+        pattern = re.compile(rf"shard {shard} of \d is process (\d+) at (\S+)")
         with self._more:
             assert self._more.wait_for(lambda: pattern.search(self.text) is not None, PATIENCE)
-            return int(pattern.findall(self.text)[-1])
+            pid, url = pattern.findall(self.text)[-1]
+            return pid, url
 
 
 Kill = Callable[[Process, Log], bool]

@@ -106,11 +106,11 @@ def check_rows(client: Client, stats: Any, acknowledged: list[int]) -> None:
     assert (line["made"], line["version"]) == (WORKERS * CELLS, sum(acknowledged))
 
 
-def check_params(client: Client, stats: Any, acknowledged: list[int]) -> None:
+def check_params(client: Client, stats: Any, acknowledged: list[int], shards: int = SHARDS) -> None:
     params = client.fetch()
     expected = -np.repeat(np.array(acknowledged, float)[:, None], CELLS, 1)
     np.testing.assert_array_equal(params["w"], expected)
-    assert [line["version"] for line in stats["shards"]] == [params.version] * SHARDS
+    assert [line["version"] for line in stats["shards"]] == [params.version] * shards
     assert params.version == sum(acknowledged)
 
 
@@ -177,16 +177,6 @@ def test_the_standby_of_each_follower_in_turn(tmp_path: Path) -> None:
             flags = "--follower", "--shard", str(shard), "--standby", lead.url
             return started(name, *flags)
 
-        def caught_up() -> None:
-            """Return when each follower has a standby that has all rows."""
-            for _ in range(int(PATIENCE / 0.05)):
-                with Client(lead.url, timeout=PATIENCE) as client:
-                    states = client.stats()["state"]["shards"]
-                if all(s.get("acks") == "replicated" and s["standbys"] for s in states):
-                    return
-                threading.Event().wait(0.05)
-            raise AssertionError(states)
-
         deadline = "--standby-deadline", "0.2"  # the lead has no standby here
         numbers = range(1, SHARDS)
         followers = {shard: started(f"a{shard}", "--follower") for shard in numbers}
@@ -197,7 +187,7 @@ def test_the_standby_of_each_follower_in_turn(tmp_path: Path) -> None:
         with training.running():
             for at, (shard, old) in enumerate([(1, "a1"), (2, "a2"), (1, "b1")]):
                 training.go_on()
-                caught_up()
+                _fed(lead.url)
                 followers[shard].kill()
                 found = _promoted(standbys[shard].url)
                 assert found.generation >> 36 == 1 + (at == 2)
@@ -214,6 +204,59 @@ def test_the_standby_of_each_follower_in_turn(tmp_path: Path) -> None:
         assert [line["port"] for line in stats["shards"]][1:] == [
             urls.parse(followers[shard].url)[1] for shard in numbers
         ]
+
+
+@pytest.mark.slow
+def test_a_follower_that_its_lead_starts_again_is_the_standby_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    """The successor is started again by its own parent, and is the follower again."""
+    flags = *FLAGS, "--shards", "2", "--acks", "replicated", "--snapshot-every", "0.05"
+    with contextlib.ExitStack() as stack:
+
+        def started(name: str, *more: str) -> tuple[Process, Log]:
+            state = "--state", str(tmp_path / name), "--port", "0"
+            process = Process("-m", "aiops.server", *flags, *state, *more, env=FORKED)
+            stack.callback(process.kill)
+            process.url = process.line()
+            return process, Log(process)
+
+        lead, log = started("a")
+        standby, log_of_standby = started("b", "--standby", lead.url)
+        training = Training(lead.url)
+        with training.running():
+            training.go_on()
+            _fed(lead.url)
+            while True:  # before its lead has started it again
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(log.pid(1), signal.SIGKILL)
+                try:
+                    promote(log_of_standby.url(1))
+                    break
+                except Refused as error:
+                    if "is there" not in str(error):
+                        raise
+            training.go_on()
+            _fed(lead.url)
+            before = log_of_standby.pid(1)
+            os.kill(before, signal.SIGKILL)
+            training.go_on()
+            assert log_of_standby.pid(1) != before
+            assert [each.popen.poll() for each in (lead, standby)] == [None, None]
+        with Client(lead.url, timeout=PATIENCE) as client:
+            check_params(client, client.stats(), training.acknowledged, shards=2)
+        assert training.rolled_back == 0
+
+
+def _fed(url: str) -> None:
+    """Return when each follower has a standby that has all rows."""
+    for _ in range(int(PATIENCE / 0.05)):
+        with Client(url, timeout=PATIENCE) as client:
+            states = client.stats()["state"]["shards"]
+        if all(s.get("acks") == "replicated" and s["standbys"] for s in states) and states:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(states)
 
 
 def _promoted(url: str) -> Promoted:

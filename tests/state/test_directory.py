@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.common.generations import DRAWN
+from aiops.common.generations import DRAWN, next_start, next_term, term
 from aiops.errors import DamagedState
 from aiops.state import directory
 from aiops.state.blocks import GENERATION, IDENTITY, pack_block
@@ -138,8 +138,18 @@ class TestGenerations:
         assert GenerationFile.unpack(file.pack()) == file
         assert file.started(9, [4], 2).places == file.places
         assert file.started(9, [4], 2, promoted=True).places == ()
-        own = [TakenPlace(1, 2)]
-        assert file.started(9, [4], 2, promoted=True, places=own).places == tuple(own)
+        own = [TakenPlace(1, next_term(3 << 36, 0))]
+        taken = file.started(9, [4], 2, promoted=True, places=own)
+        assert taken.places == tuple(own)
+        assert taken.generation == own[0].number + 2
+        again = taken.started(9, [4], 5, promoted=True, places=own)  # as a standby that is led
+        assert again.generation == next_start(taken.generation, 5) > taken.generation
+        assert term(again.generation) == term(taken.generation)
+
+    def test_a_promotion_is_above_a_place_that_it_does_not_know_of(self) -> None:
+        file = GenerationFile(1)
+        assert file.started(9, [4], 2, promoted=True, above=5 << 36).generation == (6 << 36) + 2
+        assert file.started(9, [4], 2, promoted=True, above=0).generation == (1 << 36) + 2
         for wrong in (1, [1, 2], [1, "2", "a", 7171]):
             data = pack_block(GENERATION, {"generation": 1, "starts": [], "places": [wrong]})
             with pytest.raises(DamagedState, match="place"):

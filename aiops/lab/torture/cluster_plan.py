@@ -21,6 +21,9 @@ KINDS = (
 PROMOTION = "promote"
 """The fault of a cluster with a standby: that is promoted, whether or not the server lives."""
 
+PLACE = "place"
+"""The fault of shards with standbys: a follower crashes, and its standby is to take its place."""
+
 _STANDBYS = 0.25  # of all clusters: they take twice the time
 _SHARDS = 0.25  # of those with a standby, and of the others
 
@@ -40,7 +43,7 @@ class ClusterFault:
     time
         Virtual seconds from the beginning.
     kind
-        One of `KINDS`, or `PROMOTION`.
+        One of `KINDS`, `PROMOTION` or `PLACE`.
     target
         The host of the network's faults, and the number of the worker that is killed.
     seconds
@@ -255,6 +258,7 @@ def _with_shards(plan: ClusterPlan) -> ClusterPlan:
             time = fault.time + rng.choice((0.0, 0.01, 0.1))
             others = rng.sample(range(shards), rng.randint(1, shards))
             faults += [replace(fault, time=time, shard=shard) for shard in others]
+    faults += _places(plan, shards) if plan.standby else []
     return replace(
         plan,
         faults=tuple(sorted(faults, key=lambda fault: fault.time)),
@@ -263,6 +267,19 @@ def _with_shards(plan: ClusterPlan) -> ClusterPlan:
         rows=plan.variant in SPREAD and random.Random(f"rows {plan.seed}").random() < _ROWS,
         late=tuple(rng.choice((0.0, 0.0, 0.1, 3.0)) for _ in range(shards)),
     )
+
+
+def _places(plan: ClusterPlan, shards: int) -> list[ClusterFault]:
+    """Return the places that standbys of followers are to take."""
+    rng = random.Random(f"places {plan.seed}")
+    return [
+        ClusterFault(
+            *(rng.uniform(0.5, _LONGEST), PLACE, -1),
+            *(rng.choice((0.0, 0.1, 1.0, 3.0, 8.0)), ""),
+            shard=rng.randrange(1, shards),
+        )
+        for _ in range(rng.choice((0, 1, 1, 2, 4)))
+    ]
 
 
 def parsed(plan: Mapping[str, Any]) -> ClusterPlan:

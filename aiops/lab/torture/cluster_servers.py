@@ -3,7 +3,8 @@
 Those that serve together are a *site*: a server alone, or a lead and its followers. The operator
 starts each server again when it is down, and promotes the standby when a fault of the
 plan says so. From then on the standby is the server that is to serve. The old one is started as
-its standby, or, if the operator is naive, as before, until it says that it is superseded.
+its standby, or, if the operator is naive, as before, until it says that it is superseded. The
+standby of a follower may be told to take its place alone. Then those that serve are of both sites.
 
 With ``--acks replicated`` the operator takes care: a standby is promoted only once it has all that
 was acknowledged before the server had a standby at all, as ``aiops stats`` tells.
@@ -29,6 +30,9 @@ NAMES = "server", "standby"
 _PASSES = ("No space left", "cannot be had", "did not come back", "lacks what was trained at last")
 """Parts of the errors with which a server ends that is to be started again: the lead of shards does
 when one of them is away."""
+
+_TAKEN = "has taken this follower over"
+"""Part of the error of a lead whose followers have a later one: its operator learns of that."""
 
 _AGAIN = 2.0
 """Virtual seconds between attempts to start a server whose disk is full, or to promote one."""
@@ -62,8 +66,9 @@ class ClusterServers:
         All of them: those of the first site, which serves at first, then those of the other one.
     tasks
         The operator's.
-    starts, promotions
-        The starts of servers, and the standbys that began to serve.
+    starts, promotions, places
+        The starts of servers, the standbys that began to serve, and those that took the place of a
+        follower alone.
     pause
         Virtual seconds from the end of a server until it is started again.
     """
@@ -84,11 +89,12 @@ class ClusterServers:
         for number, machine in enumerate(self.machines):
             machine.on_serving = partial(self._serves, number)
         self.tasks: list[asyncio.Task[None]] = []
-        self.starts = self.promotions = 0
+        self.starts = self.promotions = self.places = 0
         self.pause = 0.0
-        self._main = 0  # the site that is to serve
+        self._sites = [0] * plan.shards  # by shard, the site whose server is to serve
         self._served = {*range(plan.shards)}  # machines that have served since they were to
-        self._naive = set[int]()  # old sites that are started as if they were to serve
+        self._placed = set[int]()  # machines that have taken the place of a follower alone
+        self._naive = set[int]()  # old machines that are started as if they were to serve
         self._safe = True  # the standby has all that was acknowledged with none
         self._marks = list[int]()  # the rows that it is to have for that, by shard
 
@@ -100,7 +106,7 @@ class ClusterServers:
     @property
     def main(self) -> ServerMachine:
         """The server that is to serve, or the lead of those."""
-        return self._leads[self._main]
+        return self._leads[self._sites[0]]
 
     @property
     def _leads(self) -> list[ServerMachine]:
@@ -108,13 +114,19 @@ class ClusterServers:
         return self.machines[:: self._plan.shards]
 
     def site(self, number: int) -> list[ServerMachine]:
-        """Return the machines of the site that is to serve (0), or of the other one (1)."""
-        shards, sites = self._plan.shards, 1 + self._plan.standby
-        first = (self._main + number) % sites * shards
-        return self.machines[first : first + shards]
+        """Return the machines that are to serve (0), or the others (1)."""
+        sites = 1 + self._plan.standby
+        return [
+            self.machines[(site + number) % sites * self._plan.shards + shard]
+            for shard, site in enumerate(self._sites)
+        ]
+
+    def _is_to_serve(self, number: int) -> bool:
+        site, shard = divmod(number, self._plan.shards)
+        return self._sites[shard] == site
 
     def machine(self, number: int, shard: int = 0) -> ServerMachine:
-        """Return a machine of the site that is to serve (0), or of the other one (1)."""
+        """Return a machine that is to serve (0), or that is not (1)."""
         return self.site(number)[shard % self._plan.shards]
 
     def begin(self) -> None:
@@ -161,13 +173,14 @@ class ClusterServers:
                 if machine.error is not None:
                     raise machine.error
             except Superseded:
-                site = number // self._plan.shards
-                if site == self._main:
+                if self._is_to_serve(number):
                     raise
-                self._naive.discard(site)
+                self._learn(number // self._plan.shards)
             except UsageError as error:
                 if not any(text in str(error) for text in _PASSES):
                     raise
+                if _TAKEN in str(error) and not self._is_to_serve(number):
+                    self._learn(number // self._plan.shards)
                 await asyncio.sleep(_AGAIN)
             except RolledBack:  # it was to end as well
                 pass
@@ -175,30 +188,65 @@ class ClusterServers:
 
     def _serves(self, number: int) -> None:
         """Note that a server begins to serve."""
-        site, shard = divmod(number, self._plan.shards)
-        if site == self._main:
+        self._look_for_places()
+        if self._is_to_serve(number):
             self._served.add(number)
-        if not shard and not self.machines[number].server.version:
+        if not number % self._plan.shards and not self.machines[number].server.version:
             self._emptied()
 
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return what the lead that is to serve tells of its shards, if it does."""
+        main, shards = self.main, self._plan.shards
+        if shards == 1 or not (self._plan.standby and main.serving) or self._is_promoting:
+            return []
+        return main.server.coordinator.report()  # type: ignore[attr-defined,no-any-return]
+
+    def _look_for_places(self) -> None:
+        """Learn from the lead which standbys have taken the places of followers."""
+        for shard, line in enumerate(self._lines()):
+            ports = [self.machines[site * self._plan.shards + shard].port for site in (0, 1)]
+            site = ports.index(line["port"]) if shard else self._sites[0]
+            if site != self._sites[shard]:
+                self._sites[shard], self._safe = site, False
+                self._marks.clear()
+                self._placed.add(site * self._plan.shards + shard)
+                self.places += 1
+            number = site * self._plan.shards + shard
+            if self.machines[number].serving:
+                self._served.add(number)
+
+    def _learn(self, site: int) -> None:
+        """Note that the old servers of a site are to be standbys."""
+        self._naive -= {*range(site * self._plan.shards, (site + 1) * self._plan.shards)}
+
     def _is_misplaced(self, number: int) -> bool:
-        """Return whether a follower waits for a lead that is to be a standby from now on."""
+        """Return whether a follower waits for a lead that is to be a standby from now on.
+
+        Or for one that leads another server in its place.
+        """
         site, shard = divmod(number, self._plan.shards)
-        if not shard or site == self._main or site in self._naive:
+        machine = self.machines[number]
+        if not (shard and machine.serving) or self._is_to_serve(number) or number in self._naive:
             return False
-        return self.machines[number].serving and not self._leads[site].serving
+        if "standby" in machine.settings:  # it may have taken the place: the lead is to say it
+            lines = self._lines()
+            if not lines or lines[shard]["port"] == machine.port:
+                return False
+        return self._sites[0] == site or not self._leads[site].serving
 
     def _give_role(self, number: int) -> None:
         """Choose whether the server that is started next is a standby."""
-        settings, site = self.machines[number].settings, number // self._plan.shards
-        serves = site == self._main and number in self._served
-        if serves or site in self._naive or not self._plan.standby:
+        settings, (site, shard) = self.machines[number].settings, divmod(number, self._plan.shards)
+        serves = self._is_to_serve(number) and number in self._served
+        if serves and number in self._placed and self._plan.naive:
+            pass  # with the flags of a standby, as before
+        elif serves or number in self._naive or not self._plan.standby:
             settings.pop("standby", None)
             settings.pop("shard", None)
-        else:
-            settings["standby"] = self._leads[1 - site].url
-            settings["shard"] = number % self._plan.shards or None
-        if site == self._main and not self._safe:
+        else:  # that of a follower asks the lead where that is
+            settings["standby"] = self.url if shard else self._leads[1 - site].url
+            settings["shard"] = shard or None
+        if self._is_to_serve(number) and not self._safe:
             self._marks.clear()  # it may have lost rows, and writes others under their numbers
 
     def look(self) -> None:
@@ -220,17 +268,19 @@ class ClusterServers:
     def promote(self) -> bool:
         """Promote the standby, unless the operator knows better; return whether it was told to."""
         self.look()
-        site, shards = 1 - self._main, self._plan.shards
-        if not self._plan.standby or self._main * shards not in self._served:  # it is not over
+        site, shards = 1 - self._sites[0], self._plan.shards
+        if not self._plan.standby or self._is_promoting:
             return False
         if not (self._safe or self._plan.lossy) or not self._is_fed():
             return False
         if not self._leads[site].promote():
             return False
+        stays = [self._sites[shard] == site for shard in range(shards)]  # the followers there
         if self._plan.naive:
-            self._naive.add(self._main)
-        self._main, self._safe = site, False
-        self._served -= {*range(site * shards, site * shards + shards)}
+            old = (1 - site) * shards
+            self._naive |= {old + shard for shard in range(shards) if not stays[shard]}
+        self._served -= {site * shards + shard for shard in range(shards) if not stays[shard]}
+        self._sites, self._safe = [site] * shards, False
         self._task(self._promote(site), f"promotion of {NAMES[site]}")
         return True
 
@@ -241,6 +291,8 @@ class ClusterServers:
         lost.
         """
         for server, machine in zip(self.site(0), self.site(1), strict=True):
+            if self._sites[self.site(0).index(server)] != self._sites[0]:
+                continue  # that server itself stays
             standby = getattr(machine, "standby", None)
             if standby is None or not standby.whole or machine.serving or not machine.running:
                 return False
@@ -254,10 +306,32 @@ class ClusterServers:
         while lead not in self._served:
             machine.promote()
             await asyncio.sleep(_LOOK)
-        self._naive.discard(site)
+        self._learn(site)
         self._marks.clear()
         self.promotions += 1
         self._serves(lead)
+
+    @property
+    def _is_promoting(self) -> bool:
+        """True until the standby that was promoted last serves."""
+        return self._sites[0] * self._plan.shards not in self._served
+
+    def take_place(self, shard: int) -> None:
+        """Have the standby of a follower take its place, if the lead gives it."""
+        if not self._is_promoting:
+            self._task(self._take_place(shard), f"place of shard {shard}")
+
+    async def _take_place(self, shard: int) -> None:
+        """Ask again and again: until one of the two servers of the shard is led."""
+        site = self._sites[shard]
+        while self._sites[shard] == site and not self._is_promoting:
+            self.machine(1, shard).promote()
+            await asyncio.sleep(_LOOK)
+            self._look_for_places()
+            lines = self._lines()
+            if lines and not lines[shard]["gone"]:
+                return
+            await asyncio.sleep(_AGAIN)
 
     # -------------------------------------------------------------- at the end
 
@@ -277,15 +351,23 @@ class ClusterServers:
 
     async def settled(self) -> str:
         """Wait until one server serves and no other; return what is wrong, or nothing."""
-        site = self.site(0)
-        others = [one for one in self.machines if one not in site]
-        # An operator who has not begun yet to start old servers is to learn it first.
-        if not await self._until(lambda: not (self._naive or any(one.serving for one in others))):
+        # A place may be taken meanwhile. An operator who has not begun yet to start old servers is
+        # to learn first that they are.
+        if not await self._until(lambda: not (self._naive or any(map(_serving, self._others)))):
             return f"a server that was superseded serves for {_PATIENCE:g} s"
-        if not await self._until(lambda: all(one.serving for one in site)):
-            away = ", ".join(one.host for one in site if not one.serving)
+        if not await self._until(self._all_serve):
+            away = ", ".join(one.host for one in self.site(0) if not one.serving)
             return f"not serving {_PATIENCE:g} s after the faults ended: {away}"
         return ""
+
+    def _all_serve(self) -> bool:
+        self._look_for_places()
+        return all(map(_serving, self.site(0)))
+
+    @property
+    def _others(self) -> list[ServerMachine]:
+        site = self.site(0)
+        return [one for one in self.machines if one not in site]
 
     def _has_all(self) -> bool:
         """Return whether the standby has all rows, and whether that was told."""
@@ -305,6 +387,10 @@ class ClusterServers:
                 return False
             await asyncio.sleep(_LOOK)
         return True
+
+
+def _serving(machine: ServerMachine) -> bool:
+    return machine.serving
 
 
 def _are_fed(states: Sequence[Mapping[str, Any]], rows: Sequence[int]) -> bool:

@@ -21,7 +21,7 @@ from aiops.client.asyncio.client import AsyncClient
 from aiops.client.asyncio.worker import AsyncWorker
 from aiops.errors import AiopsError
 from aiops.lab.torture.checker import ClientView, violations
-from aiops.lab.torture.cluster_plan import PROMOTION, ClusterFault, ClusterPlan
+from aiops.lab.torture.cluster_plan import PLACE, PROMOTION, ClusterFault, ClusterPlan
 from aiops.lab.torture.cluster_servers import ClusterServers
 from aiops.lab.torture.pusher import MODEL
 from aiops.lab.torture.spread_rows import counted, fetch_cells, push_to_cell, tables_of
@@ -48,8 +48,8 @@ class SimulatedResult:
         The trial's.
     acknowledged, lost
         Pushes that a client saw acknowledged, and those that it was told are lost.
-    starts, promotions
-        Of servers, and of standbys.
+    starts, promotions, places
+        Of servers, and of standbys: all of those of a site, and those of followers alone.
     virtual
         Virtual seconds that it took.
     wrong
@@ -63,6 +63,7 @@ class SimulatedResult:
     lost: int = 0
     starts: int = 0
     promotions: int = 0
+    places: int = 0
     virtual: float = 0.0
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -144,6 +145,7 @@ class ClusterTrial:
         if not self.result.wrong:
             await self._check()
         self.result.starts, self.result.promotions = servers.starts, servers.promotions
+        self.result.places = servers.places
         if not self.result.wrong:
             await servers.end()
 
@@ -235,6 +237,10 @@ class ClusterTrial:
             servers.promote()
             return
         servers.pause = min(fault.seconds, 8.0)
+        if fault.kind == PLACE:
+            servers.machine(0, fault.shard).crash()
+            servers.take_place(fault.shard)
+            return
         match fault.kind:
             case "cut":
                 network.cut(host)

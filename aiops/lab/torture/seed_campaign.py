@@ -59,7 +59,7 @@ class SeedKind(Generic[R]):
 
 
 def _of_clusters(results: list[SimulatedResult]) -> dict[str, Any]:
-    names = "acknowledged", "lost", "starts", "promotions"
+    names = "acknowledged", "lost", "starts", "promotions", "places"
     found: dict[str, Any] = {name: sum(getattr(r, name) for r in results) for name in names}
     virtual = round(sum(result.virtual for result in results))
     return {**_of_plans(results), **found, "virtual_seconds": virtual}

@@ -36,6 +36,9 @@ RunServer = Callable[[list[str]], None]
 GRACE = 10.0
 """Seconds within which a server that is asked to end has to: what container managers give it."""
 
+_ASK_AGAIN = ("cannot be promoted", "was not promoted")
+"""Parts of the refusals of a promotion that may succeed later, as standbys write them."""
+
 _PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
 
 
@@ -224,7 +227,12 @@ class ServerGroup:
             self._start_each(killed)
 
     def _promote_again(self) -> bool:
-        """Ask until there is a promotion; return False if there was one, without an answer."""
+        """Ask until there is a promotion; return False if there was one, without an answer.
+
+        A standby that cannot be promoted, as the others are not there in time, says so and ends: it
+        is started again. One may have ended so before it could answer.
+        """
+        lead = (1 - self._site) * self._plan.shards
         for _ in looks("no promotion succeeded"):
             try:
                 self._promote()
@@ -232,8 +240,12 @@ class ServerGroup:
             except Refused as error:
                 if "no standby" in str(error):
                     return False
+                if not any(text in str(error) for text in _ASK_AGAIN):
+                    raise TrialFailed(f"a promotion was refused: {error}") from None
             except (ConnectionLost, DeadlineExceeded):
                 pass  # of a server that is killed, or that has just been started
+            if self._processes[lead].wait(0) is not None:
+                self._start_each([lead])
         return True
 
     def _return_amid(self, second: SecondKill, old: list[int]) -> None:

@@ -171,8 +171,18 @@ class StandbyCopy:
         places = () if self._run is None else self._run.files.generations.places
         return next((place.number for place in places if place.shard == shard), 0)
 
-    def state(self) -> tuple[ShardState, bytes]:
-        """Return what the standby of a follower holds, and the secret of its run.
+    @property
+    def led_by(self) -> int:
+        """The newest generation of a lead of which a follower's standby knows; 0: of none."""
+        run = self._run
+        follower = None if run is None else run.server.coordinator
+        if run is None or not isinstance(follower, Follower):
+            return 0
+        known = (generation for generation, _row in follower.history)
+        return max(run.files.generations.led_by, *known, 0)
+
+    def state(self) -> tuple[ShardState, int, bytes]:
+        """Return what a follower's standby holds, the highest generation, and the run's secret.
 
         Raises
         ------
@@ -183,7 +193,8 @@ class StandbyCopy:
         follower = None if run is None else run.server.coordinator
         if run is None or not isinstance(follower, Follower):
             raise UsageError("this standby has nothing of a follower yet")
-        return follower.state(), run.files.generations.secret
+        generations = run.files.generations
+        return follower.state(), generations.newest, generations.secret
 
     def note_place(self, shard: int, number: int) -> None:
         """Note that the lead has given this standby its follower's place.
@@ -426,12 +437,12 @@ class StandbyCopy:
     # ------------------------------------------------------------ promotion
 
     def promoted(
-        self, predecessors: Sequence[str], *, placed: bool = False
+        self, predecessors: Sequence[str], *, placed: bool = False, above: int = 0
     ) -> tuple[Server, Recovered]:
         """Return the server that has the engine, and where its journal ends; all is synced.
 
         ``predecessors``: the URLs of those that it is to tell. ``placed``: whether it has the place
-        of a follower, alone, that it has noted.
+        of a follower, alone, that it has noted. ``above``: as of `GenerationFile.started`.
 
         Raises
         ------
@@ -447,6 +458,7 @@ class StandbyCopy:
         if was_fed:
             run.files.followed(self.row)
         self._run, run.files.predecessors = None, tuple(predecessors)
+        run.files.above = above
         run.files.places = tuple(run.files.generations.places) if placed else ()
         return run.server, run.replayer.finish()
 

@@ -8,13 +8,25 @@ or not: the number of the place, which the lead says in its hello, is higher tha
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 
 from aiops.common import urls
-from aiops.errors import AiopsError, ConnectionLost, Refused, RemoteProtocolError, Unavailable
+from aiops.common.generations import next_term
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    Refused,
+    RemoteProtocolError,
+    Standby,
+    Unavailable,
+)
+from aiops.model.parts import LARGEST
 from aiops.net.environment import Environment
 from aiops.net.tls import TlsTarget
+from aiops.serving.config import Config
 from aiops.serving.shard_links import ShardLinks
 from aiops.serving.standby.link import ask
 from aiops.serving.state.state_files import StateFiles
@@ -27,6 +39,12 @@ from aiops.wire.standby_messages import PlaceGiven, TakePlace
 
 _log = logging.getLogger("aiops.server")
 
+_BEGINS = 10.0
+"""Seconds that a standby has to itself to begin in the place that it was given."""
+
+_SOON = 0.1
+"""Seconds until a lead that has lost a follower just now is asked again."""
+
 _LONGEST_HOST, _PORTS = 255, 1 << 16
 
 _ANY = ("0.0.0.0", "::")
@@ -38,12 +56,27 @@ class FollowerPlaces:
 
     Parameters
     ----------
-    lead, links, files
-        The lead, its connections, and its state.
+    lead, links, files, config, now
+        The lead, its connections, its state, its settings and its clock.
+
+    Attributes
+    ----------
+    on_taken
+        Called with a shard whose place a server has that the settings do not name.
     """
 
-    def __init__(self, lead: Lead, links: ShardLinks, files: StateFiles) -> None:
-        self._lead, self._links, self._files = lead, links, files
+    def __init__(
+        self,
+        lead: Lead,
+        links: ShardLinks,
+        files: StateFiles,
+        config: Config,
+        now: Callable[[], float],
+    ) -> None:
+        self._lead, self._links, self._files, self._now = lead, links, files, now
+        self._given: dict[int, tuple[str, int, float]] = {}  # by shard: to which address, and when
+        self._own, self._named = config.host, config.reach()
+        self.on_taken: Callable[[int], None] = lambda shard: None
 
     def restore(self) -> None:
         """Reach the followers that have taken a place before, instead of those of the settings."""
@@ -51,21 +84,32 @@ class FollowerPlaces:
             self._lead.places[place.shard] = place.number
             if place.port:
                 self._lead.move(place.shard, place.host, place.port)
-                self._links.move(place.shard, place.host, place.port)
+                self._links.move(place.shard, self._reached(place.host), place.port)
 
-    def taken(self, shard: int) -> str:
-        """Return the address of the server that has taken a place; empty: none has."""
+    def begin(self) -> None:
+        """Tell which places have been taken, now that this lead serves."""
         for place in self._files.generations.places:
-            if place.shard == shard and place.port:
-                return urls.address(place.host, place.port)
-        return ""
+            if place.port:
+                self.on_taken(place.shard)
+
+    def is_taken(self, shard: int) -> bool:
+        """Return whether a server has a place that the settings do not name."""
+        return any(place.shard == shard and place.port for place in self._files.generations.places)
+
+    def _reached(self, host: str) -> str:
+        """Return a host as this server reaches it; empty: its own."""
+        return host or urls.local_address(self._own)
 
     def answer(self, message: TakePlace) -> Message:
         """Give a standby the place that it asks for, or refuse it; return the answer."""
         why = self._refusal(message)
         if not why:
-            number = 1 + self._lead.places.get(message.shard, 0)
-            place = TakenPlace(message.shard, number, message.host, message.port)
+            number = self._lead.next_place(message.shard, message.generation)
+            near = _is_loopback(message.host) and self._own in _ANY  # at another host for others
+            host, port = "" if near else message.host, message.port
+            named = self._named[message.shard - 1]
+            returns = (named[0] or self._reached(""), named[1]) == (self._reached(host), port)
+            place = TakenPlace(message.shard, number, *(("", 0) if returns else (host, port)))
             try:
                 self._files.note_place(place)
             except OSError as error:
@@ -78,9 +122,12 @@ class FollowerPlaces:
             " more, and may be started with --standby and --shard %d",
             *(message.shard, urls.address(message.host, message.port), message.shard),
         )
+        self._given[message.shard] = message.host, message.port, self._now()
         self._lead.places[message.shard] = number
-        self._lead.move(message.shard, message.host, message.port)
-        self._links.give(message.shard, message.host, message.port)
+        self._lead.move(message.shard, *(named if returns else (host, port)))
+        self._links.give(message.shard, self._reached(host), port)
+        if not returns:
+            self.on_taken(message.shard)
         return PlaceGiven(message.id, number)
 
     def _refusal(self, message: TakePlace) -> str:
@@ -94,9 +141,32 @@ class FollowerPlaces:
             )
         if not (0 < message.port < _PORTS and 0 < len(message.host) <= _LONGEST_HOST):
             return f"{message.host:.40}:{message.port} is no address"
+        if next_term(message.generation, 0) > LARGEST:
+            return f"generation {message.generation:,} is followed by none"
+        beginning = self._beginning(message)
+        if beginning:
+            return f"{beginning} was given it, and begins to be that follower"
         place, at = (message.run, message.shard, message.shards), (message.version, message.update)
         state = ShardState(0, True, *place, *at, message.measured, message.holds)
         return self._lead.place_refusal(state)
+
+    def _beginning(self, message: TakePlace) -> str:
+        """Return the address of another server that was given a place just now, and is not there.
+
+        Else two standbys could take it from each other again and again.
+        """
+        given = self._given.get(message.shard)
+        if given is None or given[:2] == (message.host, message.port):
+            return ""
+        over = self._lead.has_begun(message.shard) or self._now() >= given[2] + _BEGINS
+        return "" if over else urls.address(*given[:2])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def take_place(
@@ -105,6 +175,7 @@ async def take_place(
     token: str | None,
     tls: Callable[[str], TlsTarget] | None,
     state: ShardState,
+    generation: int,
     secret: bytes,
     url: str,
     patience: float,
@@ -119,6 +190,8 @@ async def take_place(
         The URLs of which one is the lead's.
     state
         What the standby holds.
+    generation
+        The highest of which it knows.
     secret
         The run's.
     url
@@ -136,15 +209,32 @@ async def take_place(
     host, port = urls.parse(url)
 
     def request(local: str) -> Message:
-        where, at = (local if host in _ANY else host, port), (state.version, state.update)
-        proof = place_proof(secret, state.run, state.shard, *where)
-        place = state.run, state.shard, state.shards
-        return TakePlace(1, *place, *where, *at, state.measured, state.holds, proof)
+        here = local if host in _ANY else host
+        return TakePlace(
+            id=1,
+            run=state.run,
+            shard=state.shard,
+            shards=state.shards,
+            host=here,
+            port=port,
+            generation=generation,
+            version=state.version,
+            update=state.update,
+            measured=state.measured,
+            holds=state.holds,
+            place_proof=place_proof(secret, state.run, state.shard, here, port),
+        )
 
     why = list[str]()
     for lead in leads:
         try:
-            found = await ask(env, lead, token, request, patience, tls)
+            try:
+                found = await ask(env, lead, token, request, patience, tls)
+            except Unavailable as error:
+                if isinstance(error, Standby):
+                    raise
+                await asyncio.sleep(_SOON)  # it ended all connections, as it lost the follower
+                found = await ask(env, lead, token, request, patience, tls)
         except (ConnectionLost, Unavailable, OSError) as error:  # it is gone, or is a standby
             why.append(f"{lead}: {error}")
             continue

@@ -128,7 +128,8 @@ class StandbyServer:
         self._ending = False
         self._promotion: list[tuple[int, int]] | None = None  # the requests for it
         self._alone = False  # it is to take the place of its follower, and no other is promoted
-        self._resumes = False  # it has that place already: its lead has looked for it
+        self._not_taken = ""  # why it has not got that place, as it has said last
+        self._resumes = 0  # the number of that place, if its lead looks for it there already
         self._epoch = 0
         self._client = self._env.token_bytes(8).hex()
         self._interrupted = asyncio.Event()
@@ -232,6 +233,8 @@ class StandbyServer:
                 for url in self._primaries:
                     if self._ending:
                         return None
+                    if self._promotion is None and self._had_place:
+                        self._promote(alone=True)
                     if self._promotion is not None:
                         server = await self._promoted(self._promotion)
                         if server is not None:
@@ -295,7 +298,7 @@ class StandbyServer:
         """Become the server; the standby of a follower takes its place, if the lead gives it."""
         self._promote(alone=self._config.follower)
 
-    def _promote(self, *, alone: bool, resumes: bool = False) -> None:
+    def _promote(self, *, alone: bool, resumes: int = 0) -> None:
         if self._promotion is None:
             self._promotion, self._alone, self._resumes = [], alone, resumes
         self._interrupt(ConnectionLost("this standby is promoted"))
@@ -455,24 +458,34 @@ class StandbyServer:
         """Note a request that the standby of a follower takes its place."""
         self._asked(peer, id, alone=True)
 
-    def _resume_place(self) -> None:
-        """Be the follower again that this standby has become in an earlier start."""
+    def _resume_place(self, number: int) -> None:
+        """Be the follower for which the lead looks here."""
         if self._made.whole:
-            self._promote(alone=True, resumes=True)
+            self._promote(alone=number > 0, resumes=number)
+
+    @property
+    def _had_place(self) -> bool:
+        """True if it was the follower, and no other has fed it since: it asks for that by itself.
+
+        Its lead looks for it where it was, and it may have another address now.
+        """
+        copy, config = self._made, self._config
+        return config.follower and copy.whole and copy.place_of(config.shard or 0) > 0
 
     async def _have_place(self, asked: list[tuple[int, int]]) -> bool:
         """Ask the lead for the place of the follower; return whether this standby has it."""
         copy, config = self._made, self._config
-        if self._resumes:
-            return True
         try:
-            state, secret = copy.state()
-            given = self._env, self._primaries, config.token, self._target, state, secret
-            number = await take_place(*given, self.url, config.hello_deadline)
-            copy.note_place(state.shard, number)
+            held, number = copy.state(), self._resumes
+            if not number:
+                given = self._env, self._primaries, config.token, self._target, *held
+                number = await take_place(*given, self.url, config.hello_deadline)
+            copy.note_place(held[0].shard, number)
         except (AiopsError, OSError) as error:
             why = f"this standby has not taken the place of its follower: {error}"
-            _log.error("%s", why)
+            if why != self._not_taken:
+                self._not_taken = why
+                _log.error("%s", why)
             for peer, id in asked:
                 self._reply(peer, refused_promotion(id, why))
             return False
@@ -514,7 +527,8 @@ class StandbyServer:
                 return None
         # A follower's old lead is told by its lead, and ends it.
         fenced = () if config.follower else self._primaries
-        server, recovered = copy.promoted(fenced, placed=self._alone)
+        above = self._desk.above if isinstance(self._desk, FollowerStandbyDesk) else 0
+        server, recovered = copy.promoted(fenced, placed=self._alone, above=above)
         if self._listener is not None:
             await close_listener(self._listener)
         host, port = urls.parse(self.url)
@@ -643,7 +657,7 @@ class StandbyServer:
         files = server.state_files
         given = copy.position.run, *files.place, server.version
         facts = self._state_report(), files.generations.secret, copy.place_of(files.place[0])
-        return ShardCopy(*given, copy.cuts, copy.whole, *facts)
+        return ShardCopy(*given, copy.cuts, copy.whole, *facts, copy.led_by)
 
     def _post(self, event: Event) -> None:
         """Have the desk handle an event, and carry out its effects."""

@@ -251,6 +251,7 @@ class FollowerState:
             )
         recording = acks > Acks.APPLIED
         follower.led_by = files.generations.led_by
+        follower.generation = lambda: files.generation
         follower.place = max((place.number for place in files.generations.places), default=0)
         self.recorder = FollowerRecorder(follower, CommitGate(acks), row + 1, recording=recording)
         self._snapshots = SnapshotWriter(

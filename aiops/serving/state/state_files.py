@@ -77,6 +77,8 @@ class StateFiles:
         The URLs of those whose standby this server was, when it is promoted; else empty.
     places
         The place that it has been given, if it is promoted alone; else empty.
+    above
+        A generation that a promotion of all servers has to be above.
     claim
         Called before a generation begins; raises if the server could not serve in it.
 
@@ -180,6 +182,7 @@ class StateFiles:
                 self.identify(new_run, *self._shard)
         self.predecessors: tuple[str, ...] = ()
         self.places: tuple[TakenPlace, ...] = ()
+        self.above = 0
         self.claim: Callable[[], None] = lambda: None
         self.generations = GenerationFile(0)
         if directory.GENERATION_FILE in names:
@@ -419,6 +422,7 @@ class StateFiles:
                 promoted=promoted,
                 predecessors=self.predecessors,
                 places=self.places,
+                above=self.above,
             )
             # A start that ends before its journal begins leaves later rows, to be undone again.
             begun = replace(self.generations, back_to=back_to)

@@ -290,7 +290,8 @@ def connect_ends(
     now = medium.loop.time()
     out.join(near, far, now + latency)
     back.join(far, near, now)
-    medium.loop.call_at(now + latency, far.begin)
+    # A dialler that crashes meanwhile has no timers any more, and what it has sent arrives.
+    medium.loop.call_at(now + latency, far.begin, context=listener.context)
     near.begin()
     return near, protocol
 

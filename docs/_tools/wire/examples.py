@@ -348,7 +348,7 @@ def _fence() -> Fence:
 def _take_place() -> TakePlace:
     shard, where = (1, 2), ("10.0.0.6", 7171)
     proof = place_proof(SECRET, "8c2f", shard[0], *where)
-    return TakePlace(1, "8c2f", *shard, *where, 7, 3, False, _HOLDS, proof)
+    return TakePlace(1, "8c2f", *shard, *where, 3, 7, 3, False, _HOLDS, proof)
 
 
 def _of_standbys() -> list[Example]:
@@ -364,7 +364,7 @@ def _of_standbys() -> list[Example]:
         _sent("client", Promote(1)),
         _sent("server", Promoted(1, 65536, 44)),
         _sent("client", _take_place()),
-        _sent("server", PlaceGiven(1, 1)),
+        _sent("server", PlaceGiven(1, 1 << 36)),
         _sent("client", _fence()),
     ]
 
@@ -405,7 +405,7 @@ def _promotions() -> list[Conversation]:
     found = []
     asked: list[tuple[str, Message, Message]] = [
         ("A standby is promoted", Promote(1), Promoted(1, 65536, 44)),
-        ("A standby takes the place of a follower", _take_place(), PlaceGiven(1, 1)),
+        ("A standby takes the place of a follower", _take_place(), PlaceGiven(1, 1 << 36)),
         (
             "A server is told that another has its run",
             _fence(),

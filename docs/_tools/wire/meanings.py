@@ -254,7 +254,8 @@ MEANINGS: Mapping[str, str] = {
     " those that it keeps, each with whether it is one of the delta replica; `snapshots`: the rows"
     " of the lead's journal of which it has a snapshot; `reached`: the row of its last order;"
     " `history`: the generations of its lead, each with the row behind which it began; `place`:"
-    " the number of its place, if it has taken that as a standby.",
+    " the number of its place, if it has taken that as a standby; `generation`: that of its own"
+    " state.",
     "generations": "Numbers of generations, rising.",
     "began": "For each of them, the row of the lead's journal behind which it began.",
     "cuts": "Rows of the lead's journal, rising.",
@@ -309,9 +310,11 @@ MEANINGS: Mapping[str, str] = {
     "take_place.shards": "The number of shards.",
     "take_place.host": "The address at which the lead and clients are to reach it.",
     "take_place.port": "",
+    "take_place.generation": "The highest of its primary's generations of which it knows.",
     "take_place.version": "The newest version that it has computed.",
     "place_proof": "A proof that it is of this run ([below](#the-place-of-a-follower)).",
-    "place": "The number of the place: above that of each server that had the place before.",
+    "place": "The number of the place: the first generation of a term, above those of all servers"
+    " that had it before.",
     "lead_hello.place": "The number of the follower's place, the newest that the lead knows of; 0:"
     " no standby has taken it. A follower with a lower one answers a fatal `error`.",
     "fence.run": "The run whose standby was promoted.",

@@ -12,6 +12,7 @@ import pytest
 from aiops.durable.standby_feed import Replication
 from aiops.lab.torture.cluster_plan import (
     KINDS,
+    PLACE,
     PROMOTION,
     ClusterFault,
     ClusterPlan,
@@ -162,6 +163,18 @@ def test_shards_come_back(acks: str) -> None:
     assert (result.lost == 0) == (acks == "durable")
 
 
+@pytest.mark.parametrize("naive", [False, True])
+def test_the_standby_of_a_follower_takes_its_place_and_back(naive: bool) -> None:
+    """The operator starts again late what was killed, so no follower is back before that."""
+    faults = [ClusterFault(time, PLACE, shard=1, seconds=1.5) for time in (1.0, 3.5)]
+    plan = replace(sharded(acks="replicated"), standby=True, deadline=1e6, naive=naive)
+    with quietly():
+        result = ClusterTrial(replace(plan, faults=tuple(faults))).run()
+    assert result.wrong == []
+    assert (result.places, result.lost) == (2, 0)
+    assert result.acknowledged > 40
+
+
 def test_a_follower_that_does_not_go_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CommonMoment, "ahead", lambda self, row: [])
     with quietly():
@@ -228,7 +241,7 @@ def test_a_seed_decides_all() -> None:
     assert plans == [draw_cluster(seed) for seed in range(300)]
     assert {plan.variant for plan in plans} == set(VARIANTS)
     assert {plan.acks for plan in plans} == {"applied", "written", "durable", "replicated"}
-    assert {fault.kind for plan in plans for fault in plan.faults} == {*KINDS, PROMOTION}
+    assert {fault.kind for plan in plans for fault in plan.faults} == {*KINDS, PROMOTION, PLACE}
     assert all(plan.standby for plan in plans if plan.acks == "replicated")
     assert {plan.shards for plan in plans} == {1, 2, 3, 4}
     assert {plan.shards for plan in plans if plan.rows} == {2, 3, 4}

@@ -11,11 +11,15 @@ import pytest
 
 import aiops
 from aiops.common import urls
+from aiops.common.generations import next_term
 from aiops.errors import Refused
 from aiops.state.directory import GenerationFile, TakenPlace
 from aiops.wire.standby_messages import Promoted
 from tests.serving.standby.test_shards import ONES, ZEROS, Run, cut_off, promote
 from tests.support import PATIENCE
+
+FIRST = next_term(0, 0)
+"""The number of the first place that is taken."""
 
 
 @pytest.fixture
@@ -35,9 +39,15 @@ def lose(run: Run, number: int) -> str:
     """End a follower, and wait until its lead has lost it; return its address."""
     follower = run.followers[number - 1]
     follower.stop()
+    lost(run, number)
+    return str(follower.url.removeprefix("aiops://"))
+
+
+def lost(run: Run, number: int) -> None:
+    """Wait until the lead has lost a follower."""
     for _ in range(int(PATIENCE / 0.02)):
-        if number in run.lead.call(lambda running: running.coordinator._followers.lost):
-            return follower.url.removeprefix("aiops://")
+        if run.lead.call(lambda running: running.coordinator.report()[number]["gone"]):
+            return
         threading.Event().wait(0.02)
     raise AssertionError("the lead has its follower still")
 
@@ -66,8 +76,8 @@ def test_a_worker_goes_on_with_the_standby_of_one_follower(made: Any, tmp_path: 
         host, port = urls.parse(run.copies[0].url)
         assert (lines[1]["host"], lines[1]["port"]) == (host, port)
     assert run.lead.call(lambda running: running.generation) == generation
-    assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, 1, host, port),)
-    assert held(tmp_path / "b" / "shard-1") == (TakenPlace(1, 1),)
+    assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, FIRST, host, port),)
+    assert held(tmp_path / "b" / "shard-1") == (TakenPlace(1, FIRST),)
 
 
 def moved(run: Run, tmp_path: Path) -> tuple[TakenPlace, ...]:
@@ -133,14 +143,11 @@ def test_the_old_follower_is_not_led_again_and_comes_back_as_a_standby(
             assert worker.step(ONES).version == step
         new.stop()
         run.followers = []
-        for _ in range(int(PATIENCE / 0.02)):
-            if 1 in run.lead.call(lambda running: running.coordinator._followers.lost):
-                break
-            threading.Event().wait(0.02)
+        lost(run, 1)
         assert isinstance(promote(run.copies[0].url), Promoted)
         assert worker.step(ONES).version == 5
         assert (worker.params["w"] == -5).all()
-    assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, 2, "127.0.0.1", port),)
+    assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, 2 * FIRST),)  # where the settings say
 
 
 def test_a_lead_that_is_started_again_leads_the_server_that_has_the_place(
