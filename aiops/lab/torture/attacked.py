@@ -293,8 +293,8 @@ class AttackedServer(Attacked):
         """Have the honest worker make a step.
 
         Hostile workers who train, as no token is asked for, may bring float16 so near to its limit
-        that the honest gradient would make it infinite. Then that is refused. If they are many, a
-        filter keeps out what differs from theirs.
+        that the honest gradient would make it infinite. Then that is refused. A filter keeps out
+        what differs from the gradients of many others, or is always the same.
         """
         self._steps += 1
         try:
@@ -303,8 +303,7 @@ class AttackedServer(Attacked):
             if self.plan.token:
                 raise
             return ""
-        outvoted = self.plan.policy == "filtered" and not self.plan.token
-        used = receipt.used or outvoted
+        used = receipt.used or self.plan.policy == "filtered"
         return "" if used else "a step of the honest worker was not used"
 
     def held(self) -> list[str]:
