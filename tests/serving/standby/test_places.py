@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,14 @@ import aiops
 from aiops.common import urls
 from aiops.common.generations import next_term
 from aiops.errors import Refused
+from aiops.model.parts import LARGEST
+from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.serving.standby.link import observer
 from aiops.state.directory import GenerationFile, TakenPlace
-from aiops.wire.standby_messages import Promoted
+from aiops.wire.handshake import place_proof
+from aiops.wire.messages import Error, Message
+from aiops.wire.standby_messages import Promoted, TakePlace
+from tests.serving.standby.test_fence import answers
 from tests.serving.standby.test_shards import ONES, ZEROS, Run, cut_off, promote
 from tests.support import PATIENCE
 
@@ -192,3 +200,63 @@ def test_the_standby_of_the_lead_is_promoted_with_the_server_that_has_the_place(
             assert worker.step(ONES).version == step
             assert (worker.params["w"] == -step).all()
     assert held(tmp_path / "b" / "shard-0") == ()
+
+
+def asks(run: Run, /, **changes: Any) -> Message:
+    """Return the answer to a request for the place of follower 1, right but for these fields."""
+    copy = run.copies[0].call(lambda standby: standby._made)
+    state, generation, secret = run.copies[0].call(lambda standby: copy.state())
+    where = {"host": "127.0.0.1", "port": 7171, **changes}
+    proof = place_proof(secret, state.run, state.shard, where["host"], where["port"])
+    message = TakePlace(
+        id=1,
+        run=state.run,
+        shard=state.shard,
+        shards=state.shards,
+        host="127.0.0.1",
+        port=7171,
+        generation=generation,
+        version=state.version,
+        update=state.update,
+        measured=state.measured,
+        holds=state.holds,
+        place_proof=proof,
+    )
+    _welcome, answer = asyncio.run(
+        answers(run.lead.url, observer(CURRENT_ENVIRONMENT.get(), "a"), replace(message, **changes))
+    )
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"place_proof": bytes(32)}, "without a proof of that run that is right"),
+        ({"place_proof": b""}, "without a proof of that run that is right"),
+        ({"run": "8c2f"}, "without a proof of that run that is right"),
+        ({"shard": 2}, "without a proof of that run that is right"),
+        ({"port": 0}, "127.0.0.1:0 is no address"),
+        ({"port": 1 << 16}, "127.0.0.1:65536 is no address"),
+        ({"host": "h" * 256}, f"{'h' * 40}:7171 is no address"),
+        ({"generation": LARGEST}, "is followed by none"),
+        ({"version": 7}, "has not got all that shard 1 of 2"),
+        ({"shards": 3}, "is to be shard 1 of 2"),
+    ],
+    ids=str,
+)
+def test_what_is_no_standby_of_the_follower_is_not_given_its_place(
+    changes: dict[str, Any], text: str, made: Any, tmp_path: Path
+) -> None:
+    run = made(acks="replicated")
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        run.caught_up()
+        lose(run, 1)
+        answer = asks(run, **changes)
+        assert isinstance(answer, Error)
+        assert text in answer.text
+        assert not answer.fatal
+        assert held(tmp_path / "a" / "shard-0") == ()
+        assert isinstance(promote(run.copies[0].url), Promoted)
+        assert worker.step(ONES).version == 2
