@@ -121,6 +121,8 @@ def test_the_place_of_a_follower_that_is_there_is_not_given(made: Any) -> None:
         worker.step(ONES)
         with pytest.raises(Refused, match="is there: a standby takes the place of a server that"):
             promote(run.copies[0].url)
+        with aiops.Client(run.copies[0].url, timeout=PATIENCE) as client:
+            assert client.stats()["state"]["standby_of"] == run.followers[0].url
         assert worker.step(ONES).version == 2
         lose(run, 1)
         assert isinstance(promote(run.copies[0].url), Promoted)
