@@ -138,6 +138,10 @@ class AgreementFilter(WorkerArrays):
         self._score(row, ready)
         return self._finding(row, ready)
 
+    def expel(self, worker: int) -> None:
+        """Clear the row of a worker that is quarantined: no other agrees with it any more."""
+        self.forget(worker)
+
     def _fold(self, values: Values) -> Values:
         width = self.means.shape[1]
         turned = values * self.signs

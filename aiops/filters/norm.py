@@ -20,6 +20,10 @@ FACTOR = 20.0
 """c, unless another is given: with data of its own for each worker, the gradient of a class that
 was not seen for a while is ten times as large as the others."""
 
+BLAMED = 3.0
+"""The factors c from which on a refusal counts against the worker. Honest ones reach up to two, if
+the model has unlearnt their data, and would be kept away from it for good."""
+
 _TURNS = 4  # the times that all medians are worked out while each worker pushes once
 
 
@@ -103,7 +107,8 @@ class NormFilter(WorkerArrays):
         tensor = int(seen.tensors[worst])
         largest = tensor == len(self._names)
         what = "largest value" if largest else f"norm in {self._names[tensor]!r}"
-        return Objection(f"has a {what} of {ratio:.3g} times the median of all workers' (norm)")
+        why = f"has a {what} of {ratio:.3g} times the median of all workers' (norm)"
+        return Objection(why, blamed=ratio > BLAMED * self.factor)
 
     def _due(self) -> Ints:
         """Return the tensors whose medians are worked out with this push."""

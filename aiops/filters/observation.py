@@ -77,6 +77,9 @@ class Filter(Protocol):
     def forget(self, worker: int) -> None:
         """Clear a row for another worker, and have it if it is new."""
 
+    def expel(self, worker: int) -> None:
+        """Note that a row's worker is quarantined: nothing of it will come any more."""
+
     def state(self) -> dict[str, Any]:
         """Return all that later decisions depend on, as plain values, for `restore`."""
 
@@ -114,6 +117,9 @@ class WorkerArrays:
                 setattr(self, name, grown)
             else:
                 array[worker] = value
+
+    def expel(self, worker: int) -> None:
+        """Note that a row's worker is quarantined; by default what is known of it stays."""
 
     def state(self) -> dict[str, Any]:
         """Return the arrays."""

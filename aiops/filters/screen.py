@@ -261,8 +261,8 @@ class PushScreen:
             self._points[worker] = points + 1
             if points + 1 >= QUARANTINE:
                 self.quarantined[worker] = why
-                for each in self._filters:  # none of the others is compared with it any more
-                    each.forget(self._rows[worker])
+                for each in self._filters:
+                    each.expel(self._rows[worker])
         return why
 
     def fault(self, worker: int) -> Refused | None:

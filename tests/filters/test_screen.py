@@ -155,16 +155,26 @@ class TestQuarantine:
         assert isinstance(fine, Ack)
         assert fine.used
 
-    def test_it_is_not_compared_with_any_more(self) -> None:
+    def test_a_norm_that_may_be_honest_is_refused_and_not_held_against_the_worker(self) -> None:
         inline = learnt()
+        for _ in range(2 * QUARANTINE):
+            answer = inline.push(2, gradient(10.0))
+            assert isinstance(answer, Ack)
+            assert not answer.used
+        assert inline.engine.report()["filter"]["quarantined"] == []
+
+    def test_none_agrees_with_it_any_more(self) -> None:
+        """Its norms stay: without them the median of honest ones is lower, and refuses some."""
+        inline = learnt(filter="norm:5+agreement")
         for _ in range(QUARANTINE):
             inline.push(2, gradient(2e17))
         screen = inline.engine.training.screen  # type: ignore[union-attr]
         state = screen.state()  # type: ignore[union-attr]
-        member = next(iter(screen.quarantined))  # type: ignore[union-attr]
-        row = dict(state["rows"])[member]
-        assert state["filters"][0]["counts"][row] == 0
-        assert np.isnan(state["filters"][0]["medians"][row]).all()
+        row = dict(state["rows"])[next(iter(screen.quarantined))]  # type: ignore[union-attr]
+        norm, agreement = state["filters"]
+        assert agreement["counts"][row] == 0
+        assert not agreement["units"][row].any()
+        assert norm["counts"][row] > QUARANTINE
 
     def test_a_barrier_goes_on_without_it(self) -> None:
         inline = learnt("hardsync", workers=WORKERS)
