@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (26, 2806),
+    "algorithms": (27, 2870),
     "averaging": (4, 519),
     "bandwidth": (9, 1906),
     "cli": (37, 6140),
@@ -26,8 +26,8 @@ SIZES = {
     "data": (6, 914),
     "errors": (1, 236),
     "filters": (12, 1998),
-    "kernels": (30, 5640),
-    "lab": (117, 18870),
+    "kernels": (31, 5770),
+    "lab": (117, 18890),
     "launch": (9, 1705),
     "model": (8, 1550),
     "net": (32, 4900),
@@ -37,7 +37,7 @@ SIZES = {
     "shards": (21, 4680),
     "sim": (38, 6858),
     "state": (10, 2290),
-    "store": (17, 4180),
+    "store": (18, 4350),
     "testing": (1, 237),
     "wire": (21, 3950),
 }

@@ -26,6 +26,7 @@ from aiops.common.settings import read_setting
 from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.rule_parser import parse
+from aiops.kernels.trimmed_mean import NO_TRIM, Trim
 
 
 class Decision(NamedTuple):
@@ -272,6 +273,13 @@ class Algorithm:
         modulated with their mean, since an optimiser that normalises gradients undoes a weight.
         """
         return self.rule().function is sgd and not self.clip
+
+    def trimming(self, workers: int | None) -> Trim:
+        """Return whether a step takes a trimmed mean of the gradients collected; default: the sum.
+
+        ``workers``: as of `policy`.
+        """
+        return NO_TRIM
 
     @property
     def sparse(self) -> bool:

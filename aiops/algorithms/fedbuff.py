@@ -9,10 +9,11 @@ from aiops.algorithms.local_training import LocalTraining
 from aiops.algorithms.modulation import Modulated
 from aiops.algorithms.policies import EveryNth
 from aiops.algorithms.server_optimizer import Optimised
+from aiops.algorithms.trimming import Trimmed
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBuff(Modulated, LocalTraining, Optimised):
+class FedBuff(Modulated, LocalTraining, Trimmed, Optimised):
     """FedBuff: local training, and a server that averages a buffer of K updates.
 
     .. math::
@@ -57,6 +58,10 @@ class FedBuff(Modulated, LocalTraining, Optimised):
         """Check the settings."""
         super().__post_init__()
         self.require("k", self.k >= 1, "1 or more")
+
+    def gathered(self, workers: int | None) -> int:
+        """Return K."""
+        return self.k
 
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that steps after every K updates."""

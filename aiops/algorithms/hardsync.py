@@ -8,6 +8,7 @@ from typing import Any
 from aiops.algorithms.base import Decision, Policy
 from aiops.algorithms.policies import Barrier
 from aiops.algorithms.server_optimizer import Optimised
+from aiops.algorithms.trimming import Trimmed
 from aiops.errors import UsageError
 
 
@@ -36,7 +37,7 @@ class RejectStale(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardsync(Optimised):
+class Hardsync(Trimmed, Optimised):
     """Synchronous SGD: wait for every worker, then take one step with the mean gradient.
 
     .. math:: θ ← θ − α · (1/λ) Σ g_l
@@ -80,6 +81,10 @@ class Hardsync(Optimised):
         if self.admission not in ("wait", "reject"):
             text = f"hardsync: admission must be 'wait' or 'reject', not {self.admission!r}"
             raise UsageError(text)
+
+    def gathered(self, workers: int | None) -> int:
+        """Return one of each worker."""
+        return workers or 1
 
     def policy(self, workers: int | None) -> Policy:
         """Return a barrier, or for ``reject`` the policy that refuses stale gradients."""

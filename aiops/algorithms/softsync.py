@@ -8,11 +8,12 @@ from aiops.algorithms.base import Policy
 from aiops.algorithms.modulation import Modulated
 from aiops.algorithms.policies import EveryNth
 from aiops.algorithms.server_optimizer import Optimised
+from aiops.algorithms.trimming import Trimmed
 from aiops.errors import ConflictError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softsync(Modulated, Optimised):
+class Softsync(Modulated, Trimmed, Optimised):
     """n-softsync: update after ⌊λ/n⌋ gradients, from any workers, without a barrier.
 
     .. math:: θ ← θ − (1/c) Σ α(τ_l) · g_l,   c = ⌊λ/n⌋
@@ -57,6 +58,10 @@ class Softsync(Modulated, Optimised):
                 f"softsync: n = {self.n} groups cannot be made of {workers} workers;"
                 f" choose n from 1 to {workers}"
             )
+
+    def gathered(self, workers: int | None) -> int:
+        """Return ⌊λ/n⌋."""
+        return (workers or self.n) // self.n
 
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that steps after ⌊λ/n⌋ gradients."""

@@ -14,6 +14,7 @@ from aiops.algorithms.base import Algorithm, Policy
 from aiops.algorithms.local_training import LocalTraining
 from aiops.algorithms.modulation import Modulated
 from aiops.algorithms.server_optimizer import Optimised
+from aiops.algorithms.trimming import Trimmed
 from aiops.errors import ConflictError
 
 FAMILIES: Mapping[str, str] = {
@@ -39,6 +40,7 @@ HEADINGS: Mapping[type[Algorithm], str] = {
     Modulated: "Modulation for staleness",
     LocalTraining: "Local training",
     Optimised: "The server's optimiser",
+    Trimmed: "A trimmed mean",
     Algorithm: "Learning rate and clipping",
 }
 """The headings of the settings of each shared base, in this order."""

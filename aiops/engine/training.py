@@ -113,6 +113,7 @@ class Training:
                 arena=machine.memory.holding(held, data),
                 machine=machine,
                 held=held,
+                trim=algorithm.trimming(options.workers),
             )
         except MemoryError as error:
             raise BadPush(

@@ -145,6 +145,7 @@ class UpdateQueue:
         self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
         self._linear = algorithm.linear
+        self._trims = bool(algorithm.trimming(workers).share)
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
         self._queue: deque[QueueItem] = deque()
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
@@ -548,7 +549,7 @@ class UpdateQueue:
                 touched = np.flatnonzero(self._sum)
                 job.touched = store.layout.all if len(touched) == len(self._sum) else touched
                 job.steps = self._collected_steps(touched)
-                job.factor = 1.0 / decision.divide
+                job.factor = 1.0 if self._trims else 1.0 / decision.divide  # of a mean, or a sum
             job.clip = self._algorithm.clip
             if store.rule.scalars:
                 job.scalars = self._scalars(job.touched)

@@ -53,6 +53,8 @@ class Holdings:
         Whether connections speak TLS.
     kept
         Whether the state is kept (``--state``), so that it is captured for snapshots.
+    gathered
+        The gradients of a step that are held each, and not added up.
     """
 
     connections: int
@@ -61,6 +63,7 @@ class Holdings:
     near: bool = False
     tls: bool = False
     kept: bool = False
+    gathered: int = 1
 
 
 def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mapping[str, int]:
@@ -89,7 +92,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "lent versions": live * nbytes if holdings.near else 0,
         "workers' versions": workers * nbytes if holdings.reads else 0,
         "optimiser": state,
-        "sum of gradients": wide,
+        "sum of gradients": holdings.gathered * wide,
         "receive buffers": max(ROOM, BUFFERS * nbytes),
         "rows": 4 * MAX_ROWS_BYTES + HEAD_BUFFERS,
         "kept gradients": options.recall if "skipped=reapply" in options.gate else 0,

@@ -172,6 +172,7 @@ class Server:
             near=near,
             tls=self._tls is not None,
             kept=files is not None,
+            gathered=algorithm.trimming(options.workers).gathered,
         )
         self._memory = MemoryBound(holdings, options, admission, self.connections.answers)
         self._run_state = run_state = RunState(

@@ -45,13 +45,16 @@ class ShardProofs:
     def collect(self, job: UpdateJob, push: int) -> None:
         """Note that a push is added to the sum in progress."""
         assert job.weights is not None, "it is collected"
+        trimmed = bool(job.store.updater.trim.share)
         if job.begins_sum:
             self._sums[:] = 0.0
         largest = self._largest(push)
         for shard in self._placement.used:
             weights = job.weights[self._placement.rows(shard, job.pushed)]
             most = float(np.abs(weights).max(initial=0.0))
-            self._sums[shard] += largest.get(shard, LIMIT) * most
+            bound = largest.get(shard, LIMIT) * most
+            before = float(self._sums[shard])
+            self._sums[shard] = max(before, bound) if trimmed else before + bound
 
     def lacking(self, job: UpdateJob, push: int, *, known: bool) -> list[int]:
         """Return the shards that have not proven a step to be finite; count it for the others.

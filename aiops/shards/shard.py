@@ -126,6 +126,7 @@ class Shard:
                 relaxed=options.relaxed,
                 arena=machine.memory.holding(layout, data),
                 machine=machine,
+                trim=algorithm.trimming(options.workers),
             )
         except MemoryError as error:
             raise ValueError(f"there is no room for its part of the model: {error}") from None

@@ -22,6 +22,7 @@ from aiops import kernels
 from aiops.errors import UsageError
 from aiops.kernels.parallel import LARGE
 from aiops.kernels.rule import Rule
+from aiops.kernels.trimmed_mean import NO_TRIM, Trim
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout
 from aiops.store.backends import ComputeBackend, HostBackend
@@ -175,6 +176,8 @@ class Store:
     held
         The pieces of the model that are held here, if other shards hold the rest: the first of its
         tensors, of which the last may be cut. Versions and sums are those of the whole model.
+    trim
+        As of `Updater`.
 
     Attributes
     ----------
@@ -199,6 +202,7 @@ class Store:
         arena: Arena | None = None,
         machine: Resources | None = None,
         held: Layout | None = None,
+        trim: Trim = NO_TRIM,
     ) -> None:
         machine = machine or Resources()
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
@@ -209,7 +213,7 @@ class Store:
             from aiops.store.cuda_backend import CudaBackend
 
             compute = CudaBackend(device, held, backend, machine)
-        self.updater = Updater(held, rule, compute)
+        self.updater = Updater(held, rule, compute, trim)
         levels = np.zeros(len(layout.tensors), np.int64)
         self.current = Version(0, arena or Arena(held), levels, 0, layout=layout)
         self._snapshots = SnapshotPool(self.current, live, machine.memory)

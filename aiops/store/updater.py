@@ -19,10 +19,12 @@ from aiops.codecs.raw import NAME as RAW
 from aiops.kernels.interface import Operands
 from aiops.kernels.ranges import Interval
 from aiops.kernels.rule import Rule
+from aiops.kernels.trimmed_mean import NO_TRIM, Trim
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
+from aiops.store.accumulators import Accumulator, GradientHolder
 from aiops.store.backends import ComputeBackend
-from aiops.store.finite_guard import LIMIT, interval, magnitude
+from aiops.store.finite_guard import interval, magnitude
 from aiops.store.gradient import CodedGroup, Gradient, groups, rows_in, section_size, spans_of
 from aiops.store.snapshots import Version
 
@@ -81,6 +83,8 @@ class Updater:
         The mathematics of an update.
     compute
         The backend: its memory and kernels.
+    trim
+        Whether a trimmed mean of collected gradients is taken, in place of their sum.
 
     Attributes
     ----------
@@ -88,8 +92,10 @@ class Updater:
         The rule's, for each section.
     """
 
-    def __init__(self, layout: Layout, rule: Rule, compute: ComputeBackend) -> None:
-        self.layout, self.rule, self.compute = layout, rule, compute
+    def __init__(
+        self, layout: Layout, rule: Rule, compute: ComputeBackend, trim: Trim = NO_TRIM
+    ) -> None:
+        self.layout, self.rule, self.compute, self.trim = layout, rule, compute, trim
         dtypes = [section.dtype for section in layout.sections]
         self.kernels = [compute.kernel(rule, dtype) for dtype in dtypes]
         # For a sum of gradients, which is in the compute dtype already.
@@ -104,7 +110,7 @@ class Updater:
             self.state.append(tuple(compute.array(size, dtype, v) for v in rule.state.values()))
             wide = dtype == section.dtype
             self.masters.append(None if wide else compute.array(size, dtype))
-        self._accumulator: Accumulator | None = None
+        self._accumulator: Accumulator | GradientHolder | None = None
         nothing = kernels.Spans(NONE, NONE, NONE, np.empty(0))
         self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
             (None, None, nothing)
@@ -131,24 +137,32 @@ class Updater:
         """Return the calls that compile the kernels, in the order in which they are needed."""
         others = *self._packed.values(), *self._wide, *self._firsts, *self._folds
         mine = [partial(self._warm, index) for index in range(len(self.kernels))]
-        return [*mine, *(kernel.warm for kernel in others)]
+        found: list[Callable[[], object]] = [*mine, *(kernel.warm for kernel in others)]
+        if self.trim.share:
+            holder = GradientHolder(self.layout, self.compute, self._firsts, self.trim.share)
+            self._accumulator = self._accumulator or holder
+            found += holder.warming(self.trim.gathered)
+        return found
 
     def _warm(self, index: int) -> None:
         self.kernels[index] = self.kernels[index].warm()
 
     @property
-    def accumulator(self) -> Accumulator:
+    def accumulator(self) -> Accumulator | GradientHolder:
         """The sum in progress (made on first use: most rules need none)."""
         if self._accumulator is None:
-            folds = self._firsts, self._folds
-            self._accumulator = Accumulator(self.layout, self.compute, *folds)
+            given = self.layout, self.compute, self._firsts
+            if self.trim.share:
+                self._accumulator = GradientHolder(*given, self.trim.share)
+            else:
+                self._accumulator = Accumulator(*given, self._folds)
         return self._accumulator
 
     # ------------------------------------------------------------ state
 
     @property
     def filled(self) -> Array:
-        """bool[tensors], the tensors that have a sum in progress."""
+        """The tensors that have a sum in progress, as of `aiops.store.accumulators`."""
         if self._accumulator is None:
             return np.zeros(len(self.layout.tensors), bool)
         return self._accumulator.filled
@@ -166,8 +180,7 @@ class Updater:
             if master is not None:
                 found[f"master/{index}"] = master
         if self.filled.any():
-            sums = enumerate(self.accumulator.arrays)
-            found |= {f"sum/{index}": array for index, array in sums}
+            found |= self.accumulator.stored()
         return found
 
     def restore(self, filled: Array, read: Callable[[str, Array], object]) -> None:
@@ -177,7 +190,7 @@ class Updater:
         `load` makes of the parameters: they have more digits.
         """
         if filled.any():
-            self.accumulator.filled[:] = filled
+            self.accumulator.restore(filled)
         for name, array in self.arrays().items():
             self.compute.fill(array, partial(read, name))
 
@@ -466,51 +479,6 @@ class KernelCall:
                 if not all(compute.finite(array) for array in (out, w, *states)):
                     return int(self.tensors[row])
         return None
-
-
-class Accumulator:
-    """The sum of gradients that a rule collects before it takes a step, in the compute dtype.
-
-    ``firsts`` and ``folds`` are the kernels of `aiops.kernels.FIRST` and `FOLD`, for each section
-    of the layout.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        compute: ComputeBackend,
-        firsts: Sequence[kernels.Kernel],
-        folds: Sequence[kernels.Kernel],
-    ) -> None:
-        self.layout, self._compute = layout, compute
-        self.arrays = [
-            compute.array(section_size(section), compute_dtype(section.dtype))
-            for section in layout.sections
-        ]
-        self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
-        self.bound = math.inf  # of the sum's magnitude; it may be one that a snapshot had
-        self._firsts, self._folds = firsts, folds
-
-    def fold(self, gradient: Gradient, weights: Array) -> None:
-        """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
-        again = self.filled[gradient.cover.tensors]
-        if not self.filled.any():
-            self.bound = 0.0
-        self.bound += LIMIT * float(np.abs(weights).max(initial=0.0))
-        for rows, chosen_kernels in ((~again, self._firsts), (again, self._folds)):
-            for index, section in enumerate(self.layout.sections):
-                chosen = rows_in(gradient.cover.tensors, section, rows)
-                if not len(chosen):
-                    continue
-                spans, grad = spans_of(self.layout, index, gradient, chosen, weights)
-                total, wide = self.arrays[index], self._compute.widened(grad)
-                operands = 1.0, total, wide, total, (), ()
-                self._compute.update(chosen_kernels[index], spans, operands)
-        self.filled[gradient.cover.tensors] = True
-
-    def reset(self) -> None:
-        """Begin a new sum."""
-        self.filled[:] = False
 
 
 def clipping(clip: float, factor: float, squares: float) -> float:

@@ -13,6 +13,7 @@ from aiops.algorithms.fasgd import fasgd
 from aiops.algorithms.optimizers import sgd
 from aiops.kernels import FIRST, FOLD, Kernel, Rule, Spans
 from aiops.kernels import vocabulary as words
+from aiops.kernels.trimmed_mean import trimmed_mean
 from aiops.kernels.vocabulary import Array, Scalar, abs, maximum, minimum, sign, sqrt, where
 
 
@@ -124,6 +125,7 @@ ALL = {
     "passed_on": PASSED_ON,
     "fold": FOLD,
     "first": FIRST,
+    "trimmed_mean": trimmed_mean(5, 1),
 }
 
 

@@ -17,6 +17,7 @@ from aiops.kernels.cuda_source import ArrayTypes, text
 from aiops.kernels.device import Device, KernelSource
 from aiops.kernels.device_operations import narrow_text, spread_text, squares_text
 from aiops.kernels.rule_parser import parse
+from aiops.kernels.trimmed_mean import trimmed_mean
 from aiops.kernels.vocabulary import where
 from benchmarks.kernels import rules
 from tests.kernels.lifted import Lifted
@@ -40,6 +41,7 @@ def agreed() -> dict[str, KernelSource]:
     found = {f"{name}_float32": text(parse(rule), SINGLE) for name, rule in rules().items()}
     fasgd = rules()["fasgd"]
     found |= {f"fasgd_{name}": text(parse(fasgd), kinds) for name, kinds in SPECIAL.items()}
+    found["trimmed_mean_5_1_float32"] = text(parse(trimmed_mean(5, 1)), SINGLE)
     found["everything_float16"] = text(parse(EVERYTHING), SPECIAL["float16"])
     found |= {f"squares_{name}": squares_text(name) for name in ("float32", "bfloat16")}
     found |= {f"narrow_{name}": narrow_text(name) for name in ("float16", "bfloat16")}

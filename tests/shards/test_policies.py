@@ -20,6 +20,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "gap-aware": {"lr": 0.1},
     "softsync": {"lr": 0.1, "n": 2},
     "hardsync": {"lr": 0.1},
+    "hardsync trimmed": {"lr": 0.1, "trim": 0.3},
+    "softsync trimmed": {"lr": 0.1, "n": 1, "trim": 0.2, "optimizer": "momentum"},
     "hardsync reject": {"lr": 0.1, "admission": "reject"},
     "ssp": {"lr": 0.1},
     "rennala": {"lr": 0.1},

@@ -118,7 +118,9 @@ def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Ack
 
 @pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("acks", ACKS)
-@pytest.mark.parametrize("policy", [*POLICIES, "hardsync clipped", "fasgd clipped", "asgd codec"])
+@pytest.mark.parametrize(
+    "policy", [*POLICIES, "hardsync clipped", "fasgd clipped", "hardsync trimmed", "asgd codec"]
+)
 def test_policies(policy: str, seed: int, acks: Acks) -> None:
     """Every version that is fetched is of one moment on all shards, and all go on to the end."""
     policy, _, how = policy.partition(" ")
@@ -126,6 +128,8 @@ def test_policies(policy: str, seed: int, acks: Acks) -> None:
     options: dict[str, Any] = {}
     if how == "clipped":
         settings["clip"] = 1.0
+    if how == "trimmed":
+        settings["trim"] = 0.2
     if how == "codec":
         options["push_codec"] = ("int8",)
     world = KeptWorld(seed, 3, policy, settings, acks, workers=3, **options)

@@ -41,6 +41,10 @@ POLICIES: Mapping[str, float] = {
     "fedbuff": 1.0,
 }
 FILTER = "robust"
+TRIMMED = "trim"
+"""No filter, and hardsync's setting: a step has a gradient of each worker, so the share holds."""
+
+_TRIM = 1 / 3
 _SHARDS = 2  # of a worker with data of its own: about as many classes
 
 
@@ -201,9 +205,12 @@ def cases(scale: PoisonScale, runs: Runs) -> Iterator[PlannedRun]:
     for seed in range(scale.seeds):
         for policy, lr in POLICIES.items():
             for own_data, (attack, share) in product((False, True), _attacks(scale)):
-                for text in ("off",) if attack == "absent" else ("off", FILTER):
+                for text in ("off",) if attack == "absent" else _defences(policy):
                     base = replace(scale.base, policy=policy, lr=lr, seed=seed)
-                    work = PoisonedRun(base, attack, share, text, own_data)
+                    if text == TRIMMED:
+                        base = replace(base, set=(f"trim={_TRIM}",))
+                    used = "off" if text == TRIMMED else text
+                    work = PoisonedRun(base, attack, share, used, own_data)
                     panel = f"{policy}, {_data(own_data)}"
                     yield PlannedRun(panel, _label(attack, share, text), seed, work)
 
@@ -218,6 +225,10 @@ def _shares(scale: PoisonScale) -> list[float]:
     """Return the shares that the knob leaves."""
     chosen = scale.knobs.get("hostile", "all")
     return [share for share in scale.shares if chosen in ("all", f"{share:.0%}")]
+
+
+def _defences(policy: str) -> tuple[str, ...]:
+    return ("off", FILTER, TRIMMED) if policy == "hardsync" else ("off", FILTER)
 
 
 def _data(own_data: bool) -> str:
@@ -247,6 +258,7 @@ def findings(scale: PoisonScale, groups: RunGroups) -> Findings:
                 worst.setdefault((own_data, attack), []).append(away)
             row = {"policy": policy, "data": _data(own_data), "attack": attack}
             row |= {"hostile": f"{share:.0%}", "off": percents(off, 1), FILTER: percents(on, 1)}
+            row[TRIMMED] = percents(errors.get(_label(attack, share, TRIMMED), []), 1)
             table.append(row | {"no attack": percents(clean, 1), "absent": percents(absent, 1)})
     verdicts = [
         Verdict(
@@ -287,5 +299,6 @@ EXPERIMENT = Experiment(
     note="Twelve workers take turns at random. absent: the hostile ones are not there; huge: 2e17"
     " in each element; scaled: 100 times the gradient; flipped: minus the gradient; random: noise"
     " of its norm; labels: 9 − y; colluding: one noise from all, at three times the norm. Own"
-    " data: about two classes a worker.",
+    " data: about two classes a worker. trim: a third of the values of each coordinate is left out"
+    " at each end, and no filter is on.",
 )
