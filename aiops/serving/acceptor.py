@@ -437,7 +437,9 @@ class Acceptor:
         elif peer.handshake.admitted is not None:
             self._post(Received(self._now(), link.number, message, sink))
             if kind is Push:
-                self._count_push(link, message)
+                nbytes = sum(map(_BYTES, message.parts))  # type: ignore[attr-defined]
+                if nbytes > SMALL and self.newcomers.sent(link.number, nbytes):
+                    asyncio.get_running_loop().call_soon(self.newcomers.go_on)
             if kind in _SHORTENED and not (link.wire.checked or link.paced):
                 self._seek_shortcut(peer, message)
         else:
@@ -448,12 +450,6 @@ class Acceptor:
         busy_poll.received = True
         if busy_poll.idle:
             busy_poll.begin()
-
-    def _count_push(self, link: MessageTransport, message: Message) -> None:
-        """Note that a connection has sent a whole push, so others that wait may go on."""
-        nbytes = sum(map(_BYTES, message.parts))  # type: ignore[attr-defined]
-        if nbytes > SMALL and self.newcomers.sent(link.number, nbytes):
-            asyncio.get_running_loop().call_soon(self.newcomers.go_on)
 
     def _seek_shortcut(self, peer: Peer, message: Message) -> None:
         """Have a connection's further requests of this kind answered at once, if they can be."""

@@ -112,7 +112,9 @@ class UpdateJob(Update):
             ):
                 # The usual case: what the rest does for it, with fewer calls.
                 data = gradient.data
-                sections = [data[s.start : s.stop].view(s.dtype) for s in updater.layout.sections]
+                sections = list[Array]()
+                for s in updater.layout.sections:
+                    sections.append(data[s.start : s.stop].view(s.dtype))
                 return updater.whole(store.current, target, sections, self.steps, self.scalars)
             self.gradient = gradient = updater.prepared(gradient, alone=alone)
             if self.begins_sum:

@@ -348,6 +348,9 @@ def describe(outcome: ClusterResult) -> str:
     params = fields.pop("params")
     digest = hashlib.sha256(b"".join(array.tobytes() for array in params.values())).hexdigest()
     del fields["messages"]  # pieces make more of them, perhaps
+    report = fields.pop("report")
+    memory = {name: each for name, each in report["memory"].items() if name != "resident"}
+    fields["report"] = {**report, "memory": memory}
     return json.dumps([fields, digest], default=str, sort_keys=True)
 
 
