@@ -1,6 +1,7 @@
 # One command for each verb. Each makes its own virtual environment when there is none.
 #   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
+#   make fuzz    hostile sessions and frames at a server, half a minute
 #   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
 #   make golden  write the kernels' agreed texts again, when a change of them is meant
 
@@ -9,7 +10,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs golden clean
+.PHONY: demo test check fuzz bench docs golden clean
 .DELETE_ON_ERROR:
 
 # The demo needs little, so it installs little; the development tools come when they are asked for.
@@ -36,6 +37,11 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# The same seeds each time: new ones are for `aiops torture` with a larger --count.
+fuzz: $(VENV)/.dev
+	@$(BIN)/aiops torture sessions --count 100000 --seed 1
+	@$(BIN)/aiops torture frames --count 100000 --seed 1
 
 bench: $(VENV)/.dev
 	@$(BIN)/aiops bench all $(ARGS)
