@@ -104,7 +104,7 @@ from aiops.model.parts import Part, Parts
 from aiops.model.shared_memory import Memory
 from aiops.store.wanted import ALL, Wanted, chosen_parts
 
-_WINDOW = 256
+_WINDOW = 1024
 """The updates after which half of the spare arenas that none of them needed are let go."""
 
 
