@@ -24,7 +24,7 @@ BLAMED = 3.0
 """The factors c from which on a refusal counts against the worker. Honest ones reach up to two, if
 the model has unlearnt their data, and would be kept away from it for good."""
 
-_TURNS = 4  # the times that all medians are worked out while each worker pushes once
+_TURNS = 4  # the times that all medians are recomputed while each worker pushes once
 
 
 class NormFilter(WorkerArrays):
@@ -34,12 +34,11 @@ class NormFilter(WorkerArrays):
 
     The median is over the workers, of each worker's own over its last 8 pushes, used or not: it
     follows gradients that grow, and one that pushes often does not move it. Of an even number the
-    lower is taken. Each push has the medians of some tensors worked out anew, and as many pushes as
-    a quarter of the workers those of all. While fewer than half of the workers are hostile, the
-    median is not above norms of honest ones. The norm of a large tensor is that of its sample. The
-    largest magnitude of the whole gradient is compared in the same way, so nothing large is hidden
-    beside the sample. A
-    gradient is not scaled down: a norm that large is not that of its mini-batch.
+    lower is taken. Each push recomputes the medians of a few tensors: those of all are recomputed
+    every λ/4 pushes, of λ workers. While fewer than half of the workers are hostile, the median is
+    not above norms of honest ones. The norm of a large tensor is that of its sample. The largest
+    magnitude of the whole gradient is compared in the same way, so nothing large is hidden beside
+    the sample. A gradient is not scaled down: a norm that large is not that of its mini-batch.
 
     It keeps out magnitudes (9e17, 100 times the gradient), and nothing that has the size of a
     gradient: flipped signs, wrong labels, noise of the right norm.
@@ -56,7 +55,7 @@ class NormFilter(WorkerArrays):
     median
         float64[tensors + 1], the medians over the workers.
     turn
-        int64[1], the tensor whose median is worked out next.
+        int64[1], the tensor whose median is recomputed next.
 
     Source
     ------
@@ -111,7 +110,7 @@ class NormFilter(WorkerArrays):
         return Objection(why, blamed=ratio > BLAMED * self.factor)
 
     def _due(self) -> Ints:
-        """Return the tensors whose medians are worked out with this push."""
+        """Return the tensors whose medians this push recomputes."""
         count, rows = len(self.median), len(self.medians)
         due = min(-(-_TURNS * count // rows), count)
         first = int(self.turn[0])
@@ -152,7 +151,7 @@ def norms_loop(values: Any, ends: Any, largest: Any, out: Any, lanes: Any) -> An
 
 @helper()
 def refresh_loop(median: Any, turn: Any, medians: Any, room: Any) -> Any:
-    """Work out the medians that are due, as `NormFilter.judge` does; return the next one."""
+    """Recompute the medians that are due, as `NormFilter.judge` does; return the next one."""
     count, rows = median.size, medians.shape[0]
     due = min((_TURNS * count + rows - 1) // rows, count)
     for number in range(due):

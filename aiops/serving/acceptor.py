@@ -459,13 +459,12 @@ class Acceptor:
             if steady is None or steady is peer.steady:
                 return
             peer.steady = steady
-        else:
-            rows = None
+        elif peer.steady_rows is None:
+            peer.steady_rows = self._coordinator.steady_rows(link.number, link.wire)
             if peer.steady_rows is None:
-                rows = self._coordinator.steady_rows(link.number, link.wire)
-            if rows is None:
                 return
-            peer.steady_rows = rows
+        else:
+            return
         self._take_shortcut(peer)
 
     def _allows(self, peer: Peer, message: Message) -> bool:
