@@ -66,9 +66,7 @@ class RunningServer:
     def __init__(self, actors: list[Any], standby: Any = None) -> None:
         self.actors, self._standby = actors, standby
         self.heads = [actors[0]] if standby is None else [actors[0], standby]
-        found, lost = self._asked(lambda head: head.access.remote(), START)
-        if not found:
-            raise lost or UsageError(f"the server has not answered in {START:g} s")
+        found = self._answers(lambda head: head.access.remote(), START)
         there: ServerAccess = next(iter(found.values()))
         absent = dataclasses.replace(there, port=NOWHERE, node="")
         count = range(len(self.heads))
@@ -140,24 +138,24 @@ class RunningServer:
             for index, serves in answers.items():
                 if serves:
                     return self.heads[index]
-            if not answers and isinstance(lost, ray.exceptions.RayActorError):
+            if _all_lost(lost, len(self.heads)):
                 break
             time.sleep(_AGAIN)
         raise UsageError(f"neither the server nor its standby has served for {seconds:g} s")
 
     def _asked(
         self, ask: Callable[[Any], Any], seconds: float, rest: float = _PROMPT
-    ) -> tuple[dict[int, Any], Exception | None]:
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Ask all heads at once: one of a pair may be waiting for a node, for however long.
 
         Returns
         -------
         tuple
             The answers by head: the first that there is within ``seconds``, the others at most
-            ``rest`` seconds later. Then the error of one that has failed, or None.
+            ``rest`` seconds later. Then the errors of those that have failed.
         """
         asked = {ask(head): index for index, head in enumerate(self.heads)}
-        found, lost = dict[int, Any](), None
+        found, lost = dict[int, Any](), dict[int, Exception]()
         deadline = time.monotonic() + seconds
         while asked:
             left = max(0.0, deadline - time.monotonic())
@@ -169,15 +167,32 @@ class RunningServer:
                 found[index] = ray.get(there[0])
                 deadline = min(deadline, time.monotonic() + rest)
             except (ray.exceptions.RayError, AiopsError) as error:
-                lost = error
+                lost[index] = error
         return found, lost
+
+    def _answers(
+        self, ask: Callable[[Any], Any], seconds: float, rest: float = _PROMPT
+    ) -> dict[int, Any]:
+        """Return the answers of all heads, as `_asked` does: at least one.
+
+        Raises
+        ------
+        ActorDiedError
+            When all of them have ended for good.
+        AiopsError, RayError
+            When none has answered: the reason of one that may yet come back, if one gives it.
+        """
+        found, lost = self._asked(ask, seconds, rest)
+        if found:
+            return found
+        passing = [e for e in lost.values() if not isinstance(e, ray.exceptions.ActorDiedError)]
+        if _all_lost(lost, len(self.heads)) and not passing:
+            raise next(iter(lost.values()))
+        raise next(iter(passing), UsageError(f"the server has not answered in {seconds:g} s"))
 
     def _agreed(self, ask: Callable[[Any], Any]) -> Any:
         """Return what the heads agree on, of one that answers."""
-        found, lost = self._asked(ask, START, rest=0.0)
-        if not found:
-            raise lost or UsageError(f"the server has not answered in {START:g} s")
-        return next(iter(found.values()))
+        return next(iter(self._answers(ask, START, rest=0.0).values()))
 
     def stop(self) -> None:
         """End it in order: it writes what it has to keep. The lead ends first, and its shards.
@@ -326,6 +341,12 @@ def _start_pair(
         raise
 
 
+def _all_lost(lost: Mapping[int, Exception], count: int) -> bool:
+    """Return whether Ray has lost the actors of all heads."""
+    errors = ray.exceptions.RayActorError
+    return sum(isinstance(error, errors) for error in lost.values()) == count
+
+
 def _port() -> int:
     return _PORTS[secrets.randbelow(len(_PORTS))]
 
@@ -353,17 +374,24 @@ def _options(
 
 
 def find(name: str) -> RunningServer | None:
-    """Return the detached server of a name, or None."""
+    """Return the detached server of a name, or None.
+
+    Ray knows the name of an actor that was killed for a moment longer: one whose actors have ended
+    for good is none.
+    """
     actors: list[Any] = []
     with contextlib.suppress(ValueError):  # Ray's word for: there is none
         while True:
             actors.append(ray.get_actor(f"{name}/{len(actors)}", namespace=NAMESPACE))
     if not actors:
         return None
+    standby = None
+    with contextlib.suppress(ValueError):
+        standby = ray.get_actor(f"{name}/standby", namespace=NAMESPACE)
     try:
-        return RunningServer(actors, ray.get_actor(f"{name}/standby", namespace=NAMESPACE))
-    except ValueError:
-        return RunningServer(actors)
+        return RunningServer(actors, standby)
+    except ray.exceptions.ActorDiedError:
+        return None
 
 
 def server(name: str) -> RunningServer:
