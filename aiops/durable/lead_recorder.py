@@ -51,7 +51,7 @@ from aiops.state.row_kinds import RowKind, row_fields
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.finite_guard import refused_tensor
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import UpdateJob, UpdateRound
+from aiops.store.parameters import MeasureJob, UpdateJob, UpdateRound
 from aiops.store.sparse_table import TableJob
 from aiops.store.updater import NONE
 from aiops.wire.decoding import decode
@@ -197,8 +197,8 @@ class LeadReplayer(Replayer):
             shards = () if found["fault"] else self._lead.spread_to(decode(found["message"]))
             return moment.has_portions(number, shards, found["number"])
         apply = self._outstanding
-        if apply is None or isinstance(apply.job, TableJob):  # which is the lead's alone
-            return True
+        if apply is None or isinstance(apply.job, TableJob | MeasureJob):
+            return True  # it is the lead's alone, or the row has what all have measured
         measured = frame.kind == RowKind.MEASURED
         return moment.has_done(number, self._lead.updating, found["ticket"], measured=measured)
 
@@ -243,7 +243,7 @@ class LeadReplayer(Replayer):
         else:
             if isinstance(job, UpdateJob):
                 job.round = UpdateRound.STEP  # it was made, so its result was finite on all
-            mine = apply.run()
+            mine = NONE if isinstance(job, MeasureJob) else apply.run()
         if check_of(apply.ticket, self._sums) != mark.check or not self._agrees(job, mine):
             raise differs(self._row)
         if isinstance(job, UpdateJob | ReplicaJob):

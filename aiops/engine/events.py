@@ -14,7 +14,7 @@ import numpy as np
 
 from aiops.common import failure_waits
 from aiops.common.frozen import value
-from aiops.errors import ConflictError, UsageError
+from aiops.errors import UsageError
 from aiops.filters import choice
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.placement import Placement
@@ -435,11 +435,7 @@ class Options:
         for name in ("recall", "fetch_lag"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        if choice.chosen(self.filter) and self.shards > 1:
-            raise ConflictError(
-                "--filter looks at whole gradients, and of a model on several servers none has one:"
-                " leave out --filter or --shards (with untrusted tokens, give --filter off)"
-            )
+        choice.chosen(self.filter)
 
     @property
     def table_shards(self) -> int:

@@ -133,7 +133,7 @@ class Training:
         self.replies = Replies(store, self.tables.described, membership, budget, self.delta_replies)
         self.screen: PushScreen | None = None
         if options.filter != "off":
-            self.screen = PushScreen(options.filter, layout, options.backend)
+            self.screen = PushScreen(options.filter, layout, options.backend, held)
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),

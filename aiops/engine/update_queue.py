@@ -428,19 +428,23 @@ class UpdateQueue:
     ) -> Sequence[Effect]:
         """Have the filters decide on a gradient, which is decoded and measured first if need be."""
         gradient = sink.take()
-        if not gradient.parts:
+        if not (gradient.parts or screen.spread):
             return self._measured(screen, push, sink.largest, None, now)
         self.tickets += 1
-        self._working = (self.tickets, partial(self._decoded, screen, push))
-        return [Apply(self.tickets, MeasureJob(self._store, gradient, screen.measure))]
+        self._working = (self.tickets, partial(self._read_sample, screen, push))
+        largest = None if gradient.parts else sink.largest
+        params = screen.reader(self._store.current)
+        job = MeasureJob(self._store, gradient, screen.measure, largest, params, screen.seed)
+        return [Apply(self.tickets, job)]
 
-    def _decoded(
+    def _read_sample(
         self, screen: PushScreen, push: PendingPush, sums: Ints, now: float
     ) -> list[Effect]:
-        """Take the values of a coded gradient, which the update's thread has measured."""
-        largest, *values = sums.view(np.float64)
-        measured = np.array(values) if values else None
-        return self._measured(screen, push, float(largest), measured, now)
+        """Take what a `MeasureJob` has measured, on all servers."""
+        largest, values = float(sums[:1].view(np.float64)[0]), sums[1:].view(np.float64)
+        params = values[screen.size :]
+        values = values[: screen.size]
+        return self._measured(screen, push, largest, values, now, params if len(params) else None)
 
     def _measured(
         self,
@@ -449,12 +453,14 @@ class UpdateQueue:
         largest: float,
         values: Array | None,
         now: float,
+        params: Array | None = None,
     ) -> list[Effect]:
         """Have the policy decide about a gradient that passes the filters; ignore another."""
         member, sink = push.member, push.sink
         assert isinstance(sink, PushSink), "gradients that are applied again are not measured"
         payload, current = sink.buffer, self._store.current
-        why = screen.judge(member.number, payload, sink.cover, largest, values, current)
+        given = payload, sink.cover, largest, values, current, params
+        why = screen.judge(member.number, *given)
         if why is None:
             return self._decide(push, now)
         self.ignored += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from aiops.filters import choice, compiled_screen
 from aiops.filters.arithmetic import Values
 from aiops.filters.compiled_screen import NOTHING, CompiledScreen
 from aiops.filters.observation import WORKERS, Filter, Objection, Observation
-from aiops.filters.sample import Sample
+from aiops.filters.sample import Sample, SampleReader, seed_number
 from aiops.filters.versions import SampledVersions
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Cover, Layout
@@ -33,7 +33,11 @@ _LEARNING = f"the first {SEEDING + LEARNT} pushes teach the filters what gradien
 REASONS = 64
 """The workers refused last, of which the statistics tell the reason."""
 
-_DIGESTED = 1 << 16  # bytes of each of the first pushes
+FIRST_SEED = bytes(8)
+"""Of the positions at which the first pushes are read."""
+
+GRADIENTS, PARAMETERS = "gradients", "parameters"
+"""That of which filters look at values."""
 
 
 class Parameters(Protocol):
@@ -53,7 +57,11 @@ class PushScreen:
 
     They see a sample of each push (`aiops.filters.sample`). Its positions are drawn from a digest
     of the first pushes, of several workers: so no worker knows them, and a replay draws the same.
-    These pushes are not used, and neither are the next eight, from which the filters learn.
+    These pushes are not used, and neither are the next eight, from which the filters learn. Of the
+    first ones the digest has what a sample of known positions reads.
+
+    Of a model on several servers one has the screen, and each reads its part of the sample. So
+    nothing that is decided depends on where the model is cut.
 
     Parameters
     ----------
@@ -64,22 +72,33 @@ class PushScreen:
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``. Until `warm` has returned NumPy decides, with the
         same bits.
+    held
+        The part of the model that is here; None: all of it.
 
     Attributes
     ----------
+    spread
+        Whether other servers hold parts of the model. Then `judge` is given all values.
+    seed
+        Of the positions that are read at present.
     refused
         Pushes that were refused so far.
     quarantined
         By a worker's number, the reason.
     """
 
-    def __init__(self, text: str, layout: Layout, backend: str = "auto") -> None:
+    def __init__(
+        self, text: str, layout: Layout, backend: str = "auto", held: Layout | None = None
+    ) -> None:
         self._text, self._layout, self._backend = text, layout, backend
+        self.spread = held is not None and held.nbytes < layout.nbytes
+        self._held = held if self.spread else None
         self._all = np.arange(len(layout.tensors) + 1)
         self._compares = not choice.PARAMETERS.isdisjoint(choice.chosen(text))
         self._seen = 0  # pushes so far, until they are enough
         self._digest = b""  # of those that the sample is drawn of
-        self._sample: Sample | None = None
+        self.seed = FIRST_SEED
+        self._sample, self._part = self._sampled(FIRST_SEED)
         self._filters: list[Filter] = []
         self._versions = SampledVersions(0)
         self._compiled = False  # set by `warm`, on another thread
@@ -92,15 +111,31 @@ class PushScreen:
 
     # ------------------------------------------------------------ measuring
 
-    def measure(self, data: Bytes, cover: Cover) -> Values | None:
-        """Return the sampled values of a dense gradient; None until there is a sample.
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """That of which the filters look at values: `GRADIENTS`, and perhaps `PARAMETERS`."""
+        return (GRADIENTS, PARAMETERS) if self._compares else (GRADIENTS,)
+
+    @property
+    def size(self) -> int:
+        """The values of a gradient that it looks at."""
+        return self._sample.size
+
+    def measure(self, data: Bytes, cover: Cover) -> Values:
+        """Return the sampled values of a dense gradient, of the part of it that is here.
 
         It may be called on any thread.
         """
-        sample = self._sample
-        if sample is None:
-            return None
-        return sample.read(data) if cover.whole else sample.read_part(data, cover)
+        return self._part.of_gradient(data, cover)
+
+    def reader(self, current: Parameters) -> Callable[[Bytes], Values] | None:
+        """Return what reads the sampled parameters of the part that is here, if `judge` lacks them.
+
+        None: it has them, or no filter needs them.
+        """
+        drawn = self.spread and self._seen >= SEEDING
+        lacking = drawn and self._compares and self._versions.find(current.number) is None
+        return self._part.read if lacking else None
 
     def judge(
         self,
@@ -110,6 +145,7 @@ class PushScreen:
         largest: float,
         values: Values | None,
         current: Parameters,
+        params: Values | None = None,
     ) -> str | None:
         """Return the reason for which a push is not used, or None.
 
@@ -124,12 +160,19 @@ class PushScreen:
         largest
             The largest magnitude of its values.
         values
-            As `measure` returned them for a gradient that was sent coded; None: it was not.
+            As `measure` returned them, of all parts, for a gradient that was sent coded or to
+            several servers; None: they are read here.
         current
             The version that it meets.
+        params
+            Its sampled values, if `reader` asked for them.
         """
-        if self._sample is None:
-            begin = payload[:_DIGESTED].tobytes()
+        if params is not None:
+            self._versions.keep(current.number, params)
+        if self._seen < SEEDING:
+            if values is None:
+                values = self.measure(payload, cover)
+            begin = values.tobytes()
             self._digest = hashlib.blake2b(self._digest + begin, digest_size=8).digest()
             self._seen += 1
             if self._seen == SEEDING:
@@ -144,7 +187,6 @@ class PushScreen:
             return None
         if values is None:
             values = self.measure(payload, cover)
-            assert values is not None, "there is a sample"
         seen = self._observed(worker, cover, largest, values, current)
         findings = [each.judge(seen) for each in self._filters]
         if not learnt:
@@ -202,18 +244,22 @@ class PushScreen:
 
     def _draw(self) -> None:
         """Draw the positions of the sample, and make the filters."""
-        seed = int.from_bytes(self._digest, "big")
-        self._sample = sample = Sample(self._layout, seed)
+        self.seed = self._digest
+        self._sample, self._part = self._sampled(self._digest)
         names = [tensor.name for tensor in self._layout.tensors]
-        self._filters = choice.made(self._text, names, sample, seed)
-        self._versions = SampledVersions(sample.size if self._compares else 0)
+        self._filters = choice.made(self._text, names, self._sample, seed_number(self.seed))
+        self._versions = SampledVersions(self.size if self._compares else 0)
         self._loop = None  # it is of other filters
+
+    def _sampled(self, seed: bytes) -> tuple[Sample, SampleReader]:
+        """Return the sample of a seed, and what reads the part of it that is here."""
+        sample = Sample(self._layout, seed_number(seed))
+        return sample, sample if self._held is None else sample.of(self._held)
 
     def _observed(
         self, worker: int, cover: Cover, largest: float, values: Values, current: Parameters
     ) -> Observation:
         sample, versions, number = self._sample, self._versions, current.number
-        assert sample is not None, "there are values of it"
         if self._compares and versions.find(number) is None:
             versions.keep(number, sample.read(current.arena.data))
         base = _base(cover)

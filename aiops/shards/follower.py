@@ -535,7 +535,11 @@ class Follower:
         came = None if key is None else self._buffers.arrived(*key, message)
         if came is None:
             return []
-        return self._report(PushArrived(came.number, write_fault(came.fault), came.largest))
+        sample = b"", b""
+        if self.shard is not None and came.fault is None and came.gradient is not None:
+            sample = self.shard.measured(came.gradient)
+        arrived = PushArrived(came.number, write_fault(came.fault), came.largest, *sample)
+        return self._report(arrived)
 
     def _on_rows(self, event: Received, message: FetchRows | PushRows) -> list[Effect]:
         hello = self._clients.hellos.get(event.peer)

@@ -97,6 +97,7 @@ class FollowerRows:
             gate="",
             push_codec=(),
             fetch_codec=(),
+            filter="off",  # the lead's, which look at no rows
             relay="",
         )
         self.engine = Engine(algorithm, alone, machine)

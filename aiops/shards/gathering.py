@@ -155,6 +155,7 @@ class Gathering:
         self.known: dict[int, bool] = {}
         self._spread_to: dict[int, frozenset[int]] = {}  # the followers with portions of those
         self._largest: dict[int, dict[int, float]] = {}  # of those, by shard
+        self._samples: dict[int, dict[int, tuple[bytes, bytes]]] = {}  # the same
         self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
         self._queues: dict[int, deque[Received]] = {}  # by connection
         self.finished: list[FinishPush] = []
@@ -247,11 +248,20 @@ class Gathering:
         else:
             self._spread_to.pop(message.id, None)
             self._largest.pop(message.id, None)
+            self._samples.pop(message.id, None)
         self.finished.append(message)
 
     def largest(self, number: int) -> Mapping[int, float]:
         """Return the largest magnitude in each portion of a push, by shard, where it is known."""
         return self._largest.get(number, {})
+
+    def sample(self, number: int, shard: int) -> tuple[bytes, bytes]:
+        """Return a seed, and the values of a portion at its positions; empty: not known."""
+        return self._samples.get(number, {}).get(shard, (b"", b""))
+
+    def portions(self, number: int) -> frozenset[int]:
+        """Return the followers that have portions of a push."""
+        return self._spread_to.get(number, frozenset())
 
     def lacks(self, shard: int, portions: Container[int]) -> bool:
         """Return whether a follower lacks its portion of a push that the engine has."""
@@ -286,17 +296,25 @@ class Gathering:
         return self._pass_on(event.peer)
 
     def arrived(
-        self, number: int, shard: int, fault: Refused | None, largest: float
+        self,
+        number: int,
+        shard: int,
+        fault: Refused | None,
+        largest: float,
+        sample: tuple[bytes, bytes] = (b"", b""),
     ) -> list[Received]:
         """Note that a follower has its portion of a push, with its fault if it has one.
 
-        ``largest``: the largest magnitude in it.
+        ``largest``: the largest magnitude in it. ``sample``: the values that filters look at, after
+        the seed of their positions.
         """
         push = self._pushes.get(number)
         if push is None:
             return []  # its connection was lost meanwhile
         push.missing.discard(shard)
         self._largest.setdefault(number, {})[shard] = largest
+        if sample[0]:
+            self._samples.setdefault(number, {})[shard] = sample
         push.fault = push.fault or fault
         return self._pass_on(push.peer)
 

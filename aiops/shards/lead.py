@@ -63,6 +63,7 @@ from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
+from aiops.shards.measuring import PLAN
 from aiops.shards.orders import LOST, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
@@ -330,7 +331,8 @@ class Lead:
                     return [] if peer is None else [Drop(peer, why)]
                 if message.largest < 0:
                     raise RemoteProtocolError(f"shard {shard} has a largest magnitude below 0")
-                found = read_fault(message.fault), message.largest
+                sample = message.seed, message.values
+                found = read_fault(message.fault), message.largest, sample
                 return self._pass(model.gathering.arrived(message.id, shard, *found))
             case BudgetUsed():
                 self._budgets.reported(shard, message)
@@ -353,7 +355,8 @@ class Lead:
             return found
         if not self.kept and self._followers.lost:
             return []
-        self.updated()
+        if self._model is None or self._model.updating.measured != found.ticket:
+            self.updated()
         return self._decide(found)
 
     def _on_lost(self, event: Lost) -> list[Effect]:
@@ -673,10 +676,12 @@ class Lead:
         given = effect, training, engine.membership, engine.admission
         self._model = model = ShardedModel(*given, spread=spread)
         pushed, fetched = engine.codecs
-        plan = {
+        plan: dict[str, Any] = {
             "push_codecs": tuple(sorted({codec.name for _pattern, codec in pushed.pairs})),
             "fetch_codec": fetched.announced if fetched else (),
         }
+        if training.screen is not None:
+            plan[PLAN] = training.screen.wanted
         model.updating.on_measured = self._on_measured
         self.sets.servers = model.holders
         orders = model.load(effect, self._followers.table(model.placement), plan)

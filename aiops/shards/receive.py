@@ -146,6 +146,12 @@ class ShardBuffers:
             raise ValueError(f"push {number} is to be used, but has not arrived")
         return room.gradient
 
+    def largest(self, number: int) -> float | None:
+        """Return the largest magnitude in a complete portion; None: only a bound is known."""
+        room = self._by_number[number]
+        coded = room.gradient is None or room.gradient.parts or room.kept
+        return None if coded else room.largest
+
     # ------------------------------------------------------------ a lead that comes back
 
     @property

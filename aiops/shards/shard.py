@@ -20,11 +20,13 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints, Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.placement import RAW, Placement
+from aiops.shards.measuring import PLAN, SAMPLE, PartSampler
 from aiops.shards.orders import CAPTURE, REHEARSED, REPLICA, ShardWork
 from aiops.shards.receive import ShardBuffers
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
-from aiops.store.parameters import Store, UpdateJob, UpdateRound
+from aiops.store.gradient import Gradient
+from aiops.store.parameters import MeasureJob, Store, UpdateJob, UpdateRound
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
 from aiops.wire.server_messages import (
@@ -140,13 +142,17 @@ class Shard:
                 shard=order.shard,
                 parallel_map=machine.parallel_map,
             )
+        wanted = order.plan.get(PLAN)
+        self._sampler: PartSampler | None = None
+        if wanted is not None:
+            self._sampler = PartSampler(placement.layout, layout, wanted)
         self._buffers, self.order = buffers, replace(order, parts=())
         self.shard, self.shards = order.shard, len(placement)
         self.done: tuple[UpdateDone, UpdateRound] | None = None
         self._awaited = True  # the outstanding update is: it was ordered by the present lead
         self._asked: object = None  # the round that the last order was of
         # One or none, by its ticket:
-        self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob] = {}
+        self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob | MeasureJob] = {}
         self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
         self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
         buffers.begin(layout)
@@ -208,9 +214,11 @@ class Shard:
         self._reach(order.version)
         if self._outstanding or self._computed is not None:
             raise ValueError("one update at a time")
-        job: UpdateJob | ReplicaJob | CaptureJob
+        job: UpdateJob | ReplicaJob | CaptureJob | MeasureJob
         if CAPTURE in order.work:
             job = self._capture(order)
+        elif SAMPLE in order.work:
+            job = self._measure(order)
         else:
             job = self._follow(order) if REPLICA in order.work else self._update(order)
         self._outstanding[order.id], self._awaited = job, True
@@ -255,6 +263,20 @@ class Shard:
                 job.target = store.begin(work.spare)
         return job
 
+    def _measure(self, order: RunUpdate) -> MeasureJob:
+        """Return the job that reads what the lead's filters look at."""
+        if self._sampler is None:
+            raise ValueError("its lead has no filters")
+        gradient, largest = None, None
+        if order.push:
+            gradient = self._buffers.gradient(order.push)
+            largest = self._buffers.largest(order.push)
+        return self._sampler.job(self.store, order.work, gradient, largest)
+
+    def measured(self, gradient: Gradient) -> tuple[bytes, bytes]:
+        """Return the seed and the values of a portion that the lead's filters look at, if any."""
+        return (b"", b"") if self._sampler is None else self._sampler.of_portion(gradient)
+
     def _follow(self, order: RunUpdate) -> ReplicaJob:
         """Return the job that brings the delta replica up to the model."""
         replica, oldest = self.replica, order.work[REPLICA]
@@ -265,15 +287,17 @@ class Shard:
 
     def applied(self, event: Applied) -> UpdateDone | None:
         """Take the result of the outstanding update; return the report to the lead, if awaited."""
-        job = self._outstanding.pop(event.ticket)
+        job, sample = self._outstanding.pop(event.ticket), (b"", b"")
         if isinstance(job, ReplicaJob):
             job.replica.followed(job, event.sums)
         elif isinstance(job, UpdateJob) and job.target is not None:
             self._computed = job.target, job.touched
+            if self._sampler is not None:
+                sample = self._sampler.of_version(job.target)
         reached = job.round if isinstance(job, UpdateJob) else UpdateRound.STEP
         rehearsed = reached is UpdateRound.REHEARSE
         proof = self.store.guard.proof.packed() if rehearsed else b""
-        report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes(), proof)
+        report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes(), proof, *sample)
         self.done = report, reached
         return self._done_before(event.ticket) if self._awaited else None
 

@@ -21,6 +21,7 @@ from aiops.model.placement import RAW
 from aiops.model.row_shards import GIVEN_ROWS, SPREAD_TABLES, shards_of
 from aiops.shards.collecting import Collecting
 from aiops.shards.gathering import Gathering
+from aiops.shards.measuring import Measuring
 from aiops.shards.orders import send_increments, send_params
 from aiops.shards.stored_rows import CollectedRows
 from aiops.shards.updating import Updating
@@ -85,9 +86,9 @@ class ShardedModel:
         self.alone = placement.used == [0]
         self.gathering = Gathering(placement, admission)
         self.holders: Sequence[int] = range(len(placement)) if self.spread else placement.used
-        self.updating = Updating(
-            placement, training.of_replica, self.holders, self.gathering.largest
-        )
+        measuring = Measuring(placement, self.gathering)
+        given = placement, training.of_replica, self.holders, self.gathering.largest, measuring
+        self.updating = Updating(*given)
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
         self.loads: dict[int, Order] = {}

@@ -6,6 +6,9 @@ clipped, all measure their part of it, and the factor of the step follows from t
 shards that have no proof rehearse the step: if the result is not finite on one of them, the update
 is refused before any has changed anything. A gradient that is collected is added to the sum in
 progress in the first round that a shard takes part in.
+
+A gradient that filters look at is measured before that (`aiops.shards.measuring`): on the lead, and
+on those that have not said yet what they read.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from aiops.engine.events import Applied, Apply, Effect, Order, Reported
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
+from aiops.shards.measuring import Measuring
 from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.shards.proofs import ShardProofs
 from aiops.store.capture_job import CaptureJob
@@ -38,7 +42,7 @@ class _Update:
     """The update that is outstanding."""
 
     ticket: int
-    job: UpdateJob | ReplicaJob | CaptureJob
+    job: UpdateJob | ReplicaJob | CaptureJob | MeasureJob
     push: int = 0  # the number of the push that it begins with
     asked: set[int] = field(default_factory=set)  # shards that take part in the present round
     missing: set[int] = field(default_factory=set)  # those that have not reported it
@@ -62,11 +66,15 @@ class Updating:
         The shards that hold some of the model, the lead first: rows of tables, or parameters.
     largest
         As of `ShardProofs`.
+    measuring
+        What followers have measured of pushes.
 
     Attributes
     ----------
     versions
         The version that each follower has computed.
+    measured
+        The ticket of the last push that was measured, which is no update.
     on_measured
         Called with an update's number and its squared norm, before the round that follows from it
         is ordered; returns effects that come first.
@@ -78,12 +86,15 @@ class Updating:
         of_replica: Callable[[Version], bool],
         holders: Sequence[int],
         largest: Callable[[int], Mapping[int, float]],
+        measuring: Measuring,
     ) -> None:
+        self._measuring = measuring
         self._placement, self._of_replica, self._holders = placement, of_replica, holders
         self._proofs = ShardProofs(placement, largest)
         self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
         self._done = 0  # the last that all shards have done
+        self.measured = 0
         self.versions = [0] * (len(placement) - 1)
         self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
@@ -93,10 +104,12 @@ class Updating:
         ``version``: the model's.
         """
         job = effect.job
-        assert not isinstance(job, MeasureJob), "--filter is refused on shards"
-        if isinstance(job, TableJob | CopyRowsJob):  # it is the lead's alone
+        alone = isinstance(job, MeasureJob) and len(self._placement.used) == 1
+        if alone or isinstance(job, TableJob | CopyRowsJob):  # it is the lead's alone
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
+        if isinstance(job, MeasureJob):
+            return [*self._measure(update, job, version), effect]
         if isinstance(job, CaptureJob):
             update.sums = [NONE] * len(self._placement)
             return [*self._order(update, version, {CAPTURE: job.row}, self._holders), effect]
@@ -109,6 +122,16 @@ class Updating:
         if job.clip and job.target is not None:
             return self._issue(update, job, UpdateRound.MEASURE, self._placement.used)
         return self._rehearse(update, job)
+
+    def _measure(self, update: _Update, job: MeasureJob, version: int) -> list[Effect]:
+        """Ask followers for what they have not said of a push, or of the version that it meets."""
+        known, self._computing = self._measuring.known(job), version
+        update.sums = [known.get(shard, NONE) for shard in range(len(self._placement))]
+        update.missing = set(self._placement.used) - set(known)
+        for shard in sorted(update.missing - {0}):
+            number, work = self._measuring.work(job, shard)
+            update.orders[shard] = Order(shard, RunUpdate(update.ticket, number, version, work))
+        return [*update.orders.values()]
 
     @property
     def reads(self) -> set[tuple[int, bool]]:
@@ -186,6 +209,8 @@ class Updating:
             expected = [len(placement.layouts[event.shard].tensors)]
         elif isinstance(job, CaptureJob):
             expected = [0]
+        elif isinstance(job, MeasureJob):
+            expected = [self._measuring.length(job, event.shard)]
         elif job.round is UpdateRound.REHEARSE:
             expected = [1]
         else:
@@ -198,6 +223,11 @@ class Updating:
             self._take_proof(event.shard, job, message, int(sums[0]))
         elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
             self.versions[event.shard - 1] = self._computing
+            if message.seed:
+                sample = message.seed, message.values
+                self._measuring.computed(event.shard, self._computing, *sample)
+        elif isinstance(job, MeasureJob) and not np.isfinite(sums.view(np.float64)).all():
+            raise RemoteProtocolError(f"shard {event.shard} has read values that are not finite")
         return self._take(update, event.shard, sums, event.time)
 
     def _take(self, update: _Update, shard: int, sums: Ints, time: float) -> Applied | list[Effect]:
@@ -216,6 +246,9 @@ class Updating:
                 return self._refuse(update, job, min(bad), time)
             return self._issue(update, job, UpdateRound.STEP, placement.used)
         del self._outstanding[update.ticket]
+        if isinstance(job, MeasureJob):  # most followers have done nothing
+            self.measured = update.ticket
+            return Applied(time, update.ticket, self._measuring.joined(job, update.sums))
         self._done = update.ticket
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))

@@ -135,25 +135,41 @@ class UpdateJob(Update):
 class MeasureJob:
     """Decode a gradient and measure it, and change nothing; `run` as for `UpdateJob`.
 
-    ``measure``: takes the gradient's bytes and its cover, and returns values of it, or None.
+    Of a gradient on several servers each measures its part (`aiops.shards.measuring`).
+
+    Attributes
+    ----------
+    measure
+        Takes the gradient's bytes and its cover, and returns values of it.
+    largest
+        The gradient's largest magnitude, if that is known.
+    params
+        Takes the bytes of the current version, and returns values of it; None: none are wanted.
+    seed
+        Of the positions of these values.
     """
 
     store: Store
     gradient: Gradient
-    measure: Callable[[Bytes, Cover], Array | None]
+    measure: Callable[[Bytes, Cover], Array]
+    largest: float | None = None
+    params: Callable[[Bytes], Array] | None = None
+    seed: bytes = b""
 
     @property
     def cost(self) -> int:
         """Bytes read."""
-        return len(self.gradient.data)
+        return 0 if self.largest is not None else len(self.gradient.data)
 
     def run(self) -> Ints:
-        """Return the gradient's largest magnitude and the values, float64 as their bits."""
-        dense = self.store.updater.compute.decoded(self.gradient)
-        values = self.measure(dense.data, dense.cover)
-        largest = self.store.updater.magnitude(dense)
-        found = [largest] if values is None else [largest, *values]
-        return np.array(found, np.float64).view(np.int64)
+        """Return the largest magnitude, and then the values, float64 as their bits."""
+        store = self.store
+        dense = store.updater.compute.decoded(self.gradient)
+        largest = store.updater.magnitude(dense) if self.largest is None else self.largest
+        found = [np.array([largest]), self.measure(dense.data, dense.cover)]
+        if self.params is not None:
+            found.append(self.params(store.current.arena.data))
+        return np.concatenate(found).view(np.int64)
 
 
 class Store:

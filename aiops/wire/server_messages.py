@@ -322,21 +322,31 @@ class ShardState(Message):
 class PushArrived(Message):
     """All of this shard's parts of push ``id`` are there; ``fault``: why they cannot be used.
 
-    ``largest``: the largest magnitude in them.
+    ``largest``: the largest magnitude in them. ``values``: float64, those of them that the lead's
+    filters look at, at the positions of ``seed``; both empty if there are no filters, or a part is
+    coded.
     """
 
     kind = "push_arrived"
     fault: Plain
     largest: Real = 0.0
+    seed: Blob = b""
+    values: Blob = b""
 
 
 @value
 class UpdateDone(Message):
-    """A round of update ``id`` is computed; a rehearsal brings the follower's ``proof``."""
+    """A round of update ``id`` is computed; a rehearsal brings the follower's ``proof``.
+
+    A step brings the ``values`` of the new version that the lead's filters look at, if any: they
+    are float64, at the positions of ``seed``.
+    """
 
     kind = "update_done"
     sums: Blob
     proof: Blob
+    seed: Blob = b""
+    values: Blob = b""
 
 
 @value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.errors import ConflictError, UsageError
+from aiops.errors import UsageError
 from aiops.filters.screen import LEARNT, QUARANTINE, SEEDING
 from aiops.model.layout import Array
 from aiops.model.parts import Part
@@ -204,5 +204,3 @@ def test_what_cannot_be_is_refused_with_a_sentence() -> None:
         Inline("asgd", filter="kardam:0.6")
     with pytest.raises(UsageError, match="more than 1"):
         Inline("asgd", filter="norm:0.5")
-    with pytest.raises(ConflictError, match="leave out --filter or --shards"):
-        Inline("asgd", filter="norm", shards=2)

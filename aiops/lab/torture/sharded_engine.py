@@ -32,6 +32,7 @@ from aiops.model.parts import Part, Parts
 from aiops.model.placement import RAW, Placement
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
+from aiops.shards.measuring import SAMPLE
 from aiops.store.parameters import Store
 from aiops.wire.messages import PROTOCOL, Hello, Message, Push
 from aiops.wire.server_messages import (
@@ -199,7 +200,7 @@ class ShardedEngine:
                     room[: len(view)] = view
                     room = room[len(view) :]
         if isinstance(message, RunUpdate):
-            self.rounds.append(message.work.get("round", ""))
+            self.rounds.append(message.work.get("round", SAMPLE if SAMPLE in message.work else ""))
         self._queues[order.shard].append(Received(0.0, _LEAD, message, sink))
 
 

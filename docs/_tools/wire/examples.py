@@ -295,7 +295,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
             "server",
             ShardState(0, True, "8c2f", 1, 2, 7, 3, False, _HOLDS),
         ),
-        _sent("server", PushArrived(1, {}, 1.5)),
+        _sent("server", PushArrived(1, {}, 1.5, bytes(8), struct.pack("<2d", 1.5, -0.25))),
         _sent("server", UpdateDone(1, struct.pack("<q", -1), struct.pack("<3d", 65_535, 1e18, 2))),
         _sent("server", SnapshotSaved(18_220, "")),
         _sent(

@@ -222,7 +222,8 @@ MEANINGS: Mapping[str, str] = {
     "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use."
     " `spread_tables`, if rows of tables lie on all shards: the tables, as `define` has them;"
     " `rows`, if the follower begins with rows: how many of each, whose numbers and values are"
-    " the last payloads.",
+    " the last payloads. `sampled`, if the lead has filters: that of which they look at values,"
+    " `gradients`, and perhaps `parameters`.",
     "left": "How many messages of the same answer follow.",
     "worker": "Whether the client's role at the lead is `worker`.",
     "standby": "Whether it is the standby of a lead, and asks that of a follower.",
@@ -237,9 +238,11 @@ MEANINGS: Mapping[str, str] = {
     " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads),"
     " `coded` (it is the delta replica's); `begins_sum` (drop what was collected before); `round`:"
     " `measure`, `rehearse` or `step` ([below](#orders)). Or `replica` alone: bring the delta"
-    " replica up to the model, and let increments before that version go. Or `rows`, the number of"
-    " a table, with `push` (apply the gradients of rows that came as this push), `step` and"
-    " `scalars`.",
+    " replica up to the model, and let increments before that version go. Or `sample`, a seed of 8"
+    " bytes, with `push` (0: it has no part of it): read the values at the positions of that seed,"
+    " with `params` (true) also those of the version; all later ones are of this seed. Or `rows`,"
+    " the number of a table, with `push` (apply the gradients of rows that came as this push),"
+    " `step` and `scalars`.",
     "increments": "The first byte of a piece, the one after its last, and the number of its newest"
     " increments that are sent.",
     "keep": "Whether it is kept.",
@@ -279,7 +282,12 @@ MEANINGS: Mapping[str, str] = {
     " statistic. After measuring: the sum of squares, a float64. After a rehearsal: the first"
     " tensor, of those that lie here, whose result would not be finite, or −1. Of the delta"
     " replica: one per piece, the bytes of its increment, −1 if it has to be sent as it is, −2 if"
-    " it has not changed.",
+    " it has not changed. Of a sample, as float64: the largest magnitude, and the values in the"
+    " order of the arena, first the gradient's (0 where it has none) and then the parameters'.",
+    "push_arrived.seed": "8 bytes: zeros until the lead has drawn one. Empty: nothing was read.",
+    "update_done.seed": "The same.",
+    "values": "At the positions in this part of the model, as float64, little endian, multiplied"
+    " as [filters](filters.md) see them.",
     # standbys
     "standby_hello.run": "Empty, or the run that the standby has a state of.",
     "standby_hello.generation": "The primary's generation, when it last fed this standby; 0 at"
