@@ -42,6 +42,7 @@ def rules() -> dict[str, Rule]:
     found = [find("asgd").make({"optimizer": name}).rule() for name in OPTIMIZERS]
     found += [find(name)().rule() for name in BUILT_IN]
     found.append(find("dcasgd").make({"adaptive": True}).rule())
+    found.append(find("fasgd").make({"relative": 0.01}).rule())
     return {rule.name: rule for rule in reversed(found)}
 
 

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
+from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import maximum, sqrt
 from aiops.model.layout import Array
+
+TINY = 1e-16
+"""ε of a relative floor: v is never below 1e-8, the ε of Adam, so that 0 is not divided by 0."""
 
 
 def fasgd(
@@ -31,6 +35,27 @@ def fasgd(
     n = gamma * n + one_minus_gamma * (g * g)
     b = gamma * b + one_minus_gamma * g
     v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + eps)
+    return w - step / v * g, n, b, v
+
+
+def fasgd_relative(
+    w: Array,
+    g: Array,
+    n: Array,
+    b: Array,
+    v: Array,
+    step: np.floating[Any],
+    gamma: np.floating[Any],
+    one_minus_gamma: np.floating[Any],
+    beta: np.floating[Any],
+    one_minus_beta: np.floating[Any],
+    relative: np.floating[Any],
+    eps: np.floating[Any],
+) -> tuple[Array, Array, Array, Array]:
+    """Apply equations 4-8 with the floor ρ·n + ε; ``step`` is α/max(τ, least)."""
+    n = gamma * n + one_minus_gamma * (g * g)
+    b = gamma * b + one_minus_gamma * g
+    v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + (relative * n + eps))
     return w - step / v * g, n, b, v
 
 
@@ -58,6 +83,10 @@ class FASGD(Algorithm):
         β, memory of v (starts at 1).
     eps : float, default 1e-4
         ε, which keeps v above sqrt(ε).
+    relative : float, default 0
+        ρ of a floor in the gradient's own scale: ρ·n takes the place of ε, so that v is at least
+        sqrt(ρ) times the root of the element's mean square, whatever its scale. It wants a tenth
+        of the usual ``lr``. 0: the paper's ε.
     least : int, default 1
         A staleness τ below this counts as this. Behind a gate staleness varies widely, and the few
         fresh gradients would take steps many times as long as the others; then choose about half of
@@ -72,6 +101,10 @@ class FASGD(Algorithm):
     The author's draft prints the reciprocal in eq 6, and early code of his averages \\|g\\|. Both
     contradict the text ("dividing the learning rate by the standard deviation"), the gate of eq 9
     and the results; this follows the equations above.
+
+    Where the gradients' deviation is far below sqrt(ε), v is sqrt(ε) everywhere, and the rule is
+    that of `sasgd` with the learning rate α/sqrt(ε). So it is on MNIST after about 1,000 updates,
+    and on transformers from the start. The server warns of it, once; ``relative`` avoids it.
 
     In a sparse table the moments of a row move when the row is pushed, and do not decay while it
     is not: n, b and v then describe the gradients of that row, however rare they are.
@@ -91,6 +124,7 @@ class FASGD(Algorithm):
     gamma: float = 0.95
     beta: float = 0.9
     eps: float = 1e-4
+    relative: float = 0.0
     least: int = 1
 
     def __post_init__(self) -> None:
@@ -99,23 +133,30 @@ class FASGD(Algorithm):
         self.require("gamma", 0 <= self.gamma < 1, "in [0, 1)")
         self.require("beta", 0 <= self.beta < 1, "in [0, 1)")
         self.require("eps", self.eps > 0, "positive")
+        self.require("relative", 0 <= self.relative <= 1, "from 0 (ε is the floor) to 1")
+        if self.relative and self.eps != type(self).eps:
+            raise ConflictError(
+                "fasgd: with relative the floor of v goes by the gradient's own scale, and eps"
+                " is not used: leave one of them out"
+            )
         self.require("least", self.least >= 1, "1 or more")
 
     def rule(self) -> Rule:
         """Return equations 4-8."""
+        floor = {"relative": self.relative, "eps": TINY} if self.relative else {"eps": self.eps}
         constants = {
             "gamma": self.gamma,
             "one_minus_gamma": 1 - self.gamma,
             "beta": self.beta,
             "one_minus_beta": 1 - self.beta,
-            "eps": self.eps,
+            **floor,
         }
         return Rule(
-            fasgd,
+            fasgd_relative if self.relative else fasgd,
             {"n": 0.0, "b": 0.0, "v": 1.0},
             constants,
             statistic="v",
-            statistic_floor=math.sqrt(self.eps),  # v of gradients that are all equal
+            statistic_floor=math.sqrt(floor["eps"]),  # v of gradients that are all equal, or 0
         )
 
     @property

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "downpour-2-3": ("downpour", {"n_push": 2, "n_fetch": 3}),
+    "fasgd-relative": ("fasgd", {"relative": 0.01, "lr": 0.0005}),
     "fedbuff": ("fedbuff", {"local_steps": 3, "inner_lr": 0.05}),
     "hardsync-reject": ("hardsync", {"admission": "reject"}),
     "hardsync-trim": ("hardsync", {"trim": 0.3}),

@@ -313,6 +313,33 @@ class TestExactness:
         assert inline.engine.store is not None
         assert inline.engine.store.vbar() == pytest.approx(v.mean(), rel=1e-6)
 
+    def test_fasgd_with_a_relative_floor_follows_its_equations(self) -> None:
+        rng = np.random.default_rng(0)
+        inline = joined(started(("fasgd", {"relative": 0.01}), {"w": np.zeros(6)}))
+        w, n, b, v = np.zeros(6), np.zeros(6), np.zeros(6), np.ones(6)
+        for _ in range(50):
+            g = rng.normal(size=6) + 3
+            n, b = 0.95 * n + 0.05 * g**2, 0.95 * b + 0.05 * g
+            v = 0.9 * v + 0.1 * np.sqrt(np.maximum(n - b**2, 0) + (0.01 * n + 1e-16))
+            w = w - 0.005 / v * g
+            inline.push(1, {"w": g}, inline.version)
+        np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
+
+    @pytest.mark.parametrize(("relative", "alike"), [(0.01, True), (0.0, False)])
+    def test_steps_of_fasgd_with_a_relative_floor_do_not_depend_on_the_gradients_scale(
+        self, relative: float, alike: bool
+    ) -> None:
+        moved = []
+        for scale in (1.0, 1e-4):
+            rng = np.random.default_rng(0)
+            inline = joined(started(("fasgd", {"relative": relative}), {"w": np.zeros(20)}))
+            for count in range(400):
+                if count == 300:  # by then v has forgotten that it began at 1
+                    before = inline.params()["w"].copy()
+                inline.push(1, {"w": scale * (rng.normal(size=20) + 1)}, inline.version)
+            moved.append(inline.params()["w"] - before)
+        assert np.allclose(moved[0], moved[1], rtol=1e-3) is alike
+
     def test_no_delay_alone_without_lead_equals_sgd(self) -> None:
         inline = started(("no-delay", {"lr": 0.1, "tau_max": 1}), {"w": np.full(5, 4.0)})
         inline.engine.membership.expected = 1
@@ -603,6 +630,8 @@ class TestSettings:
             ("asgd", {"lr": 1e39}, "outside the range of float32"),
             ("dcasgd", {"eps": 1e-50}, "outside the range of float32"),
             ("fasgd", {"optimizer": "adam"}, "has no setting 'optimizer'"),
+            ("fasgd", {"relative": -0.1}, "relative must be from 0"),
+            ("fasgd", {"relative": 0.1, "eps": 1e-6}, "leave one of them out"),
         ],
     )
     def test_what_cannot_work_is_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -23,9 +25,15 @@ def numbers(rule: Rule, gradient: float, step: float) -> dict[str, tuple[float, 
     return found | dict.fromkeys(rule.scalars, (0.001, 1000.0))
 
 
-@pytest.mark.parametrize("name", ["asgd", "sasgd", "fasgd", "exponential", "easgd", "diloco"])
-def test_updates_of_any_gradients_are_proven(name: str) -> None:
-    algorithm = find(name).make({})
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in ("asgd", "sasgd", "fasgd", "exponential", "easgd", "diloco")),
+        ("fasgd", {"relative": 0.01}),
+    ],
+)
+def test_updates_of_any_gradients_are_proven(name: str, settings: dict[str, Any]) -> None:
+    algorithm = find(name).make(settings)
     rule = algorithm.rule()
     limits = dict.fromkeys(boxes(rule), 1e38)
     given = numbers(rule, 1e18, algorithm.lr)
