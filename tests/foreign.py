@@ -165,12 +165,25 @@ def _mac(key: bytes, *items: bytes) -> bytes:
     return hmac.new(key, said, hashlib.sha256).digest()
 
 
+def level(gate: dict[str, Any], before: float | None, vbar: float) -> float:
+    """Return the level of v̄ after its next value; ``before``: that of before, if any."""
+    deviation = max(vbar - gate["floor"], 0.0)
+    if before is None:
+        return deviation
+    return min(max(before + (deviation - before) / 10, deviation / 2), deviation * 2)
+
+
 def chances(
-    gate: dict[str, Any], step: int, vbar: float | None, constants: list[float]
+    gate: dict[str, Any],
+    step: int,
+    vbar: float | None,
+    constants: list[float],
+    level: float = 0.0,
 ) -> tuple[float, float]:
     """Return the probabilities of a push and of a fetch after a mini-batch (1, 2, ...).
 
-    ``constants``: the last `gate` field that was not empty.
+    ``constants``: the last `gate` field that was not empty. ``level``: that of v̄, if the gate is
+    relative to it.
     """
     if gate["kind"] == "periodic":
         return float(step % gate["k_push"] == 0), float(step % gate["k_fetch"] == 0)
@@ -180,6 +193,8 @@ def chances(
     if vbar is None:
         return 1.0, 1.0
     deviation = max(vbar - gate["floor"], 0.0) + gate["eps"]
+    if gate["relative"]:
+        deviation = (deviation - gate["eps"]) / level if level else 1.0
     push, fetch = constants or (gate["c_push"], gate["c_fetch"])
     return 1 / (1 + push / deviation), 1 / (1 + fetch / deviation)
 

@@ -4,7 +4,7 @@ A worker transmits with the probability p = 1 / (1 + c / (v̄ + ε)) (B-FASGD, O
 controller chooses one c for pushes, and a multiple of it for fetches, by integral control of
 y = -ln p = ln(1 + c / (v̄ + ε)). Demand is proportional to p, so in y the loop has the same gain
 everywhere; y = 0 is c = 0, where the integrator stops (no wind-up); and c = (v̄ + ε) (eʸ - 1)
-follows a falling v̄ by itself.
+follows a falling v̄ by itself. (For a gate that is ``relative`` to v̄'s level c is eʸ - 1.)
 
 While the budget is the bottleneck, the workers' demand beyond it cannot be measured. It is inferred
 from the number of workers that are waiting. With λ workers of which a share f waits, transfers
@@ -87,6 +87,8 @@ class GateController:
         The gate's ε, and the floor that it subtracts from v̄ first.
     adaptive
         True if there is a gate that uses the constants.
+    relative
+        Whether that gate's constants are in units of v̄'s own level.
     """
 
     budget: int | None
@@ -96,6 +98,7 @@ class GateController:
     eps: float = 0.0
     floor: float = 0.0
     adaptive: bool = True
+    relative: bool = False
     _time: float | None = None
     _use: float = 0.0  # share of the budget that crosses, averaged
     _waiting: float = 0.0  # workers with a message on its way, averaged
@@ -118,10 +121,10 @@ class GateController:
         if gate is None or gate.get("kind") != "bfasgd":
             return cls(budget, each, adaptive=False)
         push, fetch = gate["c_push"], gate["c_fetch"]
-        eps, floor = gate["eps"], gate["floor"]
-        depth = math.log1p((push or fetch) / (_FIRST_VBAR + eps))
+        eps, floor, relative = gate["eps"], gate["floor"], gate["relative"]
+        depth = math.log1p((push or fetch) / (1.0 if relative else _FIRST_VBAR + eps))
         ratio = fetch / push if push and fetch else 1.0
-        return cls(budget, each, ratio, min(depth, _MOST), eps, floor)
+        return cls(budget, each, ratio, min(depth, _MOST), eps, floor, relative=relative)
 
     def constants(self, vbar: float | None) -> tuple[float, ...]:
         """Return c of a push and c of a fetch for this v̄; ``()`` without a gate.
@@ -130,7 +133,8 @@ class GateController:
         """
         if not self.adaptive or vbar is None:
             return ()
-        c = (max(vbar - self.floor, 0.0) + self.eps) * math.expm1(self.depth)
+        level = 1.0 if self.relative else max(vbar - self.floor, 0.0) + self.eps
+        c = level * math.expm1(self.depth)
         return c, c * self.ratio
 
     def seconds_per_byte(self, workers: int) -> float:

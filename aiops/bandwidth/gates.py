@@ -25,6 +25,15 @@ COMBINE = ("sum", "mean")
 STAMPS = ("oldest", "mean", "newest")
 BY = ("model", "tensor")
 
+LEVEL_MEMORY = 10
+"""Answers over which the level of a statistic is averaged, for gates that are relative to it."""
+
+NEAR = 2.0
+"""A statistic's level is never more than this many times above or below its last value."""
+
+LEAST_SHARE = 0.05
+"""The share of pushes below which a gate is taken to starve the training."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
@@ -50,6 +59,10 @@ class Gate:
         now. 0: it computes at the parameters as fetched.
     longest : int, default 100
         Opportunities passed over in a row after which the gate opens in any case.
+    share : float, default 0
+        The least share of opportunities to push at which it opens in any case: of any n in a row
+        it lets ``share`` · (n − ``longest``) pass, for each tensor with ``by=tensor``. 0.05 for
+        ``bfasgd``, whose share depends on the model.
     seed : int, default 0
         Of the workers' random streams; each worker has its own.
     """
@@ -63,6 +76,7 @@ class Gate:
     by: str = "model"
     local: float = 0.0
     longest: int = 100
+    share: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,6 +94,7 @@ class Gate:
                     f" {nearest(str(value), known)}"
                 )
         self._require("longest", 1 <= self.longest <= 1_000_000, "from 1 to 1,000,000")
+        self._require("share", 0 <= self.share <= 1, "from 0 to 1")
         self._require("local", 0 <= self.local < 1e37, "0 or more")
         self._require("seed", 0 <= self.seed < 1 << 63, "0 or more")
         if self.skipped == "reapply" and self.by == "tensor":
@@ -178,7 +193,11 @@ class Gate:
             ) from None
 
     def chances(
-        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+        self,
+        step: int,
+        statistic: Array | None,
+        constants: tuple[float, ...],
+        level: Array | None = None,
     ) -> tuple[Array | float, Array | float]:
         """Return the probabilities of a push and of a fetch after a step.
 
@@ -190,8 +209,31 @@ class Gate:
             The algorithm's: one number for the model, or float[tensors]; None: not known yet.
         constants
             c_push and c_fetch as the server has chosen them last to keep to a budget, or none.
+        level
+            The running mean of the statistic, as `followed` returned it; None: it is at its level.
         """
         raise NotImplementedError
+
+    def followed(self, level: Array | None, statistic: Array) -> Array | None:
+        """Return the level of a statistic after its next value; None: the gate needs none.
+
+        ``level``: before it, or None at first.
+        """
+        return None
+
+    def starves_below(self, constants: tuple[float, ...]) -> float:
+        """Return the value of the statistic below which `own_share` is under `LEAST_SHARE`.
+
+        It is infinite if all are, and its negative if none is. ``constants`` is as of `chances`.
+        """
+        return math.inf if np.min(self.own_share(None, constants)) < LEAST_SHARE else -math.inf
+
+    def own_share(self, statistic: Array | None, constants: tuple[float, ...]) -> Array | float:
+        """Return the share of pushes that the gate lets pass by itself, its bounds apart.
+
+        Parameters are as of `chances`.
+        """
+        return self.chances(1, statistic, constants)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +244,22 @@ class BFASGD(Gate):
 
         transmit  iff  r < 1 / (1 + c / (v̄ + ε)),   r uniform in [0, 1)
 
+    With ``relative`` v̄ is measured in units of its own level, so that c means the same on every
+    model: at its level v̄ has a share of 1/(1 + c) of the transfers, and no share is ever below
+    1/(1 + 2c).
+
+    .. math::
+
+        transmit  iff  r < 1 / (1 + c · v̂/v̄),   v̂ ← v̂ + (v̄ − v̂)/10,   v̄/2 ≤ v̂ ≤ 2 v̄
+
     Settings
     --------
     c_push, c_fetch : float, default 0
         c of each direction; 0 always transmits. Under ``--bandwidth-budget`` the initial value.
+    relative : bool, default False
+        Take c relative to the running mean v̂ of v̄ (of each tensor's own, with ``by=tensor``).
     eps : float, default 1e-4
-        ε.
+        ε; not used with ``relative``.
     floor_free : bool, default False
         Subtract from v̄ the value that it cannot fall below (FASGD's sqrt(ε)), so that the gate
         uses the deviation alone.
@@ -225,6 +277,8 @@ class BFASGD(Gate):
 
     c_push: float = 0.0
     c_fetch: float = 0.0
+    relative: bool = False
+    share: float = LEAST_SHARE
     eps: float = 1e-4
     floor_free: bool = False
     floor: float = 0.0
@@ -244,15 +298,48 @@ class BFASGD(Gate):
         return plan
 
     def chances(
-        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+        self,
+        step: int,
+        statistic: Array | None,
+        constants: tuple[float, ...],
+        level: Array | None = None,
     ) -> tuple[Array | float, Array | float]:
         """Return eq 9's right side; 1 while the statistic is not known."""
         if statistic is None:
             return 1.0, 1.0
-        deviation = np.maximum(statistic - self.floor, 0.0) + self.eps
         push, fetch = constants or (self.c_push, self.c_fetch)
+        deviation = np.maximum(statistic - self.floor, 0.0)
+        if not self.relative:
+            deviation = deviation + self.eps
+        elif level is None:
+            deviation = np.ones_like(deviation)
+        else:  # a level of 0 is that of a statistic of 0
+            deviation = np.divide(deviation, level, np.ones_like(deviation), where=level > 0)
         with np.errstate(over="ignore"):  # c beyond all measure: never
             return 1.0 / (1.0 + push / deviation), 1.0 / (1.0 + fetch / deviation)
+
+    def own_share(self, statistic: Array | None, constants: tuple[float, ...]) -> Array | float:
+        """Return eq 9's right side; if the gate is relative, that of v̄ at its level."""
+        return super().own_share(np.ones(1) if self.relative else statistic, constants)
+
+    def starves_below(self, constants: tuple[float, ...]) -> float:
+        """Return v̄ at which eq 9's right side is `LEAST_SHARE`."""
+        push = (constants or (self.c_push,))[0]
+        most = 1 / LEAST_SHARE - 1
+        if self.relative:
+            return math.inf if push > most else -math.inf
+        below = push / most - self.eps
+        return self.floor + below if below > 0 else -math.inf
+
+    def followed(self, level: Array | None, statistic: Array) -> Array | None:
+        """Return v̂, within a factor of 2 of v̄: v̄ falls fast at first, and v̂ must not lag."""
+        if not self.relative:
+            return None
+        deviation = np.maximum(statistic.astype(np.float64) - self.floor, 0.0)
+        if level is None:
+            return deviation
+        mean = level + (deviation - level) / LEVEL_MEMORY
+        return np.clip(mean, deviation / NEAR, deviation * NEAR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,10 +366,18 @@ class Periodic(Gate):
             self._require(setting, holds, "from 1 to 1,000,000")
 
     def chances(
-        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+        self,
+        step: int,
+        statistic: Array | None,
+        constants: tuple[float, ...],
+        level: Array | None = None,
     ) -> tuple[Array | float, Array | float]:
         """Return 1 when it is time, and 0 otherwise."""
         return float(step % self.k_push == 0), float(step % self.k_fetch == 0)
+
+    def own_share(self, statistic: Array | None, constants: tuple[float, ...]) -> Array | float:
+        """Return 1/k."""
+        return 1 / self.k_push
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +402,11 @@ class Constant(Gate):
             self._require(setting, 0 < getattr(self, setting) <= 1, "more than 0, at most 1")
 
     def chances(
-        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+        self,
+        step: int,
+        statistic: Array | None,
+        constants: tuple[float, ...],
+        level: Array | None = None,
     ) -> tuple[Array | float, Array | float]:
         """Return them."""
         return self.p_push, self.p_fetch

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from aiops.algorithms import find
 from aiops.bandwidth.gate_controller import BudgetSample, GateController
+from aiops.bandwidth.gates import BFASGD
 from aiops.bandwidth.token_bucket import USABLE
 from aiops.state.plain import pack, unpack
 
@@ -201,11 +203,21 @@ def test_the_constants_keep_their_ratio_and_follow_the_statistic() -> None:
 
 def test_it_begins_where_the_gate_says() -> None:
     gate = {"kind": "bfasgd", "c_push": 0.08, "c_fetch": 0.12, "eps": 1e-4, "floor": 0.01}
+    gate["relative"] = False
     controller = GateController.for_gate(gate, MB, None)
     assert controller is not None
     assert controller.constants(1.01) == pytest.approx((0.08, 0.12))
     push, _fetch = controller.constants(0.11)  # a tenth above the floor: the same probability
     assert push == pytest.approx(0.008, rel=1e-2)
+
+
+def test_constants_of_a_relative_gate_are_in_units_of_the_level() -> None:
+    gate = BFASGD(c_push=7, c_fetch=3.5, relative=True).plan(find("fasgd").make({}))["gate"]
+    controller = GateController.for_gate(gate, MB, None)
+    assert controller is not None
+    for vbar in (1.0, 1e-6):
+        assert controller.constants(vbar) == pytest.approx((7, 3.5))
+    assert controller.report(0.5)["c_push"] == pytest.approx(7)
 
 
 @pytest.mark.parametrize("gate", [None, {"kind": "periodic"}])
@@ -252,6 +264,7 @@ def test_what_a_client_is_to_allow_for_grows_with_the_workers() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_restored_controller_steers_alike(seed: int) -> None:
     gate = {"kind": "bfasgd", "c_push": 0.1, "c_fetch": 0.02, "eps": 1e-3, "floor": 0.0}
+    gate["relative"] = False
     rng = random.Random(seed)
     live = GateController.for_gate(gate, MB, None)
     assert live is not None

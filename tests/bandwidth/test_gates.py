@@ -21,6 +21,7 @@ GATES = [
     BFASGD(c_push=0.08, c_fetch=0.125, eps=3e-5, stamp="newest"),
     BFASGD(c_push=0.1, floor_free=True, by="tensor", seed=(1 << 63) - 1),
     BFASGD(c_push=1 / 3, floor=0.01, longest=1),
+    BFASGD(c_push=7, c_fetch=3, relative=True, share=0),
     Periodic(),
     Periodic(k_push=7, k_fetch=1_000_000, skipped="discard"),
     Constant(p_push=0.1, p_fetch=1e-9, skipped="reapply"),
@@ -67,6 +68,8 @@ class TestSettings:
             ("constant:p_fetch=1.01", "p_fetch must be more than 0, at most 1"),
             ("constant:p_fetch=nan", "p_fetch must be more than 0, at most 1, not nan"),
             ("constant:longest=0", "longest must be from 1 to 1,000,000, not 0"),
+            ("constant:share=1.5", "share must be from 0 to 1, not 1.5"),
+            ("bfasgd:share=-0.1", "share must be from 0 to 1"),
             ("constant:seed=-1", "seed must be 0 or more"),
             ("constant:skipped=accumulat", "skipped is one of .*did you mean 'accumulate'"),
             ("constant:combine=max", "combine is one of sum, mean, not 'max'"),
@@ -115,6 +118,45 @@ class TestChances:
         push, _fetch = gate.chances(1, np.array([0.001, 0.01, 0.11]), ())
         expected = [1 / (1 + 0.1 / 1e-3), 1 / (1 + 0.1 / 1e-3), 1 / (1 + 0.1 / 0.101)]
         np.testing.assert_allclose(np.asarray(push), expected)
+
+    @pytest.mark.parametrize("scale", [1.0, 1e-5])
+    def test_relative_to_its_level_the_scale_does_not_count(self, scale: float) -> None:
+        gate, level, found = BFASGD(c_push=7, c_fetch=3, relative=True), None, []
+        for vbar in (1.0, 1.0, 1.2, 0.8, 0.1, 0.1, 9.0):
+            statistic = np.array([vbar * scale])
+            level = gate.followed(level, statistic)
+            assert level is not None
+            push, fetch = (float(np.max(p)) for p in gate.chances(1, statistic, (), level))
+            assert (1 / fetch - 1) / (1 / push - 1) == pytest.approx(3 / 7)
+            found.append(push)
+        ratios = [(1 / push - 1) / 7 for push in found]
+        # 1.2 is above the level of 1.02, 0.8 below; then within a factor of 2 of what falls fast.
+        expected = [1, 1, 1.02 / 1.2, 0.998 / 0.8, 2, 0.19 / 0.1, 0.5]
+        assert ratios == pytest.approx(expected)
+
+    def test_relative_to_a_level_of_0_is_the_share_at_its_level(self) -> None:
+        gate, nothing = BFASGD(c_push=7, relative=True, floor=0.01), np.array([0.01])
+        level = gate.followed(None, nothing)
+        push, _fetch = gate.chances(1, nothing, (), level)
+        assert np.asarray(push).tolist() == [1 / 8]
+
+    def test_each_tensor_is_relative_to_its_own_level(self) -> None:
+        gate, statistic = BFASGD(c_push=7, relative=True), np.array([1e-5, 0.01, 3.0])
+        push, _fetch = gate.chances(1, statistic, (), gate.followed(None, statistic))
+        assert np.asarray(push).tolist() == [1 / 8] * 3
+
+    @pytest.mark.parametrize(
+        ("gate", "share"),
+        [
+            (BFASGD(c_push=0.3), 0.25),
+            (BFASGD(c_push=3, relative=True), 0.25),
+            (Periodic(k_push=4), 0.25),
+            (Constant(p_push=0.25), 0.25),
+        ],
+    )
+    def test_the_share_that_it_lets_pass_by_itself(self, gate: Gate, share: float) -> None:
+        found = np.asarray(gate.own_share(np.array([0.1 - 1e-4]), ()))
+        assert found == pytest.approx(share)
 
     def test_no_constant_is_too_large(self) -> None:
         push, _fetch = BFASGD(c_push=1.7e308).chances(1, np.array([0.0]), ())

@@ -313,6 +313,8 @@ class TestGates:
         [
             "bfasgd:c_push=0.08,c_fetch=0.125",
             "bfasgd:c_push=0.08,floor_free=true",
+            "bfasgd:c_push=7,c_fetch=3,relative=true",
+            "bfasgd:c_push=7,relative=true,floor_free=true",
             "periodic:k_push=3,k_fetch=2",
             "constant:p_push=0.25",
         ],
@@ -333,6 +335,23 @@ class TestGates:
                         expected = ours.chances(step, statistic, tuple(constants))
                         got = foreign.chances(plan["gate"], step, vbar, constants)
                         assert got == pytest.approx([float(np.max(p)) for p in expected])
+
+    def test_the_level_on_the_page_is_the_gates(self) -> None:
+        with (
+            ServerThread(policy="fasgd", gate="bfasgd:c_push=7,relative=true") as server,
+            connected(server.url) as client,
+        ):
+            announced = client.greet("w", NONCE)["plan"]["gate"]
+            ours, level, other = gates.Gate.from_plan(announced), None, None
+            for vbar in (1.0, 0.9, 0.1, 0.1, 0.09, 3.0, 2.5, 0.0, 0.0, 0.01):
+                statistic = np.array([vbar])
+                level = ours.followed(level, statistic)
+                assert level is not None
+                other = foreign.level(announced, other, vbar)
+                assert float(level[0]) == pytest.approx(other)
+                expected = ours.chances(1, statistic, (), level)
+                got = foreign.chances(announced, 1, vbar, [], other)
+                assert got == pytest.approx([float(np.max(p)) for p in expected])
 
     def test_a_client_without_gates_may_push_every_gradient(self) -> None:
         with (

@@ -25,6 +25,9 @@ from aiops.client.strategies.plan import Plan
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints
 
+_ROUNDING = 1e-9
+"""Of sums of shares, such as twenty times 0.05."""
+
 
 class Gated(LocalStrategy):
     """One decision per direction after each mini-batch, for the model or for each tensor.
@@ -52,8 +55,10 @@ class Gated(LocalStrategy):
         self._each = tensors if self._gate.by == "tensor" else 1
         self._steps = 0
         self._statistic: Array | None = None
+        self._level: Array | None = None  # its running mean, if the gate goes by that
         self._constants: tuple[float, ...] = ()
         self._passed = np.zeros((2, self._each), np.int64)  # opportunities passed over, in a row
+        self._owed = np.full(self._each, self._most_ahead)  # pushes due to the least share, less 1
         self._gradients: Mapping[str, Array] = {}
         self._kept = _Sum(params, self._gate) if self._gate.skipped == "accumulate" else None
         self._fresh = params  # where parameters are received
@@ -84,12 +89,14 @@ class Gated(LocalStrategy):
 
     def transfer(self) -> Transfer | None:
         """Push what the gate lets pass, and fetch what it lets pass."""
-        chances = self._gate.chances(self._steps, self._statistic, self._constants)
+        gate = self._gate
+        chances = gate.chances(self._steps, self._statistic, self._constants, self._level)
         drawn = self._random.random((2, self._each))
         opened = np.empty((2, self._each), bool)
         for direction, chance in enumerate(chances):
             opened[direction] = drawn[direction] < chance
-        opened |= self._passed >= self._gate.longest
+        opened |= self._passed >= gate.longest
+        self._keep_share(opened[0])
         push, fetch = self._tensors(opened[0]), self._tensors(opened[1])
         self._passed[opened] = 0
         self._passed[~opened] += 1
@@ -97,6 +104,19 @@ class Gated(LocalStrategy):
         wanted = None if len(fetch) == len(self.params.layout.tensors) else fetch
         self.under_way = self._made(push, into, wanted)
         return self.under_way
+
+    @property
+    def _most_ahead(self) -> float:
+        """Pushes that may be made ahead of the least share: those due after the longest run."""
+        return min(-self._gate.share * self._gate.longest, -1.0)
+
+    def _keep_share(self, opened: Array) -> None:
+        """Open the gate for pushes where the least share is due (`Gate.share`)."""
+        if not self._gate.share:
+            return
+        self._owed += self._gate.share
+        opened |= self._owed > -_ROUNDING
+        self._owed = np.maximum(self._owed - opened, self._most_ahead)
 
     def _tensors(self, opened: Array) -> Ints:
         everything = self.params.layout.all
@@ -132,6 +152,7 @@ class Gated(LocalStrategy):
             if statistics.vbar is not None:
                 by_tensor = self._gate.by == "tensor" and len(statistics.vbars)
                 self._statistic = statistics.vbars if by_tensor else np.array([statistics.vbar])
+                self._level = self._gate.followed(self._level, self._statistic)
         if receipt is not None:
             self._sent_once = receipt.used
         if transfer.into is not None and self._model is not None:
@@ -193,7 +214,9 @@ class Gated(LocalStrategy):
         """Return the random stream, what the gate was told, and the numbers of the sum."""
         statistic = None if self._statistic is None else self._statistic.copy()
         gate = [self._steps, statistic, list(self._constants), self._passed.copy()]
+        level = None if self._level is None else self._level.copy()
         found = {
+            "bounds": [level, self._owed.copy()],
             "gate": [*gate, self._sent_once, self._random.bit_generator.state],
             "sum": None if self._kept is None else self._kept.state(),
             "model": None if self._model is None else self._model.state(),
@@ -207,6 +230,8 @@ class Gated(LocalStrategy):
         super().restore(state)
         self._steps, self._statistic, constants, passed, self._sent_once, random = state["gate"]
         self._constants, self._passed[:] = tuple(constants), passed
+        if "bounds" in state:  # it is missing in older ones
+            self._level, self._owed[:] = state["bounds"]
         self._random.bit_generator.state = random
         if self._model is not None:
             self._model.restore(state["model"])

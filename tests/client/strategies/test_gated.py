@@ -375,15 +375,51 @@ class TestDecisions:
         assert found == [(push, push) for push, _fetch in found]
 
     def test_the_statistic_closes_the_gate(self) -> None:
-        routine = routine_of("bfasgd:c_push=1e9,c_fetch=1e9,longest=1000")
+        routine = routine_of("bfasgd:c_push=1e9,c_fetch=1e9,longest=1000,share=0")
         step(routine, 1)
         arrive(routine)
         assert step(routine, 1) is not None, "an answer without news changes nothing"
         news(routine, 0.01)
         assert [step(routine, 1) for _ in range(50)] == [None] * 50
 
+    @pytest.mark.parametrize("share", [0.05, 0.25])
+    @pytest.mark.parametrize("chance", [1e-12, 0.02, 0.3])
+    def test_the_least_share_of_pushes(self, share: float, chance: float) -> None:
+        """Of any n in a row at least share · (n − longest), and no more than it takes."""
+        spec = f"constant:p_push={chance},p_fetch=1e-12,longest=40,share={share}"
+        found = self.opened(spec, 1, steps=1000)
+        pushes = np.concatenate([[0], np.cumsum([push for push, _fetch in found])])
+        for n in (1, 41, 60, 100, 500, 1000):
+            within = pushes[n:] - pushes[:-n]
+            assert within.min() >= np.floor(share * (n - 40)), n
+        assert pushes[-1] / 1000 == pytest.approx(max(share, chance), rel=0.25)
+        assert sum(fetch for _push, fetch in found) == 1000 // 41, "it is for pushes alone"
+
+    def test_without_a_least_share_the_longest_run_is_the_bound(self) -> None:
+        found = self.opened("constant:p_push=1e-12,p_fetch=1,longest=40", 1, steps=410)
+        assert sum(push for push, _fetch in found) == 10
+
+    def test_the_gate_of_bfasgd_starves_no_training(self) -> None:
+        """As on a model of gradients that are much smaller than those its constants are for."""
+        routine, pushes = routine_of("bfasgd:c_push=1e9,c_fetch=0"), 0
+        for _ in range(1000):
+            transfer = step(routine, 1)
+            assert transfer is not None
+            pushes += transfer.arrays is not None
+            news(routine, 1e-4)
+        assert pushes >= 0.05 * (1000 - 100)
+
+    def test_the_level_of_the_statistic_is_followed(self) -> None:
+        routine, pushes = routine_of("bfasgd:c_push=3,c_fetch=0,relative=true"), 0
+        for count in range(2000):
+            transfer = step(routine, 1)
+            assert transfer is not None
+            pushes += transfer.arrays is not None
+            news(routine, max(0.9**count, 1e-6))
+        assert pushes / 2000 == pytest.approx(0.25, abs=0.03)
+
     def test_a_budget_opens_it_again(self) -> None:
-        routine = routine_of("bfasgd:c_push=1e9,c_fetch=1e9,longest=5")
+        routine = routine_of("bfasgd:c_push=1e9,c_fetch=1e9,longest=5,share=0")
         step(routine, 1)
         news(routine, 0.01)
         while step(routine, 1) is None:
@@ -397,7 +433,7 @@ class TestDecisions:
 
 
 class TestByTensor:
-    SPEC = "bfasgd:by=tensor,longest=1000,c_push=0.1,c_fetch=0.1,eps=1e-12"
+    SPEC = "bfasgd:by=tensor,longest=1000,share=0,c_push=0.1,c_fetch=0.1,eps=1e-12"
 
     def with_statistics(self, *vbars: float) -> Gated:
         """A routine that has learned its tensors' statistics (w, b)."""

@@ -16,6 +16,7 @@ TASK = PerceptronTask("digits", hidden=8)
 WAYS: dict[str, dict[str, Any]] = {
     "bare": {},
     "gate": {"gate": "bfasgd:c_push=0.05,c_fetch=0.1"},
+    "relative": {"gate": "bfasgd:c_push=4,c_fetch=2,relative=true,by=tensor,share=0.3"},
     "codecs": {"push_codec": ("topk:0.2",), "fetch_codec": ("int8",)},
     "both": {
         "gate": "constant:p_push=0.5,p_fetch=0.5,by=tensor",

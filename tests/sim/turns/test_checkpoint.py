@@ -63,6 +63,7 @@ def test_goes_on_to_the_same_result(case: tuple[str, str], tmp_path: Path) -> No
     [
         ("bare", {"line": ByteLine}),
         ("gate", {"jobs": 3}),
+        ("relative", {"line": ByteLine}),
         ("codecs", {"line": in_pieces(random_pieces(2))}),
         ("reapply", {"line": ByteLine}),
         *(("both", how) for how in ({"jobs": 3}, {"line": in_pieces(random_pieces(2))})),
@@ -88,6 +89,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
         "",
         "",
         "bfasgd:c_push=0.05,c_fetch=0.1",
+        "bfasgd:c_push=4,c_fetch=2,relative=true,by=tensor,share=0.3,longest=5",
         "constant:p_push=0.5,p_fetch=0.5,by=tensor,stamp=newest",
         "constant:p_push=0.3,p_fetch=0.5,combine=mean,stamp=mean,local=0.05",
         "periodic:k_push=2,k_fetch=2,skipped=reapply",
