@@ -14,15 +14,15 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (27, 2870),
+    "algorithms": (27, 3060),
     "averaging": (4, 519),
-    "bandwidth": (9, 1906),
+    "bandwidth": (9, 2040),
     "cli": (37, 6140),
     "client": (65, 14500),
     "codecs": (11, 2236),
     "common": (15, 1190),
     "durable": (15, 3770),
-    "engine": (28, 7362),
+    "engine": (29, 7730),
     "data": (6, 914),
     "errors": (1, 236),
     "filters": (12, 2080),

@@ -168,6 +168,8 @@ class Algorithm:
     """Whether ``--workers N`` is required; `barrier` may depend on the settings."""
     accepts_sums: ClassVar[bool] = True
     """Whether the rule works on a sum of several gradients as on one, if many times as large."""
+    lr_meaning: ClassVar[str] = "a positive learning rate"
+    """The meaning of ``lr``, in the error about a value that cannot be."""
 
     lr: float = 0.01
     schedule: str = "constant"
@@ -176,7 +178,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Check the settings; derived classes add their own checks with `require`."""
-        self.require("lr", self.lr > 0, "a positive learning rate")
+        self.require("lr", self.lr > 0, self.lr_meaning)
         self.require("clip", self.clip >= 0, "0 (no clipping) or more")
         try:
             Schedule(self.schedule)
@@ -264,6 +266,28 @@ class Algorithm:
             rate = self.lr * schedule.scale
             return lambda update: rate
         return lambda update: self.lr * schedule(update)
+
+    @property
+    def rate_hint(self) -> str:
+        """The learning rates to look at where training diverges, for errors."""
+        return f"a learning rate (--set lr=..., now {self.lr:g})"
+
+    @property
+    def second_moments(self) -> bool:
+        """True if the rule divides gradients by roots of their mean squares."""
+        return False
+
+    def cautions(self) -> tuple[str, ...]:
+        """Return warnings of settings that are allowed, and unlikely to be meant."""
+        return ()
+
+    def at_floor(self, vbar: float) -> str:
+        """Return the warning of a statistic that lies on its floor."""
+        floor = self.rule().statistic_floor
+        return (
+            f"the statistic of {self.name} is {vbar:.3g}, within 10 % of its floor of {floor:.3g}:"
+            " steps and gates that go by it hardly do so any more"
+        )
 
     @property
     def linear(self) -> bool:

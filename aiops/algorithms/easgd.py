@@ -87,6 +87,11 @@ class EASGD(Algorithm):
         """Return the move of the centre."""
         return Rule(elastic)
 
+    @property
+    def rate_hint(self) -> str:
+        """The learning rate, which is the workers'."""
+        return f"the learning rate of the workers' own steps (--set lr=..., now {self.lr:g})"
+
     def rates(self, workers: int | None) -> Callable[[int], float]:
         """Return κ for every update."""
         rate = self.moving_rate(workers)

@@ -164,6 +164,24 @@ class FASGD(Algorithm):
         """True: in rows that are not pushed the moments stand still, as the Note explains."""
         return True
 
+    @property
+    def second_moments(self) -> bool:
+        """True: v is of that kind."""
+        return True
+
+    def at_floor(self, vbar: float) -> str:
+        """Return the warning that v̄ lies on its floor, and the rule is that of another policy."""
+        floor = self.rule().statistic_floor
+        text = f"v̄ is {vbar:.3g}, within 10 % of its floor sqrt(eps) = {floor:.3g}"
+        if self.relative:
+            return f"{text}: the gradients are all but 0"
+        return (
+            f"{text}: the gradients deviate less than that, so that from here on fasgd is sasgd at"
+            f" the learning rate lr/sqrt(eps) = {self.lr / floor:.3g}, and a gate that goes by v̄ is"
+            " a coin; for steps that go by the deviation, whatever its scale, give"
+            f" --set relative=0.01 with a smaller rate (--lr {self.lr * 0.4:.2g})"
+        )
+
     def modulation(self, staleness: int) -> float:
         """Return 1/max(τ, least)."""
         return 1.0 / max(staleness, self.least)

@@ -70,6 +70,7 @@ class LocalTraining(Algorithm):
         The weight decay of ``inner``.
     """
 
+    lr_meaning = "a positive learning rate, the outer one (the workers' own is inner_lr)"
     local_steps: int = 10
     inner: str = "sgd"
     inner_lr: float = 0.04
@@ -89,6 +90,38 @@ class LocalTraining(Algorithm):
             optimizers.make(self.worker_optimizer())
         except UsageError as error:
             raise UsageError(f"{self.name}: {error}") from None
+
+    @property
+    def rate_hint(self) -> str:
+        """The two learning rates, and whose they are."""
+        return (
+            f"a learning rate: that of the workers' own steps (--set inner_lr=..., now"
+            f" {self.inner_lr:g}), or the outer one, by which the server steps along their changes"
+            f" (--set lr=..., now {self.lr:g})"
+        )
+
+    def cautions(self) -> tuple[str, ...]:
+        """Warn of rates that look as if the inner and the outer one were mixed up."""
+        found, usual = super().cautions(), type(self).lr
+        outer = (
+            f"{self.name}: lr={self.lr:g} is the outer learning rate, by which the server steps"
+            f" along the workers' changes (default {usual:g}); that of the workers' own steps is"
+            f" inner_lr, now {self.inner_lr:g}"
+        )
+        if self.lr < usual / 10:
+            found += (
+                f"{outer}: with so small an outer rate the model hardly moves; if the workers' is"
+                f" meant, give --set inner_lr={self.lr:g} and leave out lr",
+            )
+        elif self.lr > 2 * usual:
+            found += (f"{outer}: an outer rate this large overshoots what the workers found",)
+        if self.inner in optimizers.NORMALISING and self.inner_lr > optimizers.LARGE_RATE:
+            found += (
+                f"{self.name}: inner_lr={self.inner_lr:g} is the learning rate of the workers' own"
+                f" {self.inner} steps (default {type(self).inner_lr:g}), each of which changes each"
+                " parameter by about as much; the outer rate is lr",
+            )
+        return found
 
     def worker_optimizer(self) -> InnerOptimizer:
         """Return the optimiser of the local steps."""

@@ -76,6 +76,11 @@ class NoDelay(Algorithm):
             )
         refuse_clip(self)
 
+    @property
+    def rate_hint(self) -> str:
+        """The learning rate, which is the workers'."""
+        return f"the learning rate of the workers' own steps (--set lr=..., now {self.lr:g})"
+
     def rates(self, workers: int | None) -> Callable[[int], float]:
         """Return 1: the server merges finished steps."""
         return lambda update: 1.0

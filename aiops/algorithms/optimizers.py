@@ -309,3 +309,12 @@ OPTIMIZERS: Mapping[str, Callable[[OptimizerSettings], Optimizer]] = {
     "adamw": partial(_of_moments, "adamw", adamw),
 }
 """The function that makes each optimiser from its settings, which `make` has checked."""
+
+NORMALISING: frozenset[str] = frozenset(("rmsprop", "adam", "adamw"))
+"""Those whose steps are about as long as the learning rate, whatever the gradient's scale."""
+
+SECOND_MOMENTS: frozenset[str] = NORMALISING | {"adagrad"}
+"""Those that divide by roots of mean squares."""
+
+LARGE_RATE = 0.03
+"""A learning rate above this is unlikely to be meant for one of `NORMALISING`."""

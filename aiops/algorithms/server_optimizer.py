@@ -58,6 +58,23 @@ class Optimised(Algorithm):
         except UsageError as error:
             raise UsageError(f"{self.name}: {error}") from None
 
+    @property
+    def second_moments(self) -> bool:
+        """True if the optimiser has them, and the rule is its own."""
+        own = self.rule().function is _optimizer(self).rule.function
+        return own and self.optimizer in optimizers.SECOND_MOMENTS
+
+    def cautions(self) -> tuple[str, ...]:
+        """Warn of a learning rate that is too large for the server's optimiser."""
+        found = super().cautions()
+        if self.optimizer in optimizers.NORMALISING and self.lr > optimizers.LARGE_RATE:
+            found += (
+                f"lr={self.lr:g} is a rate for plain SGD: a step of {self.optimizer} changes each"
+                f" parameter by about lr, however small its gradient; --lr 0.001 is usual, and less"
+                " with many workers",
+            )
+        return found
+
     def rule(self) -> Rule:
         """Return the rule of the optimiser."""
         return _optimizer(self).rule

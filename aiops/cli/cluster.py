@@ -134,6 +134,7 @@ def cluster(
         print(json.dumps(_report(outcome), allow_nan=False))
     else:
         tables.console().print(_table(outcome))
+    tables.warn(outcome.report["warnings"])
     raise typer.Exit(0 if outcome.complete else INTERRUPTED)
 
 

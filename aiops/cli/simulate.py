@@ -159,6 +159,7 @@ def simulate(
         print(json.dumps(plain(outcome.report()), allow_nan=False))
     else:
         tables.console().print(_table(outcome))
+    tables.warn(outcome.warnings)
     if outcome.diverged is not None:
         done = outcome.curve[-1].iteration
         raise UsageError(f"training diverged in iteration {done + 1:,}: {outcome.diverged}")

@@ -84,7 +84,13 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Return a report as tables."""
     parts = (
-        *(_facts(report), *_paused(report), *_file_errors(report), *_corrupted(report)),
+        *(
+            _facts(report),
+            *_warnings(report),
+            *_paused(report),
+            *_file_errors(report),
+            *_corrupted(report),
+        ),
         *_copies(report),
         *_standbys(report),
         *(*_waits(report), *_budget(report), *_profile(report), *_shards(report)),
@@ -103,12 +109,12 @@ def _heading(url: str, report: Mapping[str, Any]) -> Text:
 
 
 def _chosen(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the learning rate, and the settings that are not the algorithm's defaults."""
+    """Return the learning rates, and the settings that are not the algorithm's defaults."""
     settings: dict[str, Any] = report["settings"]
     # An algorithm of another package is not imported because a server names it.
     known = report["policy"] in BUILT_IN
     defaults = find(report["policy"])().settings() if known else {}
-    return {k: v for k, v in settings.items() if k == "lr" or defaults.get(k) != v}
+    return {k: v for k, v in settings.items() if k in ("lr", "inner_lr") or defaults.get(k) != v}
 
 
 def _facts(report: Mapping[str, Any]) -> Table:
@@ -136,6 +142,13 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for first in range(0, len(facts), 3):
         grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
     return grid
+
+
+def _warnings(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """List what the server has warned of, in a paragraph each."""
+    for text in report.get("warnings", ()):
+        yield ""
+        yield Text(text, style="yellow")
 
 
 def _paused(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -21,6 +22,12 @@ def console() -> Console:
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = _UNFOLDED
     return made
+
+
+def warn(texts: Iterable[str]) -> None:
+    """Print a server's warnings to standard error, a line each."""
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def table(first: str, *others: str, gap: int = 1) -> Table:

@@ -299,6 +299,11 @@ class WorkerFacade(SessionFacade):
         return float(inner.get("lr", self.settings.get("lr", 1.0)))
 
     @property
+    def lr_setting(self) -> str:
+        """The server's setting that has `lr`: ``inner_lr`` where ``lr`` is the server's own."""
+        return "inner_lr" if "inner_lr" in self.settings else "lr"
+
+    @property
     def version(self) -> int:
         """The model version of `params`."""
         return self.params.version

@@ -294,11 +294,12 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         if self.worker.plan.get("linear"):
             return factor
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
+            name = self.worker.lr_setting
             raise UsageError(
                 f"group {number}: lr is {lr:g}, but the server trains with {self.server_lr:g}, and"
                 f" {self.worker.policy} normalises gradients, so a worker cannot change it by"
-                f" scaling them: set the rate on the server (--lr {lr:g}), or use a policy whose"
-                " steps are proportional to the gradient, such as sasgd"
+                f" scaling them: set the rate on the server (--set {name}={lr:g}), or use a policy"
+                " whose steps are proportional to the gradient, such as sasgd"
             )
         return 1.0
 

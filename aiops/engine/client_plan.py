@@ -8,6 +8,7 @@ from typing import Any
 from aiops.algorithms.base import Algorithm
 from aiops.bandwidth import gates
 from aiops.bandwidth.gate_controller import GateController
+from aiops.bandwidth.gates import Gate
 from aiops.bandwidth.round_spacing import worker_rate
 from aiops.bandwidth.shares import check_shares
 from aiops.codecs.choice import CodecChoice
@@ -28,6 +29,8 @@ class ClientPlan:
     ----------
     fields
         The plan: plain values, sent to each client in its welcome.
+    gate
+        The workers' gate, as they make it of the plan; None: there is none.
     pushed, fetched
         The codecs of gradients, and of parameters.
     recall
@@ -54,7 +57,12 @@ class ClientPlan:
             codec = AUTO if rate and not options.push_codec else _ring_codec(options.push_codec)
             among = {"budget": rate, "codec": codec, "tls": options.tls}
             self.fields["average"] = {**self.fields["average"], **among}
-        self.recall = self._add_gate(algorithm, options)
+        self.gate: Gate | None = None
+        gate, self.recall = self._chosen_gate(algorithm, options), 0
+        if gate is not None:
+            self.fields |= gate.plan(algorithm)
+            self.gate = Gate.from_plan(self.fields["gate"])
+            self.recall = options.recall if gate.skipped == "reapply" else 0
         pushed = () if "average" in self.fields else options.push_codec
         self.pushed = CodecChoice.of(pushed)
         self.fetched = CodecChoice.of(options.fetch_codec)
@@ -64,17 +72,15 @@ class ClientPlan:
         if self.fetched:
             self.fields["fetch_codec"] = self.fetched.announced
 
-    def _add_gate(self, algorithm: Algorithm, options: Options) -> int:
-        """Add the gate to the plan; return how many bytes of gradients to keep for it."""
+    @staticmethod
+    def _chosen_gate(algorithm: Algorithm, options: Options) -> Gate | None:
+        """Return the gate that was chosen, or that a budget needs."""
         gate = gates.find(options.gate) if options.gate else None
         if gate is not None:
             gate.check(algorithm, options.workers)
         elif options.budget or options.worker_budget:
             gate = gates.for_budget(algorithm, options.workers)
-        if gate is None:
-            return 0
-        self.fields |= gate.plan(algorithm)
-        return options.recall if gate.skipped == "reapply" else 0
+        return gate
 
     def codecs(self) -> set[str]:
         """Return the names of the codecs that gradients may be in."""

@@ -142,6 +142,7 @@ from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, compare, given, given_rows, offered
 from aiops.engine.rendezvous import Rendezvous
 from aiops.engine.replies import error_of, too_old
+from aiops.engine.run_warnings import RunWarnings, cautions
 from aiops.engine.steady import Shortcut, Steady
 from aiops.engine.steady_rows import SteadyRows
 from aiops.engine.training import Training
@@ -212,6 +213,8 @@ class Engine:
         The time of the last event, in seconds.
     policy, machine
         The policy of this run, and the machine as above.
+    warnings
+        What is to be said, once, of the settings of this run.
     paused
         The reason for which an administrator has paused pushes; empty: they are taken.
 
@@ -236,6 +239,9 @@ class Engine:
         self.codecs = self._clients.pushed, self._clients.fetched
         self.budget = GateController.for_gate(
             self.plan.get("gate"), options.budget, options.worker_budget
+        )
+        self.warnings = RunWarnings(
+            algorithm, self._clients.gate, self.budget, cautions(algorithm, self._clients.pushed)
         )
         self.membership = Membership(workers, options.worker_deadline)
         self.admission = Admission(
@@ -426,6 +432,7 @@ class Engine:
             "policy": self.algorithm.name,
             "settings": self.algorithm.settings(),
             "paused": self.paused,
+            "warnings": list(self.warnings.given),
             **statistics.report(
                 *parts,
                 device="" if device is None else device.name,
@@ -761,7 +768,8 @@ class Engine:
         self.training = training = Training(
             definition,
             *(self.algorithm, self.policy, self.options, self._clients),
-            *(self.membership, self.admission, self.budget, self.machine),
+            *(self.membership, self.admission, self.budget),
+            *(self.machine, self.warnings),
         )
         self._tell_closed(training)
         if self._stopping is not None:

@@ -15,8 +15,8 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
   reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
-* nothing is outstanding, queued or held, the payload passes its survey, and every filter admits it
-  (`aiops.filters.screen.PushScreen.admits`).
+* nothing is outstanding, queued or held, no warning is due, the payload passes its survey, and
+  every filter admits it (`aiops.filters.screen.PushScreen.admits`).
 
 Until all of this has been checked nothing is changed, so that the general way finds the state as it
 was, and makes the error of a push that is refused.
@@ -97,6 +97,7 @@ class Shortcut:
     ) -> None:
         self.store, self.machine = store, machine
         self._updates, self._pace, self._surveyors = updates, updates.pace, surveyors
+        self._warnings = updates.warnings
         self._update = machine.measure("kernel", store.update)
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
@@ -193,6 +194,8 @@ class Shortcut:
         if now >= self._pace.due:
             self._pace.note(now, number - 1)
         sums = self._update(gradient.sections, *begun)
+        if store.total <= self._warnings.total:
+            self._warnings.due = True
         if record is not None:
             tickets = self._updates.tickets
             record.exchanged(now, leased, peer, numbers, gradient, tickets, sums)

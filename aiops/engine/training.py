@@ -19,6 +19,7 @@ from aiops.engine.membership import Member, Membership
 from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, table_stores
 from aiops.engine.replies import Replies
+from aiops.engine.run_warnings import RunWarnings
 from aiops.engine.steady import Shortcut, shortcut
 from aiops.engine.steady_rows import RowsShortcut
 from aiops.engine.table_requests import TableRequests, TableWork
@@ -49,6 +50,8 @@ class Training:
         Parts of the engine that do not depend on the model.
     machine
         Memory, threads and the device that the store uses.
+    warnings
+        The engine's.
 
     Attributes
     ----------
@@ -90,6 +93,7 @@ class Training:
         admission: Admission,
         budget: GateController | None,
         machine: Resources,
+        warnings: RunWarnings,
     ) -> None:
         layout, workers = definition.layout, options.workers
         self.tables = definition.tables
@@ -137,7 +141,7 @@ class Training:
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),
-            *(self.delta_replies, plan.recall, self.screen),
+            *(warnings, self.delta_replies, plan.recall, self.screen),
         )
         self.data_sets = DataSets(membership, options.worker_deadline)
         self.shortcut: Shortcut | None = None

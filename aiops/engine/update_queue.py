@@ -23,6 +23,7 @@ from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
+from aiops.engine.run_warnings import RunWarnings
 from aiops.errors import BadPush, Refused, StaleGradient
 from aiops.filters.screen import PushScreen
 from aiops.kernels.scan import largest_magnitude
@@ -100,6 +101,8 @@ class UpdateQueue:
         Acknowledges or refuses pushes.
     held
         Holds answers back.
+    warnings
+        Those that depend on the statistic are given before an update.
     delta_replies
         Its updates of the delta replica come before all that is queued; None: there is none.
     recall
@@ -123,6 +126,8 @@ class UpdateQueue:
         Updates per second.
     recall
         The gradients kept to be applied again.
+    warnings
+        As above.
     """
 
     def __init__(
@@ -133,6 +138,7 @@ class UpdateQueue:
         store: Store,
         replies: Replies,
         held: HeldPushes,
+        warnings: RunWarnings,
         delta_replies: DeltaReplies | None,
         recall: int,
         screen: PushScreen | None = None,
@@ -140,7 +146,8 @@ class UpdateQueue:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
         self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
-        self._screen = screen
+        self._screen, self.warnings = screen, warnings
+        warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
         self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
@@ -209,6 +216,8 @@ class UpdateQueue:
         """
         held = self.held
         if self._outstanding or self._working or self._queue or held.pushes or self._collected:
+            return None
+        if self.warnings.due:
             return None
         if self.closed or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
             return None
@@ -335,6 +344,8 @@ class UpdateQueue:
         published = job.target is not None and bad is None
         if job.target is not None and bad is None:
             store.commit(job.target, job.touched, event.sums)
+            if store.total <= self.warnings.total:
+                self.warnings.due = True
         if bad is not None:
             effects = self._refuse_step(job, push, bad, now)
         elif push is not None and not decision.hold:
@@ -370,7 +381,9 @@ class UpdateQueue:
         store, held = self._store, self.held
         assert job.target is not None, "only steps are refused"
         store.abandon(job.target)
-        fault = not_finite(store.layout.tensors[bad].name, pushes=max(self._collected, 1))
+        fault = not_finite(
+            store.layout.tensors[bad].name, max(self._collected, 1), self._algorithm.rate_hint
+        )
         waiting = [each for each in held.pushes if self._collected and not each.made]
         held.pushes = [each for each in held.pushes if each not in waiting]
         if push is not None:
@@ -492,7 +505,8 @@ class UpdateQueue:
         if decision.use and store.rule.reads:
             decision = self._alone(decision)
         if decision.use:
-            return [self._issue(push, decision, stale)]
+            warned = self.warnings.give(store) if self.warnings.due else []
+            return [*warned, self._issue(push, decision, stale)]
         if not decision.why:
             self.ignored += 1
             why = f"{self._algorithm.name} leaves it out: its staleness is {push.staleness:,}"
@@ -601,6 +615,7 @@ class UpdateQueue:
             "pace": self.pace.state(),
             "recall": self.recall.state(number),
             "screen": None if self._screen is None else self._screen.state(),
+            "warnings": self.warnings.state(),
         }
 
     def restore(
@@ -622,6 +637,8 @@ class UpdateQueue:
         self.recall.restore(state["recall"], gradients)
         if self._screen is not None and state.get("screen") is not None:
             self._screen.restore(state["screen"])
+        if "warnings" in state:  # it is missing in older ones
+            self.warnings.restore(state["warnings"], self._store)
 
     # ------------------------------------------------------------ learning rates
 
@@ -673,12 +690,15 @@ class UpdateQueue:
         return found if touched is store.layout.all else found[: len(touched)]
 
 
-def not_finite(tensor: str, pushes: int) -> BadPush:
-    """Return the refusal of a step that would make values of a tensor infinite, or NaN."""
+def not_finite(tensor: str, pushes: int, rate: str) -> BadPush:
+    """Return the refusal of a step that would make values of a tensor infinite, or NaN.
+
+    ``rate``: the learning rate to look at, in words.
+    """
     ofs = "this push" if pushes == 1 else f"these {pushes} pushes, whose sum it was"
     return BadPush(
         f"the update would make {tensor!r} infinite, or not a number: nothing of {ofs} was applied;"
-        " look for a gradient that is too large, or a learning rate (--set lr=...)",
+        f" look for a gradient that is too large, or {rate}",
         tensor=tensor,
     )
 

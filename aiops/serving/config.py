@@ -86,7 +86,9 @@ class Config:
 
     policy: str = _option("fasgd", "Algorithm: a name, or package.module:Class.")
     set: list[str] = _option([], "A setting of the algorithm, key=value; may be repeated.")
-    lr: float | None = _option(None, "Learning rate: short for --set lr=...")
+    lr: float | None = _option(
+        None, "Learning rate: short for --set lr=... (in diloco and fedbuff the outer one)."
+    )
     host: str = _option("127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
     port: int = _option(PORT, "Port to listen on; 0 picks a free one.")
     token: str | None = _option(None, "What clients must know; better given as AIOPS_TOKEN.")

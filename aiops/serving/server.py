@@ -393,6 +393,9 @@ class Server:
         host, self.port = listener.sockets[0].getsockname()[:2]
         self.url = urls.write(host, self.port, tls=self._tls is not None)
         self._warn_of_clear_text(host)
+        if not self.config.follower:
+            for text in self._engine.warnings.given:
+                _log.warning("%s", text)
         self._memory.log()
         tls = None if self._tls is None else self._tls.target
         run_state.fence_predecessors(loop, self.url, self.run, tls)

@@ -251,7 +251,7 @@ class Store:
         self._leased = False  # the current version was found leased by `freeze`
         self.sums = self._first_sums()
         self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
-        self._total = int(self.sums.sum())
+        self.total = int(self.sums.sum())
         self._parameters = max(layout.parameters, 1)
 
     # ------------------------------------------------------------ reading
@@ -343,7 +343,7 @@ class Store:
     def restore_sums(self, sums: Ints) -> None:
         """Continue with these sums of the statistic, int64[tensors]."""
         self.sums = sums.copy()
-        self._total = int(sums.sum())
+        self.total = int(sums.sum())
 
     def set(self, arrays: Mapping[str, Array]) -> None:
         """Fill the current version with these arrays and make the masters follow.
@@ -405,7 +405,7 @@ class Store:
                 self.sums = sums
             else:
                 self.sums[touched] = sums
-            self._total = int(np.add.reduce(self.sums))
+            self.total = int(np.add.reduce(self.sums))
 
     def update(self, gradient: Sequence[Array], steps: Array, scalars: Array | None) -> Ints:
         """Take a step of all tensors on the calling thread, and publish the new version.
@@ -516,14 +516,14 @@ class Store:
         """Return `vbar` and `vbars`: the statistic's mean over the model, and per tensor."""
         if self.rule.statistic is None:
             return None, b""
-        vbar = self._total / kernels.STATISTIC_SCALE / self._parameters
+        vbar = self.total / kernels.STATISTIC_SCALE / self._parameters
         return vbar, (self.sums / self._units).astype(_F4).tobytes()
 
     def vbar(self) -> float | None:
         """Return the mean of the rule's statistic over all parameters, or None without one."""
         if self.rule.statistic is None:
             return None
-        return self._total / kernels.STATISTIC_SCALE / self._parameters
+        return self.total / kernels.STATISTIC_SCALE / self._parameters
 
     def vbars(self) -> bytes:
         """Return the statistic's mean per tensor, float32 little endian (empty without one)."""

@@ -408,7 +408,7 @@ def test_a_policy_that_normalises_refuses_another_lr() -> None:
             with pytest.raises(UsageError, match=r"lr is 0.02, but the server trains with 0.01"):
                 opt.step()
             assert opt.version == 1
-        with pytest.raises(UsageError, match=r"fasgd normalises gradients.*--lr 0.03") as kept:
+        with pytest.raises(UsageError, match=r"fasgd normalises gradients.*--set lr=0.03") as kept:
             RemoteOptimizer([{"params": [p], "lr": 0.03}], server.url)
         assert kept.traceback  # which refers to the optimizer: it is closed nevertheless
         with aiops.Client(server.url) as client:

@@ -63,6 +63,8 @@ class SimulationResult:
     diverged
         The server's refusal of the first gradient that was not finite, or otherwise invalid: the
         run ended there. None: it did not diverge.
+    warnings
+        Those that the server gave, in order.
     """
 
     simulation: Simulation
@@ -72,6 +74,7 @@ class SimulationResult:
     seconds: float
     complete: bool
     diverged: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def iterations_per_second(self) -> float:
@@ -100,6 +103,7 @@ class SimulationResult:
             "mean_staleness": self.mean_staleness,
             "complete": self.complete,
             "diverged": self.diverged,
+            "warnings": [*self.warnings],
             "seconds": round(self.seconds, 3),
             "simulation": dataclasses.asdict(self.simulation),
             "staleness": {str(tau): n for tau, n in sorted(self.staleness.items())},

@@ -222,6 +222,7 @@ class Run(Closing):
             self.seconds,
             self.complete,
             self._diverged,
+            tuple(self.engine.warnings.given),
         )
 
     def _sample(self) -> SimulationSample:
