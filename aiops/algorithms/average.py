@@ -127,6 +127,11 @@ class Average(Algorithm):
                     f" {name}: apply it in the training loop"
                 )
 
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """None: workers take all steps by themselves."""
+        return ()
+
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that refuses gradients."""
         return NoGradients()

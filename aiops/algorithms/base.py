@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+
 from aiops.algorithms.optimizers import sgd
+from aiops.algorithms.per_tensor import Clause, PerTensor
 from aiops.algorithms.schedules import Schedule
 from aiops.common.settings import read_setting
 from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.rule_parser import parse
 from aiops.kernels.trimmed_mean import NO_TRIM, Trim
+from aiops.model.layout import Array
 
 
 class Decision(NamedTuple):
@@ -161,6 +165,9 @@ class Algorithm:
     clip : float, default 0
         Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
         (Pascanu et al. 2013); 0: never.
+    per_tensor : str, default none
+        Other values for some tensors, by their names: ``--set lr=0.001@embed*,*head*``
+        (`aiops.algorithms.per_tensor`). With 0 as the rate a tensor keeps its values.
     """
 
     name: ClassVar[str]
@@ -175,6 +182,7 @@ class Algorithm:
     schedule: str = "constant"
     scale_lr: bool = False
     clip: float = 0.0
+    per_tensor: str = ""
 
     def __post_init__(self) -> None:
         """Check the settings; derived classes add their own checks with `require`."""
@@ -182,8 +190,18 @@ class Algorithm:
         self.require("clip", self.clip >= 0, "0 (no clipping) or more")
         try:
             Schedule(self.schedule)
+            for clause in PerTensor.of(self.per_tensor).clauses:
+                self._check_clause(clause)
         except UsageError as error:
             raise UsageError(f"{self.name}: {error}") from None
+
+    def _check_clause(self, clause: Clause) -> None:
+        """Refuse a value with a pattern if it is of a setting that all tensors share."""
+        known = self.patterned
+        if clause.setting in known:
+            return
+        hint = f"these may: {', '.join(known)}" if known else "nor may any other here"
+        raise UsageError(f"{clause}: {clause.setting} may not differ between tensors; {hint}")
 
     def require(self, setting: str, holds: bool, what: str) -> None:
         """Refuse the value of a setting.
@@ -253,7 +271,10 @@ class Algorithm:
         return Rule(sgd)
 
     def scalars(self, update: int) -> tuple[float, ...]:
-        """Return the values of the rule's ``scalars`` for a tensor's update 1, 2, ..."""
+        """Return the values of the rule's ``scalars`` for a tensor's update 1, 2, ...
+
+        They come first; `tensor_scalars` follow.
+        """
         return ()
 
     def rates(self, workers: int | None) -> Callable[[int], float]:
@@ -288,6 +309,34 @@ class Algorithm:
             f"the statistic of {self.name} is {vbar:.3g}, within 10 % of its floor of {floor:.3g}:"
             " steps and gates that go by it hardly do so any more"
         )
+
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """The settings that may have other values for some tensors (``per_tensor``)."""
+        return ("lr",)
+
+    def rate_factor(self, tensor: str) -> float:
+        """Return what the learning rate is multiplied by for the tensor of a name."""
+        return PerTensor.of(self.per_tensor).value("lr", tensor, self.lr) / self.lr
+
+    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
+        """Return the last of the rule's ``scalars``: those that a tensor's name decides."""
+        return ()
+
+    def numbers_of(self, tensors: Sequence[str]) -> tuple[Array | None, Array]:
+        """Return `rate_factor` and `tensor_scalars` of n tensors, by their names.
+
+        Returns
+        -------
+        factors
+            float64[n]; None if the rate is the same for all tensors.
+        scalars
+            float64[n, k], often without a column.
+        """
+        factors = np.array([self.rate_factor(tensor) for tensor in tensors])
+        scalars = np.array([self.tensor_scalars(tensor) for tensor in tensors], np.float64)
+        differ = bool((factors != 1.0).any())
+        return factors if differ else None, scalars.reshape(len(tensors), -1 if tensors else 0)
 
     @property
     def linear(self) -> bool:

@@ -127,6 +127,16 @@ class DiLoCo(LocalTraining, Optimised):
                     " leave it out, or use fedbuff"
                 )
 
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """All but the weight decay in ``async``, which has none."""
+        found = super().patterned
+        return found if self.mode == "sync" else tuple(n for n in found if n != "weight_decay")
+
+    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
+        """Return the optimiser's; delayed Nesterov has none."""
+        return super().tensor_scalars(tensor) if self.mode == "sync" else ()
+
     def policy(self, workers: int | None) -> Policy:
         """Return a barrier, or for ``async`` the policy that applies every push at once."""
         return Barrier(fresh=False) if self.mode == "sync" else Immediate()

@@ -97,6 +97,10 @@ class EASGD(Algorithm):
         rate = self.moving_rate(workers)
         return lambda update: rate
 
+    def rate_factor(self, tensor: str) -> float:
+        """Return 1: learning rates are those of the workers' own steps."""
+        return 1.0
+
     def worker_optimizer(self, workers: int | None) -> InnerOptimizer:
         """Return the optimiser of the workers' own steps: plain SGD."""
         return InnerOptimizer.own_steps(self, workers)
@@ -159,6 +163,11 @@ class EAMSGD(EASGD):
         """Check the settings."""
         super().__post_init__()
         self.require("delta", 0 <= self.delta < 1, "in [0, 1)")
+
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """None: ``worker.params`` look ahead by one rate for all tensors."""
+        return ()
 
     def worker_optimizer(self, workers: int | None) -> InnerOptimizer:
         """Return the optimiser of the workers' own steps: Nesterov's momentum."""

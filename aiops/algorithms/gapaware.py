@@ -91,6 +91,11 @@ class GapAware(Algorithm):
                 " so it cannot be scaled: set lr to the scaled rate"
             )
 
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """None: α_max in the rule is ``lr``, for all tensors."""
+        return ()
+
     def rule(self) -> Rule:
         """Return the update (eqs 4-8)."""
         constants = {

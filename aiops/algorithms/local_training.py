@@ -7,6 +7,7 @@ from typing import Any
 
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
+from aiops.algorithms.per_tensor import PerTensor
 from aiops.algorithms.schedules import Schedule
 from aiops.errors import ConflictError, UsageError
 
@@ -15,7 +16,9 @@ from aiops.errors import ConflictError, UsageError
 class InnerOptimizer:
     """The optimiser of a worker's local steps, as `aiops.algorithms.optimizers.make` takes it.
 
-    ``scale`` multiplies the learning rate; the other fields are settings of `optimizers`.
+    ``scale`` multiplies the learning rate; ``clip`` bounds the norm of each gradient (0: nothing
+    does); ``per_tensor`` has other values of ``lr`` and ``weight_decay`` for some tensors; the
+    other fields are settings of `optimizers`.
     """
 
     optimizer: str
@@ -28,16 +31,29 @@ class InnerOptimizer:
     alpha: float = 0.99
     eps: float = 0.0
     weight_decay: float = 0.0
+    clip: float = 0.0
+    per_tensor: str = ""
 
     @classmethod
     def own_steps(cls, algorithm: Algorithm, workers: int | None) -> InnerOptimizer:
         """Return plain SGD with an algorithm's own learning rate and schedule."""
         scale = float(workers or 1) if algorithm.scale_lr else 1.0
-        return cls(optimizer="sgd", lr=algorithm.lr, schedule=algorithm.schedule, scale=scale)
+        rates = str(PerTensor.of(algorithm.per_tensor).renamed({"lr": "lr"}))
+        return cls(
+            optimizer="sgd",
+            lr=algorithm.lr,
+            schedule=algorithm.schedule,
+            scale=scale,
+            per_tensor=rates,
+        )
 
     def plan(self) -> dict[str, Any]:
         """Return the fields as a map, for the client plan."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+_INNER = {"inner_lr": "lr", "inner_weight_decay": "weight_decay"}
+"""The settings of the workers' optimiser that may differ between tensors, as it calls them."""
 
 
 def refuse_clip(algorithm: Algorithm) -> None:
@@ -66,8 +82,16 @@ class LocalTraining(Algorithm):
         How ``inner_lr`` changes over the worker's steps, as in `aiops.algorithms.schedules`.
     inner_momentum : float, default 0.9
         The momentum of ``momentum`` and ``nesterov``.
+    inner_beta1, inner_beta2 : float, defaults 0.9, 0.999
+        The memories of the moments of ``adam`` and ``adamw``.
+    inner_eps : float, default 0
+        Added to the root of ``adagrad``, ``rmsprop``, ``adam`` and ``adamw``; 0: as ``eps``.
     inner_weight_decay : float, default 0
-        The weight decay of ``inner``.
+        The weight decay of ``inner``. For some tensors alone: ``--set
+        inner_weight_decay=0@*norm*,*bias``.
+    inner_clip : float, default 0
+        A worker scales down a gradient of its own steps whose norm over all tensors is larger; 0:
+        never.
     """
 
     lr_meaning = "a positive learning rate, the outer one (the workers' own is inner_lr)"
@@ -76,6 +100,10 @@ class LocalTraining(Algorithm):
     inner_lr: float = 0.04
     inner_schedule: str = "constant"
     inner_momentum: float = 0.9
+    inner_beta1: float = 0.9
+    inner_beta2: float = 0.999
+    inner_eps: float = 0.0
+    inner_clip: float = 0.0
     inner_weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -83,8 +111,10 @@ class LocalTraining(Algorithm):
         super().__post_init__()
         self.require("local_steps", self.local_steps >= 1, "1 or more")
         self.require("inner_lr", self.inner_lr > 0, "a positive learning rate")
-        self.require("inner_momentum", 0 <= self.inner_momentum < 1, "in [0, 1)")
-        self.require("inner_weight_decay", self.inner_weight_decay >= 0, "0 or more")
+        for name in ("inner_momentum", "inner_beta1", "inner_beta2"):
+            self.require(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+        for name in ("inner_eps", "inner_weight_decay", "inner_clip"):
+            self.require(name, getattr(self, name) >= 0, "0 or more")
         try:
             Schedule(self.inner_schedule)
             optimizers.make(self.worker_optimizer())
@@ -130,15 +160,25 @@ class LocalTraining(Algorithm):
             lr=self.inner_lr,
             schedule=self.inner_schedule,
             momentum=self.inner_momentum,
+            beta1=self.inner_beta1,
+            beta2=self.inner_beta2,
+            eps=self.inner_eps,
+            clip=self.inner_clip,
             weight_decay=self.inner_weight_decay,
+            per_tensor=str(PerTensor.of(self.per_tensor).renamed(_INNER)),
         )
+
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """Add the rate and the decay of the workers' own steps."""
+        return (*super().patterned, *_INNER)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Return the plan of workers that train locally, and push start − end."""
         inner = self.worker_optimizer()
         return {
             **super().plan(workers),
-            "linear": optimizers.make(inner).linear,
+            "linear": optimizers.make(inner).linear and not inner.clip,
             "routine": "local",
             "push_every": self.local_steps,
             "inner": inner.plan(),

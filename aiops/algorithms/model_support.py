@@ -1,8 +1,11 @@
-"""Decide whether an algorithm can train a model: its sparse tables, and its size."""
+"""Decide whether an algorithm can train a model: its tables, its size, its tensors' names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aiops.algorithms.base import Algorithm, each_at_once
+from aiops.algorithms.per_tensor import PerTensor
 from aiops.kernels import STATISTIC_MOST
 
 
@@ -64,3 +67,11 @@ def size_obstacle(algorithm: Algorithm, parameters: int) -> str | None:
         f" of {STATISTIC_MOST} at most, and the model has {parameters}: choose a policy without"
         " one, such as sasgd"
     )
+
+
+def names_obstacle(algorithm: Algorithm, names: Iterable[str]) -> str | None:
+    """Return which pattern of the settings matches no tensor or table of a model, or None.
+
+    ``names``: those of all tensors and tables.
+    """
+    return PerTensor.of(algorithm.per_tensor).unmatched(list(names))

@@ -85,6 +85,10 @@ class NoDelay(Algorithm):
         """Return 1: the server merges finished steps."""
         return lambda update: 1.0
 
+    def rate_factor(self, tensor: str) -> float:
+        """Return 1: learning rates are those of the workers' own steps."""
+        return 1.0
+
     def policy(self, workers: int | None) -> Policy:
         """Return the barrier that waits for one update of every worker."""
         return Barrier(fresh=False)

@@ -49,6 +49,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from aiops.algorithms.per_tensor import PerTensor
 from aiops.errors import UsageError, nearest
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Scalar, sqrt
@@ -88,6 +89,10 @@ class OptimizerSettings(Protocol):
     def weight_decay(self) -> float:
         """δ ≥ 0: an L2 penalty on the loss, δ/2·‖θ‖²; in adamw decoupled from it."""
 
+    @property
+    def per_tensor(self) -> str:
+        """Other values of ``weight_decay`` for some tensors (`aiops.algorithms.per_tensor`)."""
+
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -100,7 +105,9 @@ class Optimizer:
     rule
         The update.
     scalars
-        Returns ``rule.scalars`` for the number t ≥ 1 of a tensor's update.
+        Returns the first of ``rule.scalars`` for the number t ≥ 1 of a tensor's update.
+    tensor_scalars
+        Returns the others for the name of a tensor: its decay, if the tensors differ in it.
     linear
         Whether the step is proportional to the gradient.
     """
@@ -109,6 +116,7 @@ class Optimizer:
     rule: Rule
     scalars: Callable[[int], tuple[float, ...]]
     linear: bool
+    tensor_scalars: Callable[[str], tuple[float, ...]]
 
 
 def make(settings: OptimizerSettings) -> Optimizer:
@@ -124,7 +132,7 @@ def make(settings: OptimizerSettings) -> Optimizer:
     -------
     >>> from types import SimpleNamespace
     >>> settings = SimpleNamespace(optimizer="adam", momentum=0.9, beta1=0.9, beta2=0.999,
-    ...                            alpha=0.99, eps=0.0, weight_decay=0.0)
+    ...                            alpha=0.99, eps=0.0, weight_decay=0.0, per_tensor="")
     >>> adam = make(settings)
     >>> adam.rule.state, adam.rule.scalars
     ({'m': 0.0, 'v': 0.0}, ('unbias', 'root'))
@@ -156,7 +164,7 @@ def decayed_sgd(w: Array, g: Array, step: Scalar, decay: Scalar) -> tuple[Array]
 
 
 def momentum(
-    w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
+    w: Array, g: Array, m: Array, step: Scalar, decay: Scalar, mu: Scalar
 ) -> tuple[Array, Array]:
     """Gradient descent with a heavy ball (Polyak), undamped."""
     m = mu * m + (g + decay * w)
@@ -164,7 +172,7 @@ def momentum(
 
 
 def nesterov(
-    w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
+    w: Array, g: Array, m: Array, step: Scalar, decay: Scalar, mu: Scalar
 ) -> tuple[Array, Array]:
     """Momentum whose gradient is taken one step ahead (Nesterov)."""
     g = g + decay * w
@@ -173,7 +181,7 @@ def nesterov(
 
 
 def adagrad(
-    w: Array, g: Array, s: Array, step: Scalar, eps: Scalar, decay: Scalar
+    w: Array, g: Array, s: Array, step: Scalar, decay: Scalar, eps: Scalar
 ) -> tuple[Array, Array]:
     """Divide by the root of the sum of all squared gradients."""
     g = g + decay * w
@@ -186,10 +194,10 @@ def rmsprop(
     g: Array,
     v: Array,
     step: Scalar,
+    decay: Scalar,
     rho: Scalar,
     one_minus_rho: Scalar,
     eps: Scalar,
-    decay: Scalar,
 ) -> tuple[Array, Array]:
     """Divide by the root of the moving average of squared gradients."""
     g = g + decay * w
@@ -205,12 +213,12 @@ def adam(
     step: Scalar,
     unbias: Scalar,
     root: Scalar,
+    decay: Scalar,
     beta1: Scalar,
     one_minus_beta1: Scalar,
     beta2: Scalar,
     one_minus_beta2: Scalar,
     eps: Scalar,
-    decay: Scalar,
 ) -> tuple[Array, Array, Array]:
     """Adam; ``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
     g = g + decay * w
@@ -227,12 +235,12 @@ def adamw(
     step: Scalar,
     unbias: Scalar,
     root: Scalar,
+    decay: Scalar,
     beta1: Scalar,
     one_minus_beta1: Scalar,
     beta2: Scalar,
     one_minus_beta2: Scalar,
     eps: Scalar,
-    decay: Scalar,
 ) -> tuple[Array, Array, Array]:
     """Adam with decoupled decay. (1 − step·decay as a factor would be rounded too coarsely.)"""
     m = beta1 * m + one_minus_beta1 * g
@@ -244,28 +252,43 @@ def _none(t: int) -> tuple[float, ...]:
     return ()
 
 
+def _made(
+    settings: OptimizerSettings,
+    function: Callable[..., tuple[Array, ...]],
+    state: Mapping[str, float],
+    constants: Mapping[str, float],
+    *,
+    scalars: tuple[str, ...] = (),
+    values: Callable[[int], tuple[float, ...]] = _none,
+) -> Optimizer:
+    """Make an optimiser; the decay is a constant, or the last scalar if tensors differ in it."""
+    decay, others = settings.weight_decay, PerTensor.of(settings.per_tensor)
+    if not others.has("weight_decay"):
+        rule = Rule(function, state, {"decay": decay, **constants}, scalars=scalars)
+        return Optimizer(settings.optimizer, rule, values, False, lambda tensor: ())
+    rule = Rule(function, state, constants, scalars=(*scalars, "decay"))
+    return Optimizer(
+        *(settings.optimizer, rule, values, False),
+        lambda tensor: (others.value("weight_decay", tensor, decay),),
+    )
+
+
 def _sgd(settings: OptimizerSettings) -> Optimizer:
-    decay = settings.weight_decay
-    rule = Rule(decayed_sgd, constants={"decay": decay}) if decay else Rule(sgd)
-    return Optimizer("sgd", rule, _none, linear=not decay)
+    if settings.weight_decay or PerTensor.of(settings.per_tensor).has("weight_decay"):
+        return _made(settings, decayed_sgd, {}, {})
+    return Optimizer("sgd", Rule(sgd), _none, True, lambda tensor: ())
 
 
 def _momentum(settings: OptimizerSettings) -> Optimizer:
-    constants = {"mu": settings.momentum, "decay": settings.weight_decay}
-    rule = Rule(momentum, {"m": 0.0}, constants)
-    return Optimizer("momentum", rule, _none, linear=False)
+    return _made(settings, momentum, {"m": 0.0}, {"mu": settings.momentum})
 
 
 def _nesterov(settings: OptimizerSettings) -> Optimizer:
-    constants = {"mu": settings.momentum, "decay": settings.weight_decay}
-    rule = Rule(nesterov, {"m": 0.0}, constants)
-    return Optimizer("nesterov", rule, _none, linear=False)
+    return _made(settings, nesterov, {"m": 0.0}, {"mu": settings.momentum})
 
 
 def _adagrad(settings: OptimizerSettings) -> Optimizer:
-    decay = settings.weight_decay
-    rule = Rule(adagrad, {"s": 0.0}, {"eps": settings.eps or 1e-10, "decay": decay})
-    return Optimizer("adagrad", rule, _none, linear=False)
+    return _made(settings, adagrad, {"s": 0.0}, {"eps": settings.eps or 1e-10})
 
 
 def _rmsprop(settings: OptimizerSettings) -> Optimizer:
@@ -273,14 +296,12 @@ def _rmsprop(settings: OptimizerSettings) -> Optimizer:
         "rho": settings.alpha,
         "one_minus_rho": 1 - settings.alpha,
         "eps": settings.eps or 1e-8,
-        "decay": settings.weight_decay,
     }
-    rule = Rule(rmsprop, {"v": 0.0}, constants)
-    return Optimizer("rmsprop", rule, _none, linear=False)
+    return _made(settings, rmsprop, {"v": 0.0}, constants)
 
 
 def _of_moments(
-    name: str, function: Callable[..., tuple[Array, ...]], settings: OptimizerSettings
+    function: Callable[..., tuple[Array, ...]], settings: OptimizerSettings
 ) -> Optimizer:
     beta1, beta2 = settings.beta1, settings.beta2
     constants = {
@@ -289,14 +310,13 @@ def _of_moments(
         "beta2": beta2,
         "one_minus_beta2": 1 - beta2,
         "eps": settings.eps or 1e-8,
-        "decay": settings.weight_decay,
     }
 
     def corrections(t: int) -> tuple[float, ...]:
         return 1 / (1 - beta1**t), 1 / math.sqrt(1 - beta2**t)
 
-    rule = Rule(function, {"m": 0.0, "v": 0.0}, constants, scalars=("unbias", "root"))
-    return Optimizer(name, rule, corrections, linear=False)
+    state, names = {"m": 0.0, "v": 0.0}, ("unbias", "root")
+    return _made(settings, function, state, constants, scalars=names, values=corrections)
 
 
 OPTIMIZERS: Mapping[str, Callable[[OptimizerSettings], Optimizer]] = {
@@ -305,8 +325,8 @@ OPTIMIZERS: Mapping[str, Callable[[OptimizerSettings], Optimizer]] = {
     "nesterov": _nesterov,
     "adagrad": _adagrad,
     "rmsprop": _rmsprop,
-    "adam": partial(_of_moments, "adam", adam),
-    "adamw": partial(_of_moments, "adamw", adamw),
+    "adam": partial(_of_moments, adam),
+    "adamw": partial(_of_moments, adamw),
 }
 """The function that makes each optimiser from its settings, which `make` has checked."""
 

@@ -35,7 +35,8 @@ class Optimised(Algorithm):
         Added to the root of ``adagrad``, ``rmsprop``, ``adam`` and ``adamw``; 0 means PyTorch's:
         1e-10 for ``adagrad``, 1e-8 for the others.
     weight_decay : float, default 0
-        Decoupled in ``adamw``, else added to the gradient (L2).
+        Decoupled in ``adamw``, else added to the gradient (L2). For some tensors alone:
+        ``--set weight_decay=0@*norm*,*bias``.
     """
 
     optimizer: str = "sgd"
@@ -82,6 +83,15 @@ class Optimised(Algorithm):
     def scalars(self, update: int) -> tuple[float, ...]:
         """Return the scalars of the optimiser, such as Adam's bias corrections."""
         return _optimizer(self).scalars(update)
+
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """Add the weight decay."""
+        return (*super().patterned, "weight_decay")
+
+    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
+        """Return the decay of a tensor, if tensors differ in it."""
+        return _optimizer(self).tensor_scalars(tensor)
 
     @property
     def sparse(self) -> bool:

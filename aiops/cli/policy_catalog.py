@@ -29,6 +29,7 @@ TOPICS: Mapping[str, str] = {
     "optimizers": "aiops.algorithms.optimizers",
     "schedules": "aiops.algorithms.schedules",
     "modulations": "aiops.algorithms.modulation",
+    "per-tensor": "aiops.algorithms.per_tensor",
 }
 """Topics that several algorithms share, and the modules whose docstrings explain them."""
 
@@ -211,7 +212,7 @@ def grouped(algorithm: type[Algorithm]) -> list[SettingGroup]:
     >>> from aiops.algorithms.fasgd import FASGD
     >>> [(group.title, [s.name for s in group.settings]) for group in grouped(FASGD)]
     [('Its own', ['lr', 'gamma', 'beta', 'eps', 'least']), ('Learning rate and clipping', \
-['schedule', 'scale_lr', 'clip'])]
+['schedule', 'scale_lr', 'clip', 'per_tensor'])]
     """
     meanings = described(algorithm)
     explained = [name for name in own_settings(algorithm) if not _below(algorithm, name)]

@@ -68,7 +68,12 @@ class PageWriter:
 
     def _group(self, group: SettingGroup) -> str:
         rows = [
-            (f"`{s.name}`", f"`{s.default}`", s.type, self.inline(s.meaning))
+            (
+                f"`{s.name}`",
+                f"`{s.default}`" if s.default != "" else "",
+                s.type,
+                self.inline(s.meaning),
+            )
             for s in group.settings
         ]
         shown = table(("setting", "default", "type", "meaning"), rows)

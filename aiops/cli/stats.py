@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from aiops.algorithms import BUILT_IN, find
+from aiops.algorithms import BUILT_IN, find, per_tensor
 from aiops.cli.flags import Json, Timeout, Token, Url
 from aiops.cli.tables import console as standard_output
 from aiops.cli.tables import ledger_tables
@@ -101,7 +101,10 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
 
 
 def _heading(url: str, report: Mapping[str, Any]) -> Text:
-    settings = ", ".join(f"{key}={value}" for key, value in _chosen(report).items())
+    chosen = _chosen(report)
+    others = str(chosen.pop(per_tensor.SETTING, ""))
+    each = [*(f"{key}={value}" for key, value in chosen.items()), *others.split()]
+    settings = ", ".join(each)
     text = Text(url, style="bold cyan")
     text.append(f"  {report['policy']}", style="bold")
     text.append(f"  {settings}", style="dim")

@@ -25,6 +25,8 @@ Differences to a local optimizer:
       model.eval()
 
 * **Learning rates** are the server's. A group's ``lr`` scales its gradients (`RemoteOptimizer`).
+* **Parameter groups** with a ``weight_decay`` are accepted if the server has the same for these
+  tensors; the error names its flags. `server_settings` returns those of a local optimizer.
 * **Embeddings** too large for a worker are layers of this module (`Embedding`), whose rows stay on
   the server.
 """
@@ -51,10 +53,11 @@ from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
 from aiops.client.torch_embedding import Embedding, embeddings_in
 from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
+from aiops.client.torch_settings import ServerValues, server_settings
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 
-__all__ = ["Embedding", "RemoteOptimizer", "fetch_into"]
+__all__ = ["Embedding", "RemoteOptimizer", "fetch_into", "server_settings"]
 
 _log = logging.getLogger("aiops.client")
 
@@ -80,8 +83,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ----------
     params
         A module; or (name, tensor) pairs; or tensors; or groups: dicts with such ``params`` and,
-        optionally, an ``lr``. Tensors without a name are called ``group0.param3``. They are dense
-        leaves of any shape, float64, float32, float16 or bfloat16, on any device.
+        optionally, an ``lr`` and the ``weight_decay`` that the server has for them. Tensors without
+        a name are called ``group0.param3``. They are dense leaves of any shape, float64, float32,
+        float16 or bfloat16, on any device.
     embeddings
         `Embedding` layers by the names of their tables, where ``params`` is no module that has
         them. Default: none.
@@ -147,10 +151,18 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     def _adopt(self) -> None:
         """Take over the server's learning rate and parameters."""
         self.defaults["lr"] = self.server_lr
+        values = ServerValues(self.worker.policy, self.worker.settings)
         for number, group in enumerate(self.param_groups):
+            mine = [tensor for tensor in self._trained if tensor.group == number]
+            rates = [values.rate(tensor.name, self.server_lr) for tensor in mine]
             if group["lr"] is None:
-                group["lr"] = self.server_lr
-            self._factor(number, group)
+                group["lr"] = usual = rates[0] if len(set(rates)) == 1 else self.server_lr
+                rates = [usual] * len(mine)
+            for tensor, rate in zip(mine, rates, strict=True):
+                tensor.rate = rate
+                self._factor(number, group, rate)
+        decays = [group.get("weight_decay") for group in self.param_groups]
+        values.check_decays({tensor.name: decays[tensor.group] for tensor in self._trained})
         for tensor in self._trained:
             tensor.server = to_tensor(self.worker.params[tensor.name])
         own = sum(
@@ -236,7 +248,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         """Push the gradients of the embeddings' rows, and forget them."""
         if not self.embeddings:
             return
-        factor = self._factor(len(self.param_groups) - 1, self.param_groups[-1])
+        factor = self._factor(len(self.param_groups) - 1, self.param_groups[-1], self.server_lr)
         self._leaves.clear()
         for layer in self.embeddings.values():
             self.last = layer.push(self.worker, factor) or self.last
@@ -262,7 +274,6 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
 
     def _gradients(self) -> dict[str, Array]:
         """Return what to push: views of the gradients' memory where it can be pushed as it is."""
-        factors = [self._factor(number, group) for number, group in enumerate(self.param_groups)]
         self._check_unchanged()
         found: dict[str, Any] = {}
         devices = set()
@@ -276,8 +287,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     " with sparse=False"
                 )
             gradient = gradient.detach()
-            if factors[tensor.group] != 1.0:
-                gradient = gradient * factors[tensor.group]
+            factor = self._factor(tensor.group, self.param_groups[tensor.group], tensor.rate)
+            if factor != 1.0:
+                gradient = gradient * factor
             found[tensor.name] = tensor.host(gradient)
             devices.add(gradient.device)
         if not found and not self._leaves:
@@ -285,21 +297,26 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         finish_copies(devices)
         return {name: to_array(tensor) for name, tensor in found.items()}
 
-    def _factor(self, number: int, group: Mapping[str, Any]) -> float:
-        """Return what a group's gradients are multiplied by for its learning rate."""
+    def _factor(self, number: int, group: Mapping[str, Any], rate: float) -> float:
+        """Return what gradients of a group are multiplied by for its learning rate.
+
+        ``rate``: with which they are pushed as they are.
+        """
         lr = float(group["lr"])
-        factor = lr / self.server_lr
-        if not 0 <= factor < math.inf:
+        if not 0 <= lr < math.inf:
             raise UsageError(f"group {number}: lr must be 0 or more and finite, not {lr}")
-        if self.worker.plan.get("linear"):
-            return factor
-        if not math.isclose(factor, 1.0, rel_tol=1e-6):
+        if lr == rate:
+            return 1.0
+        if self.worker.plan.get("linear") and rate:
+            return lr / rate
+        if not math.isclose(lr, rate, rel_tol=1e-6):
             name = self.worker.lr_setting
             raise UsageError(
-                f"group {number}: lr is {lr:g}, but the server trains with {self.server_lr:g}, and"
+                f"group {number}: lr is {lr:g}, but the server trains with {rate:g}, and"
                 f" {self.worker.policy} normalises gradients, so a worker cannot change it by"
-                f" scaling them: set the rate on the server (--set {name}={lr:g}), or use a policy"
-                " whose steps are proportional to the gradient, such as sasgd"
+                f" scaling them: set the rate on the server (--set {name}={lr:g}, or --set"
+                f" {name}={lr:g}@PATTERN for some tensors), or use a policy whose steps are"
+                " proportional to the gradient, such as sasgd"
             )
         return 1.0
 

@@ -18,7 +18,7 @@ Pairs = list[tuple[str, Any]]
 
 _DTYPES = (_torch.float64, _torch.float32, _torch.float16, _torch.bfloat16)
 
-_OPTIONS = {"params", "param_names", "lr", "initial_lr", "name"}
+_OPTIONS = {"params", "param_names", "lr", "initial_lr", "weight_decay", "name"}
 """The options that a parameter group may have; all others are settings of the server."""
 
 
@@ -29,6 +29,7 @@ class TrainedTensor:
     name: str
     group: int
     param: Any
+    rate: float = 1.0  # the group's lr with which its gradients are pushed as they are
     server: Any = None  # shares the memory of the worker's arena
     staging: Any = None  # page-locked host memory, for a parameter on a CUDA device
     seen: int = 0  # the parameter's own version counter after it was last overwritten
@@ -65,7 +66,8 @@ def _group(number: int, item: Any) -> tuple[dict[str, Any], Pairs]:
     if strange:
         raise UsageError(
             f"group {number} sets {strange[0]!r}, but the rule and its settings are the server's:"
-            " set it there; a group here has 'params' and 'lr'"
+            " set it there (aiops.client.torch.server_settings returns the flags of a local"
+            " optimizer); a group here has 'params', 'lr' and 'weight_decay'"
         )
     members = item["params"]
     if isinstance(members, set | frozenset):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.model_support import size_obstacle, tables_obstacle
+from aiops.algorithms.model_support import names_obstacle, size_obstacle, tables_obstacle
 from aiops.common.frozen import value
 from aiops.engine.admission import OfferSink
 from aiops.engine.events import Initialised
@@ -52,10 +52,14 @@ def offered(
     Raises
     ------
     BadPush
-        When it has no values, more parameters than the algorithm can train, or tables that are too
-        large (``max_model`` bytes) or that the algorithm cannot have.
+        When it has no values, more parameters than the algorithm can train, tables that are too
+        large (``max_model`` bytes) or that the algorithm cannot have, or no tensor that a pattern
+        of the settings matches.
     """
     tables = _tables_of(message)
+    why = names_obstacle(algorithm, [*(name for name, *_rest in message.tensors), *tables])
+    if why is not None:
+        raise BadPush(f"this server's settings are for another model: {why}")
     if tables:
         why = tables_obstacle(algorithm, alone=not message.tensors)
         if why is not None:
@@ -82,7 +86,8 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     Raises
     ------
     ConflictError
-        When it has tables, and the algorithm cannot have any, or more parameters than it can train.
+        When it has tables, and the algorithm cannot have any, more parameters than it can train, or
+        no tensor that a pattern of the settings matches.
     """
     layout = Layout(event.rows, empty=bool(event.tables))
     tables = Tables.from_description((row for row, _count in event.tables), layout.index)
@@ -92,6 +97,10 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     why = size_obstacle(algorithm, layout.parameters)
     if why is not None:
         raise ConflictError(f"the model to begin with is too large: {why}")
+    names = *(tensor.name for tensor in layout.tensors), *tables
+    why = names_obstacle(algorithm, names)
+    if why is not None:
+        raise ConflictError(f"the settings are for another model: {why}")
     return Definition(layout, event.data[: layout.nbytes], tables)
 
 

@@ -88,6 +88,9 @@ class TableRequests:
         self._spread = spread
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
         self._rate = algorithm.rates(workers)
+        names = [store.named.name for store in stores]
+        self._factors = {name: algorithm.rate_factor(name) for name in names}
+        self._scalars = {name: algorithm.tensor_scalars(name) for name in names}
         self._pending: dict[tuple[str, int], TableWork] = {}  # by client and seq, unanswered
         self._unanswered: set[TableWork] = set()  # those, and requests that are no push
 
@@ -244,8 +247,9 @@ class TableRequests:
         # Of several shards one may have been brought back to an earlier moment than others.
         staleness = max(0, store.version - version)
         job.push = True
-        job.step = self._rate(store.version) * self._algorithm.modulation(staleness)
-        job.scalars = self._algorithm.scalars(store.version + 1)
+        name, rate = store.named.name, self._rate(store.version)
+        job.step = rate * self._algorithm.modulation(staleness) * self._factors[name]
+        job.scalars = self._algorithm.scalars(store.version + 1) + self._scalars[name]
         return staleness
 
     def applied(self, work: TableWork, sums: Ints, now: float) -> list[Effect]:

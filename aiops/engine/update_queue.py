@@ -160,6 +160,8 @@ class UpdateQueue:
         self.tickets = 0
         self.closed, self.paused = "", False
         tensors = len(store.layout.tensors)
+        names = [tensor.name for tensor in store.layout.tensors]
+        self._factors, self._own_scalars = algorithm.numbers_of(names)
         self._sum = np.zeros(tensors, bool)  # the tensors that the sum in progress holds
         self._collected = 0
         self._modulated = np.zeros((2, tensors))  # of that sum, per tensor: modulations, gradients
@@ -648,26 +650,33 @@ class UpdateQueue:
         """Return the modulation of each tensor covered, and with it its learning rate."""
         if stale is not None:
             scales = np.array([self._algorithm.modulation(int(tau)) for tau in stale])
-            return scales, scales * rate
+            steps = scales * rate
+            return scales, steps if self._factors is None else steps * self._factors[cover.tensors]
         known = self._even.get(staleness)
         if known is None or known[1] != rate:
             known = self._even_steps(staleness, rate)
         if cover.whole:
             return known[0], known[2]
-        count = len(cover.tensors)
-        return known[0][:count], known[2][:count]
+        count = len(cover.tensors)  # modulations are all the same, and so are rates as a rule
+        rows = slice(count) if self._factors is None else cover.tensors
+        return known[0][:count], known[2][rows]
 
     def _even_steps(self, staleness: int, rate: float) -> tuple[Array, float, Array]:
         """Compute and cache modulations and learning rates for tensors of equal staleness."""
         if len(self._even) > 1024:
             self._even.clear()
         scales = np.full(len(self._sum), self._algorithm.modulation(staleness))
-        known = self._even[staleness] = (scales, rate, scales * rate)
+        steps = scales * rate
+        if self._factors is not None:
+            steps *= self._factors
+        known = self._even[staleness] = (scales, rate, steps)
         return known
 
     def _collected_steps(self, touched: Ints) -> Array:
         """Return the learning rate of each tensor for a step with the collected sum."""
         steps = np.full(len(touched), self._rate(self._store.version))
+        if self._factors is not None:
+            steps *= self._factors[touched]
         if not self._linear:  # gradients that were weighted have their modulation already
             steps *= self._modulated[0, touched] / self._modulated[1, touched]
         return steps
@@ -681,13 +690,16 @@ class UpdateQueue:
         if level is None:
             versions = store.current.tensor_versions[touched].tolist()
             rows = {version: self._algorithm.scalars(version + 1) for version in set(versions)}
-            return np.array([rows[version] for version in versions], np.float64)
+            mine = np.array([rows[version] for version in versions], np.float64)
+            return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
         found = self._level_scalars[1]
         if found is None or self._level_scalars[0] != level:
             row = np.array(self._algorithm.scalars(level + 1), np.float64)
             found = np.tile(row, (len(self._sum), 1))
+            if self._own_scalars.size:
+                found = np.hstack([found, self._own_scalars])
             self._level_scalars = level, found
-        return found if touched is store.layout.all else found[: len(touched)]
+        return found if touched is store.layout.all else found[touched]
 
 
 def not_finite(tensor: str, pushes: int, rate: str) -> BadPush:

@@ -44,6 +44,7 @@ from aiops.kernels.rule_parser import parse
 from aiops.kernels.scan import (
     SURVEYED,
     bounded,
+    clipping,
     first_infinite,
     infinity_finder,
     largest_magnitude,
@@ -69,6 +70,7 @@ __all__ = [
     "bounded",
     "build",
     "build_later",
+    "clipping",
     "current_backend",
     "first_infinite",
     "infinity_finder",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiops.algorithms.per_tensor import SETTING, gathered
 from aiops.bandwidth.units import parse_rate
 from aiops.common import failure_waits
 from aiops.common.failure_waits import FailureWaits
@@ -530,8 +531,8 @@ def shard_folder(shard: int) -> str:
 def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
     """Return an algorithm's settings from ``key=value`` items and a learning rate.
 
-    >>> settings_of(["n=2"], 0.1)
-    {'n': '2', 'lr': 0.1}
+    >>> settings_of(["n=2", "lr=0@*bias"], 0.1)
+    {'n': '2', 'per_tensor': 'lr=0@*bias', 'lr': 0.1}
 
     Raises
     ------
@@ -539,14 +540,27 @@ def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
         When one is not written so.
     """
     found: dict[str, Any] = {}
-    for item in assigned:
+    plain, per_tensor = gathered(assigned)
+    for item in plain:
         key, equals, value = item.partition("=")
         if not equals:
             raise UsageError(f"--set {item!r}: write key=value")
         found[key.strip()] = value.strip()
+    if per_tensor:
+        found[SETTING] = per_tensor
     if lr is not None:
         found["lr"] = lr
     return found
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as ``key=value`` items; one with a list of values has several.
+
+    >>> assignments({"lr": 0.1, "weight_decay": [0.1, "0@*bias"]})
+    ['lr=0.1', 'weight_decay=0.1', 'weight_decay=0@*bias']
+    """
+    each = {key: value if isinstance(value, list) else [value] for key, value in settings.items()}
+    return [f"{key}={value}" for key, values in each.items() for value in values]
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -570,7 +584,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if name not in known:
             raise UsageError(f"--config {path}: no setting {key!r}; {nearest(name, known)}")
         if name == "set" and isinstance(value, dict):
-            value = [f"{k}={v}" for k, v in value.items()]
+            value = assignments(value)
         text, kinds = _KINDS[str(known[name].type).partition(" ")[0]]
         if name in ("bandwidth_budget", "worker_budget", "link_rate") and type(value) is int:
             value = str(value)  # bytes per second

@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from aiops.errors import UsageError, nearest
 from aiops.serving import rollback
-from aiops.serving.config import Config, shard_folder
+from aiops.serving.config import Config, assignments, shard_folder
 from aiops.serving.new_files import discard_unbegun, with_record
 from aiops.serving.server import Server
 from aiops.serving.shard_count import settle_shards
@@ -103,7 +103,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     settings = {**settings}
     chosen = settings.get("set")
     if isinstance(chosen, dict):
-        settings["set"] = [f"{key}={value}" for key, value in chosen.items()]
+        settings["set"] = assignments(chosen)
     for name in ("push_codec", "fetch_codec"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]

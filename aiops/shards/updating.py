@@ -31,7 +31,7 @@ from aiops.store.finite_guard import Proof, refusal
 from aiops.store.parameters import MeasureJob, UpdateJob, UpdateRound
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import CopyRowsJob, TableJob
-from aiops.store.updater import NONE, clipping
+from aiops.store.updater import NONE, clipped
 from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
 
 _FINITE = np.array([-1])
@@ -347,7 +347,7 @@ class Updating:
 
 def clip(job: UpdateJob, squares: float) -> None:
     """Have a job whose gradient was measured take its step, clipped to its norm."""
-    job.factor *= clipping(job.clip, job.factor, squares)
+    job.factor = clipped(job, squares)
     job.clip = 0.0
     if job.weights is not None:  # the first round has added it to the sum
         job.gradient = job.weights = None

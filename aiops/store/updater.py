@@ -6,7 +6,6 @@ differs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -410,7 +409,7 @@ class Updater:
             return update.factor
         gradient = update.gradient if update.weights is None else None
         squares = self.squares(gradient, update.touched)
-        return update.factor * clipping(update.clip, update.factor, squares)
+        return clipped(update, squares)
 
     def squares(self, gradient: Gradient | None, touched: Ints) -> float:
         """Return the sum of squares of a gradient; None: of the sum in progress."""
@@ -481,7 +480,9 @@ class KernelCall:
         return None
 
 
-def clipping(clip: float, factor: float, squares: float) -> float:
-    """Return the factor that brings ``factor · √squares`` down to ``clip``; at most 1."""
-    norm = abs(factor) * math.sqrt(squares)
-    return clip / norm if norm > clip else 1.0
+def clipped(update: Update, squares: float) -> float:
+    """Return the factor with which the norm of an update is within its clip.
+
+    ``squares``: the sum of squares of its gradient or sum, without the factor.
+    """
+    return update.factor * kernels.clipping(update.clip, update.factor, squares)

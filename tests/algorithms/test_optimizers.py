@@ -36,6 +36,7 @@ class Given:
     alpha: float = 0.99
     eps: float = 0.0
     weight_decay: float = 0.0
+    per_tensor: str = ""
 
 
 VARIANTS = {
@@ -192,6 +193,7 @@ def test_each_knows_its_name_and_its_scalars(name: str) -> None:
     optimizer = make(Given(name))
     assert optimizer.name == name
     assert len(optimizer.scalars(1)) == len(optimizer.rule.scalars)
+    assert optimizer.tensor_scalars("w") == ()
     assert all(np.isfinite(optimizer.scalars(t)).all() for t in (1, 2, 1000, 10**9))
 
 

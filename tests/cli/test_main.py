@@ -230,6 +230,14 @@ class TestStats:
         assert worker.split()[1:4] == ["gone", "5", "0"]
         assert "…" not in done.out
 
+    def test_settings_of_some_tensors(self, aiops_command: Any) -> None:
+        given = {"weight_decay": [0.5, "0@*bias"], "lr": ["0.25@w", 0.125]}
+        with ServerThread(policy="asgd", set=given) as running:
+            shown = "asgd  lr=0.125, weight_decay=0.5, weight_decay=0@*bias, lr=0.25@w"
+            assert shown in " ".join(aiops_command("stats", running.url).out.split("\n"))
+            report = json.loads(aiops_command("stats", running.url, "--json").out)
+            assert report["settings"]["per_tensor"] == "weight_decay=0@*bias lr=0.25@w"
+
     def test_before_there_is_a_model(self, aiops_command: Any) -> None:
         with ServerThread() as running:
             assert "version" in aiops_command("stats", running.url).out

@@ -35,9 +35,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("momentum", "nesterov", "adam", "adamw")
     },
     "asgd-clip": ("asgd", {"clip": 1.0, "schedule": "warmup:10,cosine:5000:0.5"}),
+    "asgd-per-tensor": (
+        "asgd",
+        {
+            "optimizer": "adamw",
+            "lr": 0.01,
+            "weight_decay": 0.001,
+            "per_tensor": "weight_decay=0@*[bf]* lr=0.005@*[bf]*",
+        },
+    ),
     "dcasgd-constant": ("dcasgd", {"adaptive": False, "lam": 0.04}),
     "diloco": ("diloco", {"local_steps": 4, "inner": "sgd", "inner_lr": 0.05}),
     "diloco-adamw": ("diloco", {"local_steps": 4, "inner_lr": 0.02, "momentum": 0.5}),
+    "diloco-per-tensor": (
+        "diloco",
+        {
+            "local_steps": 4,
+            "inner_lr": 0.02,
+            "inner_weight_decay": 0.1,
+            "momentum": 0.5,
+            "per_tensor": "inner_weight_decay=0@*[bf]* inner_lr=0.01@*[bf]* lr=0.5@*[bf]*",
+        },
+    ),
     "diloco-async": (
         "diloco",
         {"mode": "async", "local_steps": 4, "inner": "sgd", "inner_lr": 0.05, "momentum": 0.5},

@@ -57,6 +57,7 @@ POLICIES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("asgd", {}, {}),
     ("asgd", {"optimizer": "momentum"}, {}),
     ("asgd", {"optimizer": "adam", "schedule": "warmup:4,cosine:20"}, {}),
+    ("asgd", {"optimizer": "momentum", "per_tensor": "weight_decay=0.1@[wa] lr=0.005@*"}, {}),
     ("asgd", {"clip": 0.5}, {}),
     ("sasgd", {}, {}),
     ("fasgd", {}, {}),

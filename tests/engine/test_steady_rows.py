@@ -227,6 +227,7 @@ odd = st.builds(
             ("asgd", {"optimizer": "adam", "schedule": "warmup:4,cosine:20"}),
             ("fasgd", {}),
             ("exponential", {}),
+            ("asgd", {"optimizer": "adagrad", "per_tensor": "weight_decay=0.1@w* lr=0.5@words"}),
         ]
     ),
     course=st.lists(st.one_of(usual, odd), min_size=8, max_size=20),

@@ -199,6 +199,16 @@ class TestSources:
         config = read("--set", "rho=1", "--set", "a = 2", "--lr", "3")
         assert config.settings() == {"rho": "1", "a": "2", "lr": 3.0}
 
+    def test_values_for_some_tensors_of_every_source(self, read: Run) -> None:
+        """The last that matches counts, so those of a flag come after those of a file."""
+        config = read(
+            *("--set", "lr=4@flag*, other", "--lr", "0.5"),
+            variables={"AIOPS_SET": "lr=3@variable,too"},
+            file='policy = "asgd"\n[set]\nlr = [1, "2@file*"]\nweight_decay = "0@*bias"',
+        )
+        each = "lr=2@file* weight_decay=0@*bias lr=3@variable,too lr=4@flag*,other"
+        assert config.settings() == {"lr": 0.5, "per_tensor": each}
+
     def test_every_source_changes_the_settings_that_it_names(self, read: Run) -> None:
         config = read(
             *("--set", "a=flag"),

@@ -246,6 +246,24 @@ class TestSaving:
             with pytest.raises(aiops.errors.BadPush, match=r"'w' has shape \(3,\), not \(4,\)"):
                 Worker(server.url, {"w": np.zeros(4, np.float32)})
 
+    def test_a_pattern_without_a_tensor_refuses_the_model(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        write_model(path, {"norm.bias": np.zeros(1, np.float32)}, 9)
+        wrong, what = {"lr": "0@*nrom*"}, r"'\*nrom\*' of --set lr=0@\*nrom\*; did you mean '{}'\?"
+        with (
+            pytest.raises(aiops.errors.ConflictError, match=what.format("norm.bias")),
+            ServerThread(policy="asgd", init=path, set=wrong),
+        ):
+            pass
+        given, table = {"norm.x": np.zeros(2)}, aiops.Table(9, 2)
+        with ServerThread(policy="asgd", set=wrong) as server:
+            with pytest.raises(aiops.errors.BadPush, match=what.format("norm.x")):
+                Worker(server.url, given)
+            with Worker(server.url, given, tables={"is.nrom": table}) as worker:
+                before = worker.fetch_rows("is.nrom", [3])
+                worker.push_rows("is.nrom", [3], np.ones((1, 2), np.float32))
+                np.testing.assert_array_equal(worker.fetch_rows("is.nrom", [3]), before)
+
 
 class TestFailure:
     @pytest.mark.parametrize(

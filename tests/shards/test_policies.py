@@ -27,6 +27,12 @@ POLICIES: dict[str, dict[str, Any]] = {
     "rennala": {"lr": 0.1},
     "ringmaster": {"lr": 0.1},
     "diloco": {},
+    "asgd per tensor": {
+        "optimizer": "adamw",
+        "weight_decay": 0.1,
+        "per_tensor": "weight_decay=0@b*,one lr=0.005@[!b]*",
+    },
+    "softsync per tensor": {"lr": 0.1, "n": 2, "per_tensor": "weight_decay=0.5@w lr=0.05@*o*"},
     "fedbuff": {},
     "easgd": {},
 }

@@ -65,7 +65,7 @@ def plain(answer: Any) -> Any:
     return answer.tolist()
 
 
-@pytest.mark.parametrize("policy", ["asgd", "fasgd", "exponential", "adam"])
+@pytest.mark.parametrize("policy", ["asgd", "fasgd", "exponential", "adam", "per tensor"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_bits_are_those_of_one_server_though_connections_are_cut(
     policy: str, seed: int
@@ -73,6 +73,9 @@ def test_the_bits_are_those_of_one_server_though_connections_are_cut(
     settings: dict[str, Any] = {"lr": 0.5}
     if policy == "adam":
         policy, settings = "asgd", {"lr": 0.5, "optimizer": "adam"}
+    if policy == "per tensor":
+        others = "weight_decay=0.25@a lr=0.125@b"
+        policy, settings = "asgd", {"lr": 0.5, "optimizer": "adagrad", "per_tensor": others}
     meant = [plain(each) for each in answers(World(0, 1, policy, settings), seed)]
     world = World(seed, 3, policy, settings, spread_tables=True)
     world.cuts = 0.02 if seed else 0.0

@@ -20,7 +20,7 @@ from aiops.wire.messages import TableRows
 from tests.store.test_sparse_table import Tabled, ones
 from tests.strategies import DETERMINISTIC
 
-ADAGRAD = Rule(adagrad, {"s": 0.0}, {"eps": 1e-10, "decay": 0.0})
+ADAGRAD = Rule(adagrad, {"s": 0.0}, {"decay": 0.0, "eps": 1e-10})
 
 
 def made(table: Table, backend: str = "numpy") -> SparseTable:

@@ -23,7 +23,7 @@ from aiops.store.untouched import untouched
 from tests.seeds import seeds
 from tests.strategies import DETERMINISTIC
 
-ADAGRAD = Rule(adagrad, {"s": 0.0}, {"eps": 1e-10, "decay": 0.0})
+ADAGRAD = Rule(adagrad, {"s": 0.0}, {"decay": 0.0, "eps": 1e-10})
 
 
 def table(

@@ -14,6 +14,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.algorithms import optimizers
+from aiops.algorithms.per_tensor import PerTensor
 from aiops.algorithms.schedules import Schedule
 from aiops.client.encode_push import gather
 from aiops.client.params import Params
@@ -146,6 +147,11 @@ class LocalModel:
         self._optimizer = optimizers.make(settings)
         schedule = Schedule(inner.get("schedule", "constant"), inner.get("scale", 1.0))
         self._lr, self._schedule = float(inner["lr"]), schedule
+        self._clip = float(inner["clip"])
+        others, names = PerTensor.of(inner["per_tensor"]), [t.name for t in self.layout.tensors]
+        self._rates = np.array([others.value("lr", name, self._lr) for name in names])
+        own = [self._optimizer.tensor_scalars(name) for name in names]
+        self._own_scalars = np.array(own, np.float64).reshape(len(names), -1 if names else 0)
         self.rate = 0.0  # the learning rate of the last step
         rule = self._optimizer.rule
         self._kernels = [kernels.build(rule, s.dtype) for s in self.layout.sections]
@@ -165,8 +171,9 @@ class LocalModel:
 
         ``update``: at which the schedule is; by default the number of steps so far.
         """
-        rate = self._lr * self._schedule(self.steps if update is None else update)
-        self.rate = rate
+        factor = self._schedule(self.steps if update is None else update)
+        self.rate = self._lr * factor
+        scale = self._clipping(gradient, tensors)
         self.steps += 1
         self._times[tensors] += 1
         for number, section in enumerate(self.layout.sections):
@@ -174,14 +181,23 @@ class LocalModel:
             if not len(inside):
                 continue
             lo = (self.layout.starts[inside] - section.start) // section.dtype.itemsize
-            steps = np.full(len(inside), rate)
+            steps = self._rates[inside] * factor
             spans = kernels.Spans(lo, lo + self.layout.sizes[inside], lo, steps)
             if self._optimizer.rule.scalars:
                 rows = [self._optimizer.scalars(t) for t in self._times[inside].tolist()]
-                spans.scalars = np.array(rows, np.float64)
+                mine = np.array(rows, np.float64).reshape(len(inside), -1)
+                spans.scalars = np.hstack([mine, self._own_scalars[inside]])
             x, state = self.x[number], self._state[number]
             grad, target = gradient.arena.sections[number], self.params.arena.sections[number]
-            self._kernels[number](spans, 1.0, x, grad, target, state)
+            self._kernels[number](spans, scale, x, grad, target, state)
+
+    def _clipping(self, gradient: Params, tensors: Ints) -> float:
+        """Return the factor that brings the norm of a gradient within the clip."""
+        if not self._clip:
+            return 1.0
+        sections = gradient.arena.sections
+        pieces = (sections[number][part] for number, part in ranges(self.layout, tensors))
+        return kernels.clipping(self._clip, 1.0, sum(map(kernels.sum_squares, pieces)))
 
     def momentum(self) -> list[Array | None]:
         """Return the optimiser's momentum per section, where it keeps one."""

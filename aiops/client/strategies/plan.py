@@ -59,10 +59,12 @@ class Plan:
         inner = Plan({**_INNER, **value})
         for key in ("momentum", "beta1", "beta2", "alpha"):
             inner.real(key, 0, 1)
-        for key in ("eps", "weight_decay"):
+        for key in ("eps", "weight_decay", "clip"):
             inner.real(key, 0, math.inf)
         inner.real("lr", 0, 1e37)
         inner.real("scale", 1, 1e37)
+        if not isinstance(inner.values["per_tensor"], str):
+            inner._refuse("per_tensor", "a text")
         return inner.values
 
     def _refuse(self, key: str, wanted: str) -> NoReturn:
@@ -83,4 +85,6 @@ _INNER: Mapping[str, Any] = {
     "alpha": 0.99,
     "eps": 0.0,
     "weight_decay": 0.0,
+    "clip": 0.0,
+    "per_tensor": "",
 }

@@ -69,7 +69,8 @@ def index_page(curves: Curves | None = None) -> str:
     lines += [
         "## What they share",
         f"Many take any of the server's {topics[0]}, all of them any of the {topics[1]}, and some"
-        f" any of the {topics[2]} for staleness.",
+        f" any of the {topics[2]} for staleness. Some settings may differ between tensors:"
+        f" {topics[3]}.",
         "## Your own",
         "[From scratch in 40 lines](../guide-own-algorithm.md).",
     ]
@@ -118,7 +119,7 @@ def _accuracies(curves: Curves, names: Sequence[str]) -> str:
 def _users(topic: str) -> Iterator[str]:
     setting = {"optimizers": "optimizer", "schedules": "schedule", "modulations": "modulate"}
     for name, kind in built_in().items():
-        if setting[topic] in described(kind):
+        if kind().patterned if topic == "per-tensor" else setting[topic] in described(kind):
             yield name
 
 

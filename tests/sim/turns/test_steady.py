@@ -187,7 +187,10 @@ SHORT = {"asgd", "sasgd", "fasgd", "exponential", "ringmaster"}
 """Policies that answer each push at once, whose workers push every gradient as it is."""
 
 
-REHEARSED = {"asgd-adagrad", "asgd-adam", "asgd-adamw", "asgd-rmsprop", "fasgd-relative"}
+REHEARSED = {
+    *("asgd-adagrad", "asgd-adam", "asgd-adamw", "asgd-rmsprop"),
+    *("asgd-per-tensor", "fasgd-relative"),
+}
 """Updates of float16 that may overflow for all that their bounds say: they are rehearsed first."""
 
 
