@@ -1,13 +1,14 @@
 """The filter benchmark: exchanges with ``--filter`` beside exchanges without.
 
     python -m benchmarks.filter [--sizes 4KiB,1MiB,16MiB] [--policies asgd,fasgd] [--rounds 5]
-                                [--filter robust] [--seconds 1] [--json out.json] [--plot out.png]
+                                [--shards 1] [--filter robust] [--seconds 1] [--json out.json]
+                                [--plot out.png]
 
 Two servers run at the same time, one with the filter, and one worker exchanges with them in turns,
 over TCP: a push of the whole gradient, answered with the parameters. The figure is the time of an
 exchange with the filter over that without, in the same round; and the time of a filter's decision
 on a push, the reading of its sample included, over that of an update: both on one thread, by turns,
-without a server.
+without a server. With ``--shards 2`` each of the two has its model on two processes.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ class Options:
 
     sizes: Annotated[tuple[int, ...], "of the model", parse_size] = (4 * KIB, MIB, 16 * MIB)
     policies: Annotated[tuple[str, ...], "policies"] = ("asgd", "fasgd")
+    shards: Annotated[tuple[int, ...], "servers that hold the model"] = (1,)
     filter: str = "robust"
     rounds: int = 5
     seconds: Annotated[float, "per round and server"] = 1.0
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense."""
-        if min(self.rounds, self.seconds) <= 0:
-            raise UsageError("rounds and seconds are positive")
+        if min(self.rounds, self.seconds, *self.shards) <= 0:
+            raise UsageError("rounds, seconds and shards are positive")
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -71,16 +73,18 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     """
     options.check()
     about, cells = machine(), []
-    for size, policy in product(options.sizes, options.policies):
-        log(f"{format_size(size)}, {policy}")
+    for size, policy, shards in product(options.sizes, options.policies, options.shards):
+        cell = f"{format_size(size)}, {policy}" + (f", {shards} servers" if shards > 1 else "")
+        log(cell)
         of_update = _of_update(options, size, policy)  # first: it compiles what the servers read
-        off, on = _exchanges(options, size, policy)
+        off, on = _exchanges(options, size, policy, shards)
         ratios = [mine / other for mine, other in zip(on, off, strict=True)]
         cells.append(
             {
-                "cell": f"{format_size(size)}, {policy}",
+                "cell": cell,
                 "size": size,
                 "policy": policy,
+                "shards": shards,
                 "off": report.spread(off),
                 "on": report.spread(on),
                 "ratio": report.spread(ratios),
@@ -90,7 +94,9 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     return record("benchmark", "filter", options, {"cells": cells}, about)
 
 
-def _exchanges(options: Options, size: int, policy: str) -> tuple[list[float], list[float]]:
+def _exchanges(
+    options: Options, size: int, policy: str, shards: int
+) -> tuple[list[float], list[float]]:
     """Return the seconds of an exchange in each round, without the filter and with it."""
     each = max(size // 4 // _TENSORS, 1)
     draw = np.random.default_rng(1)
@@ -99,8 +105,9 @@ def _exchanges(options: Options, size: int, policy: str) -> tuple[list[float], l
     found: tuple[list[float], list[float]] = ([], [])
     with ExitStack() as stack:
         clients = []
+        spread = ("--shards", str(shards), "--shard-bytes", "1") if shards > 1 else ()
         for flags in ((), ("--filter", options.filter)):
-            url, _process = stack.enter_context(serving(policy, *flags))
+            url, _process = stack.enter_context(serving(policy, *spread, *flags))
             client = stack.enter_context(Client(url, role="worker", name="filter"))
             client.define(model)
             params = client.fetch()
@@ -183,7 +190,7 @@ def table(result: Mapping[str, Any]) -> Table:
     """Return the report as a table."""
     rows = [
         [
-            *(format_size(cell["size"]), cell["policy"]),
+            *(format_size(cell["size"]), cell["policy"], str(cell.get("shards", 1))),
             *(f"{1e3 * cell[name]['median']:.3f}" for name in ("off", "on")),
             *(f"{cell['ratio'][name]:.3f}" for name in ("median", "min", "max")),
             f"{cell['of_update']['median']:.2f}",
@@ -191,7 +198,7 @@ def table(result: Mapping[str, Any]) -> Table:
         for cell in result["cells"]
     ]
     title = "An exchange with the filter and without, ms over TCP, and a decision / an update"
-    columns = ("model", "policy", "off", "on", "ratio", "least", "most", "of the update")
+    columns = ("model", "policy", "servers", "off", "on", "ratio", "least", "most", "of the update")
     return report.table(title, columns, rows, text_columns=2)
 
 

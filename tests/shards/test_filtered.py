@@ -15,13 +15,16 @@ from aiops.cli import token as tokens
 from aiops.client import Client
 from aiops.client.params import Params
 from aiops.durable.commit_gate import Acks
-from aiops.engine.events import Options
-from aiops.errors import Refused
-from aiops.filters.screen import SEEDING
+from aiops.engine.events import Effect, Options
+from aiops.engine.update_queue import UpdateQueue
+from aiops.errors import Refused, Restarted
+from aiops.filters.screen import SEEDING, PushScreen
 from aiops.lab.torture.sharded_engine import ShardedEngine
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Layout
+from aiops.store.snapshots import Version
 from aiops.wire.messages import Ack, Error
+from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.world import World
 from tests.support import PATIENCE, ServerThread, server_process
@@ -258,6 +261,148 @@ def test_servers_that_are_killed_go_on_with_what_their_filters_know(
     assert sum(host.restored for host in hosts) >= 2
     assert killed.told == calm.told
     assert killed.known == calm.known
+
+
+class Poisoner:
+    """A client that pushes noise, some of it too large, whenever it may."""
+
+    def __init__(self, number: int, pushes: int) -> None:
+        self.number, self.left = number, pushes
+        self.params: Params | None = None
+
+    def __call__(self, actor: Actor) -> Any:
+        talk = actor.session
+        if not talk.ready or talk.info.layout is None:
+            return actor.requests.define(MODEL)
+        if self.params is None:
+            self.params = Params(talk.info.layout)
+            return actor.requests.fetch(self.params)
+        if actor.request is not None and isinstance(actor.request.error, Restarted):
+            return actor.requests.fetch(self.params)  # its version is lost
+        if not self.left:
+            return None
+        self.left -= 1
+        draw = np.random.default_rng([self.number, self.left])
+        size = 1e5 if self.left % 9 == 4 else -1.0 if self.number == 3 else 1.0
+        grads = {
+            name: (size * (array + draw.standard_normal(array.shape))).astype(array.dtype)
+            for name, array in self.params.items()
+        }
+        if self.left % 5 == 2:
+            grads = {name: grads[name] for name in ("v", "w")}
+        return actor.requests.push(grads, self.params, self.params)
+
+
+class Reference:
+    """One screen that sees whole gradients and versions, and decides again on each push."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.decided = world, list[str | None]()
+        self.screen: PushScreen | None = None
+        measured = UpdateQueue._measured
+        reference = self
+
+        def again(
+            queue: UpdateQueue, screen: Any, push: Any, largest: float, *more: Any
+        ) -> list[Effect]:
+            queue._screen, judge = screen, screen.judge
+
+            def compared(*given: Any, **named: Any) -> str | None:
+                why: str | None = judge(*given, **named)
+                assert reference.judge(push) == why
+                return why
+
+            screen.judge = compared
+            try:
+                return measured(queue, screen, push, largest, *more)
+            finally:
+                del screen.judge
+
+        monkeypatch.setattr(UpdateQueue, "_measured", again)
+
+    def judge(self, push: Any) -> str | None:
+        """Decide with all bytes, as they lie on the servers now."""
+        engine = self.world.engine
+        assert engine.store is not None
+        layout = engine.store.layout
+        screen = self.screen = self.screen or PushScreen(self.world.given.filter, layout, "numpy")
+        hosts: Any = self.world.followers
+        stores = [engine.store, *(host.coordinator.shard for host in hosts)]
+        arenas = [engine.store.current.arena.data, *(each.newest.arena.data for each in stores[1:])]
+        whole = Arena(layout, np.concatenate(arenas))
+        sinks = [push.sink.take()]
+        for host in hosts:
+            buffers = host.coordinator._buffers
+            if push.sink.number in buffers.complete:
+                sinks.append(buffers.gradient(push.sink.number))
+        payload = np.concatenate([each.data for each in sinks])
+        values = [np.abs(part).max() for part in typed(payload, layout, push.sink.cover)]
+        current = engine.store.current
+        version = Version(current.number, whole, current.tensor_versions, current.level)
+        given = payload, push.sink.cover, float(max(values)), None, version
+        self.decided.append(screen.judge(push.member.number, *given))
+        return self.decided[-1]
+
+
+def typed(payload: Any, layout: Layout, cover: Any) -> list[Any]:
+    """The tensors of a gradient, from the bytes in which they came."""
+    tensors = [layout.tensors[number] for number in cover.tensors]
+    starts = cover.starts.tolist()
+    return [
+        payload[start : start + tensor.nbytes].view(tensor.dtype)
+        for start, tensor in zip(starts, tensors, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("shards", [2, 4])
+def test_in_any_order_of_events_it_is_as_if_one_server_had_read_all(
+    seed: int, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushes are announced, cut off, and come again; positions are drawn while some are coming."""
+    filter = ("norm:5", "robust", "kardam", "norm:5+kardam")[seed % 4]
+    world = World(seed, shards, "asgd", {"lr": 0.01}, filter=filter)
+    reference = Reference(world, monkeypatch)
+    world.actors = [Actor(world, f"worker-{n}", Poisoner(n, 25)) for n in range(4)]
+    world.cuts = 0.002
+    world.run()
+    world.cuts = 0
+    while world.step():  # the last orders arrive
+        pass
+    assert 90 <= len(reference.decided) <= 100  # those of a worker in quarantine are refused
+    assert None in reference.decided
+    assert any(why is not None and "first 16" not in why for why in reference.decided)
+    assert reference.screen is not None
+    assert world.engine.training is not None
+    assert world.engine.training.screen is not None
+    assert plain(world.engine.training.screen.state()) == plain(reference.screen.state())
+    for host in world.hosts:
+        assert host.coordinator.pools[0].out == 0, "every buffer has come back"
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("acks", [Acks.WRITTEN, Acks.DURABLE])
+def test_servers_that_lose_power_go_back_to_what_their_filters_knew(seed: int, acks: Acks) -> None:
+    """All go on to the end; what the filters know then is what all rows lead to."""
+    filter = ("norm:5", "robust", "kardam")[seed % 3]
+    world = KeptWorld(seed, 2 + seed % 2, "asgd", {"lr": 0.01}, acks, filter=filter)
+    world.actors = [Actor(world, f"worker-{n}", Poisoner(n, 20)) for n in range(4)]
+    world.kills, world.dues, world.losses = 0.002, 0.01, 0.003
+    world.run()
+    world.kills = world.dues = world.losses = 0
+    while world.step():
+        pass
+    before = world.engine.training
+    assert before is not None
+    assert before.screen is not None
+    known = plain(before.screen.state())
+    assert before.store.version > 5
+    world.kill(range(len(world.hosts)))
+    after = world.engine.training
+    assert after is not None
+    assert after.screen is not None
+    assert after is not before
+    assert plain(after.screen.state()) == known
 
 
 def pushed(url: str, token: str, turns: range) -> list[Any]:

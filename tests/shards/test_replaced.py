@@ -40,7 +40,7 @@ class Training:
     Attributes
     ----------
     acknowledged
-        By worker, its pushes that were acknowledged.
+        By worker, its pushes that were acknowledged, without those that a filter learns from.
     rolled_back
         The pushes of which the workers were told that they are lost.
     """
@@ -56,9 +56,9 @@ class Training:
         model = {"w": np.zeros_like(gradient)}
         with Worker(self._url, model, name=f"w{number}", timeout=PATIENCE) as worker:
             while not self._over.is_set():
-                worker.step({"w": gradient})
+                used = worker.step({"w": gradient}).used
                 with self._more:
-                    self.acknowledged[number] += 1
+                    self.acknowledged[number] += used
                     self._more.notify_all()
             self.rolled_back += worker.rolled_back
 
@@ -158,7 +158,8 @@ def test_each_server_in_turn(acks: str, of_rows: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_standby_of_each_follower_in_turn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filter", ["off", "norm+curvature"])
+def test_the_standby_of_each_follower_in_turn(filter: str, tmp_path: Path) -> None:
     """It takes the place of the one that is killed, which comes back as the standby of that one."""
     with contextlib.ExitStack() as stack:
 
@@ -181,7 +182,8 @@ def test_the_standby_of_each_follower_in_turn(tmp_path: Path) -> None:
         numbers = range(1, SHARDS)
         followers = {shard: started(f"a{shard}", "--follower") for shard in numbers}
         named = ",".join(each.url.removeprefix("aiops://") for each in followers.values())
-        lead = started("lead", "--followers", named, "--shard-bytes", "1", *deadline)
+        flags = "--filter", filter, "--shard-bytes", "1", *deadline
+        lead = started("lead", "--followers", named, *flags)
         standbys = {shard: standby(f"b{shard}", shard) for shard in numbers}
         training = Training(lead.url)
         with training.running():

@@ -18,6 +18,7 @@ from aiops.lab.torture.attacked_standby import AttackedStandby
 
 OTHERS: Mapping[str, Callable[[AttackPlan], Attacked]] = {
     "shards": AttackedShards,
+    "filtered-shards": AttackedShards,
     "follower": AttackedFollower,
     "standby": AttackedStandby,
     "roles": AttackedByRoles,

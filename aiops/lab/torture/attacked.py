@@ -55,6 +55,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 _OF_ALL = tuple(name for name in SETTINGS if name not in ("filtered", "paced"))
 """Those of all variants: a follower has neither a filter nor a budget of its own."""
 
+FIXED: Mapping[str, str] = {"filtered-shards": "filtered"}
+"""By name: the settings of a variant that is none of them, and has one policy."""
+
 TABLELESS = ("ringmaster", "dcasgd", "gap-aware", "easgd")
 
 
@@ -95,7 +98,7 @@ class AttackPlan:
 def draw_attack(rng: Random, seed: int, names: Sequence[str]) -> AttackPlan:
     """Return a plan of one of the variants ``names``, but for its peers."""
     variant = rng.choice(names)
-    policy = variant if variant in SETTINGS else rng.choice(_OF_ALL)
+    policy = FIXED.get(variant) or (variant if variant in SETTINGS else rng.choice(_OF_ALL))
     return AttackPlan(
         *(seed, variant, policy),
         peers=0,

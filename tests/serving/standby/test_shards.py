@@ -22,6 +22,7 @@ from aiops.common import urls
 from aiops.common.generations import term
 from aiops.durable.shard_standbys import ShardCopy
 from aiops.errors import AiopsError, ConnectionLost, Refused, Superseded, UsageError
+from aiops.filters.screen import LEARNT, SEEDING
 from aiops.model.layout import Array
 from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -123,11 +124,14 @@ def made(tmp_path: Path) -> Iterator[Any]:
         run.close()
 
 
+@pytest.mark.parametrize("filter", ["off", "norm+curvature"])
 @pytest.mark.parametrize("acks", ["written", "durable", "replicated"])
-def test_a_worker_goes_on_with_the_standbys(acks: str, made: Any) -> None:
+def test_a_worker_goes_on_with_the_standbys(acks: str, filter: str, made: Any) -> None:
     """Each step adds -1 to every parameter, exactly once, before and after."""
-    run = made(acks=acks)
+    run = made(acks=acks, filter=filter)
     with aiops.Worker(run.both, ZEROS, timeout=30) as worker:
+        for _ in range(SEEDING + LEARNT) if filter != "off" else ():
+            assert not worker.step(ONES).used
         for step in range(1, 13):
             if step == 7:
                 if acks != "replicated":

@@ -1,0 +1,131 @@
+"""What followers have read for the filters of their lead, and what it asks for."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.engine.events import Applied, Order, Reported
+from aiops.errors import RemoteProtocolError
+from aiops.filters.sample import Sample
+from aiops.filters.screen import FIRST_SEED
+from aiops.model.arena import Arena
+from aiops.model.layout import Layout
+from aiops.model.placement import Placement
+from aiops.shards.measuring import PARAMS, SAMPLE, PartSampler
+from aiops.store.parameters import MeasureJob
+from aiops.wire.server_messages import RunUpdate, UpdateDone
+from tests.shards.test_filtered import servers
+
+SEED = struct.pack(">q", 77)
+LAYOUT = Layout(
+    [
+        ("d", "float64", (31, 3)),
+        ("w", "float32", (997, 5)),
+        ("empty", "float32", (0, 4)),
+        ("h", "float16", (4000,)),
+        ("one", "float16", ()),
+    ]
+)
+
+
+@pytest.mark.parametrize("shards", range(1, 9))
+def test_the_parts_of_a_sample_are_the_sample(shards: int) -> None:
+    """However a model is cut, its servers' values in their order are those of one server."""
+    sample, placement = Sample(LAYOUT, 5), Placement.even(LAYOUT, shards)
+    arena = Arena(LAYOUT)
+    draw = np.random.default_rng(shards)
+    for view in arena.views.values():
+        view[...] = draw.standard_normal(view.shape)
+    found = []
+    for held, low in zip(placement.layouts, placement.starts, strict=True):
+        data = arena.data[low : low + held.nbytes]
+        found.append(sample.of(held).read(data))
+    assert np.concatenate(found).tobytes() == sample.read(arena.data).tobytes()
+    assert sum(len(each) > 0 for each in found) == len(placement.used)
+
+
+class Lead:
+    """The updates of a lead with one follower, whose version is 0."""
+
+    def __init__(self) -> None:
+        engine = servers(2, "robust")
+        lead: Any = engine._lead
+        self.updating = lead._model.updating
+        self.measuring = self.updating._measuring
+        self.store = engine.stores[0]
+        gradient: Any = type("Portion", (), {"number": 0, "data": b"", "parts": ()})()
+        self.job = MeasureJob(self.store, gradient, None, 1.0, bytes.__len__, SEED)  # type: ignore[arg-type]
+        self.measuring.known(self.job)
+        [_mine, self.count] = self.measuring._counts
+
+    def values(self, count: int | None = None) -> bytes:
+        return np.ones(self.count if count is None else count).tobytes()
+
+    def begin(self) -> list[Order]:
+        apply: Any = type("Begun", (), {"ticket": 5, "job": self.job})()
+        return [each for each in self.updating.begin(apply, 0) if isinstance(each, Order)]
+
+    def done(self, *numbers: float) -> Any:
+        sums = np.array(numbers, "<f8").tobytes()
+        message = UpdateDone(5, sums, b"")
+        return self.updating.done(Reported(0.0, 1, message), message)
+
+
+class TestAsking:
+    def test_nothing_that_is_known(self) -> None:
+        lead = Lead()
+        lead.measuring.computed(1, 0, SEED, lead.values())
+        assert lead.begin() == []
+
+    @pytest.mark.parametrize(
+        ("version", "seed", "count"), [(1, SEED, None), (0, FIRST_SEED, None), (0, SEED, 3)]
+    )
+    def test_for_another_version_and_for_other_positions(
+        self, version: int, seed: bytes, count: int | None
+    ) -> None:
+        """A follower that was started again has not said what it read of the last version."""
+        lead = Lead()
+        lead.measuring.computed(1, version, seed, lead.values(count))
+        [order] = lead.begin()
+        assert isinstance(order.message, RunUpdate)
+        assert order.message.push == 0  # it has no part of the push
+        assert order.message.work == {SAMPLE: SEED, PARAMS: True}
+
+    def test_an_answer_is_joined_with_what_the_lead_has_read(self) -> None:
+        lead = Lead()
+        lead.begin()
+        count = lead.count
+        assert lead.done(3.0, *[1.0] * count, *[2.0] * count) == []
+        [mine, _theirs] = lead.measuring._counts
+        own = np.array([7.0, *[0.0] * mine, *[5.0] * mine]).view(np.int64)
+        found = lead.updating.applied(Applied(1.0, 5, own))
+        assert isinstance(found, Applied)
+        expected = [7.0, *[0.0] * mine, *[1.0] * count, *[5.0] * mine, *[2.0] * count]
+        assert found.sums.view(np.float64).tolist() == expected
+
+    def test_an_answer_that_makes_no_sense_is_refused(self) -> None:
+        lead = Lead()
+        lead.begin()
+        with pytest.raises(RemoteProtocolError, match="sums of 1 tensors"):
+            lead.done(1.0)
+        with pytest.raises(RemoteProtocolError, match="not finite"):
+            lead.done(1.0, *[np.inf] * 2 * lead.count)
+
+
+class TestFollowers:
+    def test_a_lead_that_wants_something_else_is_refused(self) -> None:
+        held = Placement.even(LAYOUT, 2).layouts[1]
+        for wanted in ((), "gradients", ("parameters",), ("gradients", "rows")):
+            with pytest.raises(ValueError, match="is not known here"):
+                PartSampler(LAYOUT, held, wanted)
+
+    @pytest.mark.parametrize("work", [{SAMPLE: b"1"}, {SAMPLE: 5}, {SAMPLE: SEED, PARAMS: 1}])
+    def test_work_that_makes_no_sense_is_refused(self, work: dict[str, Any]) -> None:
+        store: Any = None
+        sampler = PartSampler(LAYOUT, Placement.even(LAYOUT, 2).layouts[1], ("gradients",))
+        with pytest.raises(ValueError, match="a seed of 8 bytes"):
+            sampler.job(store, work, None, None)
