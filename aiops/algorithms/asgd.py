@@ -20,6 +20,12 @@ class ASGD(Optimised):
     lr : float, default 0.04
         Learning rate α.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
+    all λ workers together: λ for each step of one worker.
+
     Source
     ------
     Bengio et al. 2003; Dean et al. 2012 (Downpour SGD with n_push = n_fetch = 1); the "Async SGD

@@ -55,6 +55,12 @@ class Average(Algorithm):
     seed : int, default 0
         Of those draws.
 
+    Steps
+    -----
+    A step of a worker is one of its own model, with one mini-batch of µ examples. The server makes
+    no updates: its version stays that of the model which was defined, and rounds of averages are
+    counted apart. There is no ``schedule``: the training loop changes its rate by its own steps.
+
     Source
     ------
     Bagua, *Asynchronous Model Average* (algorithm, interval and warm-up); Lian et al. 2018,

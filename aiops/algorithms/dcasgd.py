@@ -55,6 +55,12 @@ class DCASGD(Algorithm):
     eps : float, default 1e-7
         ε, added to M under the root.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
+    all λ workers together: λ for each step of one worker.
+
     Source
     ------
     Zheng et al. 2017, *Asynchronous stochastic gradient descent with delay compensation*, eq 10,

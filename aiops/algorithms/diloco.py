@@ -53,8 +53,11 @@ class DiLoCo(LocalTraining, Optimised):
 
     Settings
     --------
-    lr, optimizer, momentum : float, str, float; defaults 0.7, ``nesterov``, 0.9
-        The outer optimiser: ε and β in ``async``, which is its own rule.
+    lr : float, default 0.7
+        The outer learning rate, of the server's steps along the workers' changes. That of the
+        workers' own steps is ``inner_lr``.
+    optimizer, momentum : str, float; defaults ``nesterov``, 0.9
+        The outer optimiser. ``async`` has a rule of its own, with ``lr`` as ε and momentum as β.
     mode : str, default ``sync``
         ``sync`` or ``async``.
     delay : int, default 4
@@ -67,6 +70,15 @@ class DiLoCo(LocalTraining, Optimised):
         Go on training while a push is in flight; the steps taken meanwhile are kept.
     local_steps, inner, inner_lr : int, str, float; defaults 20, ``adamw``, 0.001
         H (the paper's 500 is for language models) and the inner optimiser: see below.
+
+    Steps
+    -----
+    A step of a worker is an inner one, with one mini-batch of µ examples; every H steps their
+    change is pushed. An update, and so a version, is of one push of each of the λ workers, and
+    stands for λ·H·µ examples; in ``async`` of one push, for H·µ. With fragments a round of H steps
+    has P updates, each of other tensors. ``schedule`` counts updates; ``inner_schedule`` counts
+    each worker's own steps. So ``lr`` is the outer learning rate, and not that of the usual
+    training loop, which is ``inner_lr``.
 
     Source
     ------

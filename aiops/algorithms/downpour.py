@@ -30,6 +30,13 @@ class Downpour(Optimised):
     n_fetch : int, default 5
         Steps between fetches.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and is a local step; every n_push steps
+    their sum is pushed. An update, and so a version, is of one push, and stands for n_push·µ
+    examples of one worker. ``schedule`` counts updates, at the server and in local steps: λ for
+    n_push steps of each worker.
+
     Source
     ------
     Dean et al. 2012, *Large scale distributed deep networks*, section 4.1 and algorithm 7.1. Its

@@ -40,6 +40,12 @@ class EASGD(Algorithm):
     kappa : float, default 0
         κ, up to 0.95; 0 means β/λ with the paper's β = 0.9, and requires ``--workers``.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and is a local step; every p steps its
+    position is pushed. An update, and so a version, is of one such move, and stands for p·µ
+    examples of one worker. ``schedule`` counts each worker's own steps, since κ is constant.
+
     Source
     ------
     Zhang, Choromanska & LeCun 2015, *Deep learning with elastic averaging SGD*, algorithm 1.
@@ -137,6 +143,12 @@ class EAMSGD(EASGD):
         κ, as `EASGD`'s.
     delta : float, default 0.9
         δ, the workers' momentum.
+
+    Steps
+    -----
+    As of `EASGD`: a step of a worker is a local one, with one mini-batch of µ examples. An update,
+    and so a version, is of one elastic move, and stands for p·µ examples of one worker.
+    ``schedule`` counts each worker's own steps.
 
     Source
     ------

@@ -22,6 +22,12 @@ class Exponential(SASGD):
     rho : float, default 0.1
         ρ, the penalty per version of staleness.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
+    all λ workers together: λ for each step of one worker.
+
     Source
     ------
     Chan & Lane 2014, *Distributed asynchronous optimization of convolutional neural networks*;

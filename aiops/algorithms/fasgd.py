@@ -92,6 +92,13 @@ class FASGD(Algorithm):
         fresh gradients would take steps many times as long as the others; then choose about half of
         the mean staleness.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
+    all λ workers together: λ for each step of one worker. Behind a gate an update may be of the sum
+    of several mini-batches.
+
     Source
     ------
     Odena, *Faster Asynchronous SGD*, eqs 4-8; defaults after Graves 2013, on which it builds.

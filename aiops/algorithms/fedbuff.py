@@ -27,13 +27,20 @@ class FedBuff(Modulated, LocalTraining, Trimmed, Optimised):
     Settings
     --------
     lr : float, default 1
-        Learning rate α of the server.
+        Learning rate α of the server; that of the workers' own steps is ``inner_lr``.
     k : int, default 4
         K, updates per step of the server (the paper's 10 is for hundreds of workers).
     modulate : str, default ``polynomial``
         s(τ), with its constants ``a`` (0.5), ``rho``, ``b`` and ``n``: see below.
     local_steps, inner, inner_lr : int, str, float; defaults 10, ``sgd``, 0.1
         See below.
+
+    Steps
+    -----
+    A step of a worker is a local one, with one mini-batch of µ examples; every H steps their change
+    is pushed. An update, and so a version, is of K pushes, and stands for K·H·µ examples.
+    ``schedule`` counts updates; ``inner_schedule`` counts each worker's own steps. So ``lr`` is the
+    server's learning rate, and not that of the usual training loop, which is ``inner_lr``.
 
     Source
     ------

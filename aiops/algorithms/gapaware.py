@@ -56,6 +56,12 @@ class GapAware(Algorithm):
     eps : float, default 1e-8
         ε, added to the denominator of the gap.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
+    all λ workers together: λ for each step of one worker.
+
     Source
     ------
     Barkai, Hakimi & Schuster 2020, *Gap-aware mitigation of gradient staleness*, eqs 4-8; the

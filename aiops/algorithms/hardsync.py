@@ -55,6 +55,12 @@ class Hardsync(Trimmed, Optimised):
         ``reject``: gradients are counted, not workers; one whose version is not the current one is
         refused, and its worker computes it again; the wasted work is counted.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient of each of the λ workers, and stands for λ·µ examples. ``schedule``
+    counts updates, which are as many as each worker's steps.
+
     Source
     ------
     Zhang et al. 2015 and Gupta et al. 2015 (``wait``); ElasticDL's design of asynchronous SGD,

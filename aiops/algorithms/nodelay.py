@@ -38,6 +38,13 @@ class NoDelay(Algorithm):
         1: hand over whenever no update is in flight (algorithm 1). 2: in cycles of τ_max/2 steps
         (algorithm 2), each of which waits for the merge of the previous one.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and is a local step. An update, and so a
+    version, is of what each of the λ workers hands over at once, and stands for as many steps of
+    each as it took since its last: 1 to τ_max, or τ_max/2 in variant 2. ``schedule`` counts each
+    worker's own steps, since the server merges finished steps.
+
     Source
     ------
     *Asynchronous SGD without gradient delay for efficient distributed training*, submitted to ICLR

@@ -33,6 +33,12 @@ class Rennala(Optimised):
     b : int, default 4
         B, gradients per step. The theory's choice is max(1, σ²/ε).
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of B gradients at one point, and stands for B·µ examples; those that are ignored
+    count for nothing. ``schedule`` counts updates.
+
     Source
     ------
     Tyurin & Richtárik 2023, *Optimal time complexities of parallel stochastic optimization methods

@@ -38,6 +38,13 @@ class Ringmaster(Optimised):
         R ≥ 1. The theory's choice is max(1, σ²/ε), the variance of the gradients over the target
         for the squared norm. With R of at least the number of workers, equal workers waste nothing.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples; one that is ignored makes none.
+    ``schedule`` counts updates, those of all λ workers together: at most λ for each step of one
+    worker.
+
     Source
     ------
     Maranjyan, Tyurin & Richtárik 2025, *Ringmaster ASGD: the first asynchronous SGD with optimal

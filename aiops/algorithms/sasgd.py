@@ -23,6 +23,12 @@ class SASGD(Modulated, Optimised):
     modulate : str, default ``inverse``
         s(τ), with its constants ``rho``, ``a``, ``b`` and ``n``: see below.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
+    all λ workers together: λ for each step of one worker.
+
     Source
     ------
     Zhang, Gupta, Lian & Liu 2015, *Staleness-aware async-SGD for distributed deep learning*, eq 1.

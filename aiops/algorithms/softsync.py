@@ -32,6 +32,12 @@ class Softsync(Modulated, Trimmed, Optimised):
     rho, a, b : float
         The constants of the modulation.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
+    version, is of c = ⌊λ/n⌋ gradients, and stands for c·µ examples. ``schedule`` counts updates:
+    about n for each step of one worker.
+
     Source
     ------
     Zhang, Gupta, Lian & Liu 2015, eqs 3-6; Gupta, Zhang & Milthorpe 2015 (Rudra).

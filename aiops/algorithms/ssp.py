@@ -67,6 +67,13 @@ class SSP(Optimised):
         With f > 1 a worker fetches every f steps; in between it applies its own gradients locally
         while they are pushed in the background.
 
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and pushes its gradient, also where it is a
+    local step too. An update, and so a version, is of one gradient, and stands for µ examples.
+    ``schedule`` counts updates, those of all λ workers together: λ for each step of one worker. A
+    clock counts one worker's steps.
+
     Source
     ------
     Ho et al. 2013, *More effective distributed ML via a stale synchronous parallel parameter

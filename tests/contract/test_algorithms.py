@@ -13,10 +13,11 @@ import pytest
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
+from aiops.algorithms.local_training import LocalTraining
 from aiops.algorithms.model_support import tables_obstacle
 from aiops.algorithms.policies import EveryNth
 from aiops.cli.policy_catalog import described
-from aiops.cli.policy_docstring import summary
+from aiops.cli.policy_docstring import read, summary
 from aiops.engine.digest import digest
 from aiops.engine.events import Stopping
 from aiops.errors import ConflictError, UsageError
@@ -589,6 +590,78 @@ class TestEnds:
                 d = 0.3 * (x - centre)
                 x, centre = x - d, centre + d
                 np.testing.assert_allclose(inline.params()["w"], centre, rtol=1e-10)
+
+
+class TestSteps:
+    """The numbers that the pages state under Steps."""
+
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_the_page_says_what_a_step_is(self, name: str) -> None:
+        [paragraph] = read(find(name).__doc__).sections["Steps"]
+        for word in ("tep of a worker is ", "schedule``", "version", "mini-batch of µ examples"):
+            assert word in paragraph.text, word
+        local = issubclass(find(name), LocalTraining)
+        assert ("inner_lr" in paragraph.text) is local
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "versions"),
+        [
+            *((name, {}, 4 * 24) for name in ("asgd", "sasgd", "exponential", "fasgd", "ssp")),
+            *((name, {}, 4 * 24) for name in ("dcasgd", "gap-aware", "ringmaster")),
+            ("hardsync", {}, 24),
+            ("softsync", {"n": 1}, 24),
+            ("softsync", {"n": 2}, 48),
+            ("downpour", {"n_push": 4, "n_fetch": 4}, 4 * 6),
+            ("easgd", {"p": 4}, 4 * 6),
+            ("eamsgd", {"p": 4}, 4 * 6),
+            ("no-delay", {"tau_max": 1}, 24),
+            ("no-delay", {"tau_max": 8, "variant": 2}, 24 // 4),
+            ("diloco", {"local_steps": 4}, 6),
+            ("diloco", {"local_steps": 4, "fragments": 2}, 2 * 6),
+            ("diloco", {"local_steps": 4, "mode": "async"}, 4 * 6),
+            ("fedbuff", {"local_steps": 4, "k": 3}, 4 * 6 // 3),
+        ],
+    )
+    def test_updates_of_24_steps_of_each_of_4_workers(
+        self, name: str, settings: dict[str, Any], versions: int
+    ) -> None:
+        inline = started((name, settings), {"w": np.ones(4), "b": np.ones(3)})
+        hands, rng = crew_of(inline, 4), np.random.default_rng(0)
+        for _ in range(24):
+            for hand in hands:
+                assert not hand.waits
+                hand.step(quadratic, rng)
+        assert inline.version == versions
+
+    def test_updates_of_rennala_are_of_gradients_at_one_point(self) -> None:
+        """Of eight gradients at version 0 the first four are used; four of each round are late."""
+        inline = joined(started(("rennala", {"b": 4}), {"w": np.ones(4)}))
+        for count in range(8):
+            inline.push(count % 4 + 1, {"w": np.ones(4)}, 0)
+        assert inline.version == 1
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "own"),
+        [
+            ("easgd", {"p": 4}, True),
+            ("no-delay", {"tau_max": 8, "variant": 2}, True),
+            ("downpour", {"n_push": 4, "n_fetch": 4}, False),
+        ],
+    )
+    def test_schedules_of_local_steps_count_the_workers_or_the_updates(
+        self, name: str, settings: dict[str, Any], own: bool
+    ) -> None:
+        """With a rate of 0 after 10 of what is counted, a worker moves for 10 steps, or longer."""
+        chosen = {**settings, "schedule": "step:1e-30:10", "lr": 0.5}
+        inline = started((name, chosen), {"w": np.ones(4)})
+        inline.engine.membership.expected = 1
+        hand, rng, moved = Hand(inline, 1), np.random.default_rng(0), 0
+        for step in range(1, 25):
+            before = hand.params["w"].copy()
+            hand.step(lambda params, rng: {"w": np.ones(4)}, rng)
+            if step % 4 and not np.array_equal(before, hand.params["w"]):  # not the server's move
+                moved = step
+        assert moved == (10 if own else 23)
 
 
 class TestSettings:
