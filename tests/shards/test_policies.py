@@ -133,6 +133,24 @@ def test_a_gradient_to_be_computed_again_brings_the_parameters() -> None:
     np.testing.assert_array_equal(params["big"], (model()["big"] - np.float32(0.1)))
 
 
+def test_warnings_of_several_servers_are_those_of_one() -> None:
+    """Of a statistic, which is summed over the parts that all of them have."""
+    given = []
+    for shards in (1, 3):
+        worlds: list[World] = []
+
+        class Kept(World):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                worlds.append(self)  # noqa: B023  (it is made in this round of the loop)
+
+        trained(shards, "fasgd", {"eps": 0.82}, kind=Kept)
+        given.append(worlds[0].engine.report()["warnings"])
+    assert given[0] == given[1]
+    [text] = given[0]
+    assert "within 10 % of its floor" in text
+
+
 def read(request: Any) -> Any:
     if request.error is not None:
         return type(request.error), str(request.error)
