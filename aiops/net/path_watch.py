@@ -30,6 +30,9 @@ class HasOptions(Protocol):
     def family(self) -> int:
         """Its address family."""
 
+    def fileno(self) -> int:
+        """Return its descriptor; below 0: it is closed."""
+
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
         """Return an option."""
 
@@ -40,6 +43,8 @@ def unheard(sock: HasOptions) -> float:
     0 where that is unknown, and where it has nothing to answer at present.
     """
     if _INFO is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0.0
+    if sock.fileno() < 0:  # uvloop's stand-in has another error than a socket that is closed
         return 0.0
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, _INFO, _FIELDS.size)
@@ -78,7 +83,8 @@ class PathWatch:
         gone: Callable[[float], None],
     ) -> None:
         self._limit, self._gone = limit, gone
-        sock: Any = transport.get_extra_info("socket")
+        self._sock: Any = transport.get_extra_info("socket")
+        sock = self._sock
         # A transport in virtual time has no socket; it tells itself.
         self._tell: Callable[[], float] | None = transport.get_extra_info("unheard")
         if sock is not None:
@@ -93,6 +99,9 @@ class PathWatch:
         self._timer = loop.call_later(max(seconds, _SOON), self._look)
 
     def _look(self) -> None:
+        if self._sock is not None and self._sock.fileno() < 0:
+            self._timer = None  # a loop may close a connection, and tell its protocol nothing
+            return
         silence, limit = self._tell() if self._tell is not None else 0.0, self._limit()
         if silence < limit:
             self._look_in(min(limit - silence, limit / 8))

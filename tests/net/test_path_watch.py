@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from aiops import testing
 from aiops.net import path_watch
@@ -28,6 +31,9 @@ class Told:
         struct.pack_into("=B", self.info, 3, probes)
         struct.pack_into("=I", self.info, 24, packets)
         struct.pack_into("=II", self.info, 52, data, acknowledgement)
+
+    def fileno(self) -> int:
+        return 7
 
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
         return bytes(self.info[:buflen])
@@ -106,3 +112,34 @@ def test_a_system_that_tells_nothing_ends_no_connection(monkeypatch: pytest.Monk
     monkeypatch.setattr(path_watch, "_INFO", None)
     told: Any = Told(1, 1, 9000, 9000)
     assert unheard(told) == 0
+
+
+class Lost(asyncio.Protocol):
+    """A protocol that tells when its connection is lost."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set()
+
+
+@linux
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_transport_that_its_loop_has_closed_is_not_looked_at(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A loop tells the protocol nothing when its attempt to connect is cancelled at the end."""
+
+    async def close_and_look(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.create_connection(Lost, "127.0.0.1", port)
+        watch = PathWatch(transport, lambda: 9.0, lambda seconds: None)
+        transport.abort()
+        await protocol.lost.wait()
+        await asyncio.sleep(0)  # then it has closed the socket
+        watch._look()
+        assert watch._timer is None
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.closing(new_loop()) as loop:
+        loop.run_until_complete(close_and_look(listener.getsockname()[1]))
