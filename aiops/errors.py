@@ -65,7 +65,7 @@ __all__ = [
 class AiopsError(Exception):
     """The root: catch this to catch everything aiops raises on purpose."""
 
-    def __init__(self, text: str, **details: Any) -> None:
+    def __init__(self, text: str, /, **details: Any) -> None:
         super().__init__(text)
         self.details = details
 

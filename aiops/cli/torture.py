@@ -124,6 +124,10 @@ _add_simulated(
     "Send a simulated server hostile frames: it answers with an error or closes, and serves on.",
 )
 _add_simulated(
+    "lines",
+    "Change what a follower says to its lead, and a primary to its standby: both go on afterwards.",
+)
+_add_simulated(
     "frames",
     "The same with mutated frames, handed to a server in this process: many thousand a second.",
 )

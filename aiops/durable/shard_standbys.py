@@ -14,8 +14,8 @@ from aiops.common.frozen import value
 from aiops.common.generations import term
 from aiops.durable.standby import StandbyDesk
 from aiops.engine.events import Drop, Effect, Joined, Lost, Order, Received, Reply, Reported
-from aiops.errors import Unavailable, UsageError
-from aiops.shards.follower import PLACE, PROMOTED
+from aiops.errors import RemoteProtocolError, Unavailable, UsageError
+from aiops.shards.reports import PLACE, PROMOTED, is_small
 from aiops.shards.snapshot_sets import SnapshotSets
 from aiops.wire.handshake import proves_generation
 from aiops.wire.messages import PROTOCOL, Error, Hello, Leave
@@ -268,6 +268,8 @@ class StandbyGroup:
         elif isinstance(message, SnapshotSaved):
             return self._saved(shard, message.id)
         elif isinstance(message, TrafficCounted):
+            if not is_small(message.state):
+                raise RemoteProtocolError("traffic_counted: more than statistics tell")
             self.states[shard] = message.state
             if message.id == self._round:
                 self._asked.discard(shard)
@@ -281,7 +283,7 @@ class StandbyGroup:
         """Take what a follower's standby has that is there, and ask how far it is."""
         self._lost.pop(shard, None)
         cuts = state.holds.get("snapshots", ())
-        self._sets.holds(shard, [cut for cut in cuts if type(cut) is int])
+        self._sets.holds(shard, cuts)
         self.promoted.discard(shard)
         self._placed.discard(shard)
         if state.holds.get(PROMOTED):

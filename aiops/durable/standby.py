@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from aiops.common.frozen import value
@@ -15,6 +16,7 @@ from aiops.state.directory import GenerationFile, GenerationStart, TakenPlace, f
 from aiops.state.frames import JournalFrame, SegmentScan
 from aiops.wire import messages
 from aiops.wire.connection import Connection
+from aiops.wire.handshake import proves_generation
 from aiops.wire.messages import Error, Hello, Ping, Pong, Push, Report, Stats, Welcome
 from aiops.wire.sinks import Sink
 from aiops.wire.standby_messages import JournalRows, Promote, SnapshotPart, StandbyWelcome
@@ -37,12 +39,15 @@ class StandbyPosition:
         The last row.
     proof
         That of the generation.
+    secret
+        The run's; empty: it is not known.
     """
 
     run: str = ""
     generation: int = 0
     row: int = 0
     proof: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
 
 
 def goes_on(held: StandbyPosition, welcome: StandbyWelcome, primary: str) -> bool:
@@ -62,6 +67,16 @@ def goes_on(held: StandbyPosition, welcome: StandbyWelcome, primary: str) -> boo
         raise RemoteProtocolError(
             f"{primary} is of generation {generation_text(welcome.generation)}, and this state of"
             f" {generation_text(held.generation)}: that server was superseded"
+        )
+    # The standby proves to others what it believes here: they would end for it.
+    secret, given = held.secret or welcome.secret, (welcome.run, welcome.generation)
+    if secret and not (
+        welcome.secret == secret and proves_generation(welcome.generation_proof, secret, *given)
+    ):
+        raise RemoteProtocolError(
+            f"{primary} says that it is of generation {generation_text(welcome.generation)} of run"
+            f" {welcome.run}, and its proof of that is not right: see that it is a server of this"
+            " run, and that nothing changes what it says on the way"
         )
     return bool(held.row) and welcome.row == held.row and not welcome.snapshot
 

@@ -27,6 +27,7 @@ from aiops.net.environment import Environment
 from aiops.net.tls import TlsTarget
 from aiops.net.transport import MessageTransport
 from aiops.shards.common_moment import CommonMoment
+from aiops.shards.reports import check_state
 from aiops.wire import handshake
 from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Leave, Message, Ping, Pong
@@ -437,6 +438,7 @@ class ShardLinks:
             given = follower.challenge, self._token, follower.name
             handshake.check_welcome(message, follower.hello, *given)
         elif isinstance(message, ShardState):
+            check_state(message)
             follower.state = message
             self._changed.set()
             if self._leading:

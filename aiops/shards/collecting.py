@@ -8,7 +8,7 @@ from aiops.engine.events import Order
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.parts import Parts
-from aiops.model.placement import Placement
+from aiops.model.placement import RAW, Placement
 from aiops.shards.orders import send_params
 from aiops.shards.stored_rows import CollectedRows
 from aiops.store.snapshots import Lease
@@ -94,13 +94,28 @@ class Collecting:
         RemoteProtocolError
             When it is of other bytes than this shard holds.
         """
-        low, high = self._placement.edges[shard : shard + 2]
-        if any(not low <= part.start < part.stop <= high for part in parts):
-            raise RemoteProtocolError(f"shard {shard} sent other bytes than it holds")
+        self._check(shard, parts)
         return _Portion(self.arena, parts)
 
-    def came(self, shard: int) -> bool:
-        """Note that a shard's portion has come; return whether that was the last."""
+    def _check(self, shard: int, parts: Parts) -> None:
+        """Check that these are all bytes that a shard holds."""
+        at, high = self._placement.edges[shard : shard + 2]
+        for part in parts:
+            if (part.start, part.nbytes, part.codec) != (at, part.stop - part.start, RAW):
+                break
+            at = part.stop
+        if at != high:
+            raise RemoteProtocolError(f"shard {shard} sent other bytes than it holds")
+
+    def came(self, shard: int, parts: Parts) -> bool:
+        """Note that a shard's portion has come; return whether that was the last.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it is not all that this shard holds.
+        """
+        self._check(shard, parts)
         self.missing.discard(shard)
         self.on_change()
         return self.done

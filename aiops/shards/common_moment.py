@@ -53,7 +53,7 @@ class CommonMoment:
 
     def __init__(self, states: Mapping[int, ShardState], history: History = ()) -> None:
         known = {shard: state for shard, state in states.items() if "reached" in state.holds}
-        self._reached = {shard: _integer(state.holds["reached"]) for shard, state in known.items()}
+        self._reached: dict[int, int] = {n: state.holds["reached"] for n, state in known.items()}
         self._done = {shard: (state.update, not state.measured) for shard, state in known.items()}
         self._portions = {
             shard: frozenset(state.holds.get("portions", ())) for shard, state in known.items()
@@ -110,7 +110,3 @@ class CommonMoment:
         if shard not in self._reached:
             return LARGEST
         return min(self._reached[shard], self._common[shard])
-
-
-def _integer(found: object) -> int:
-    return found if type(found) is int else 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiops.engine.events import Order, Received
 from aiops.errors import RemoteProtocolError
+from aiops.shards.reports import is_small
 from aiops.wire.fields import LONGEST
 from aiops.wire.server_messages import CountTraffic, TrafficCounted
 from aiops.wire.traffic import Traffic
@@ -61,6 +62,8 @@ class TrafficCount:
         if message.id != self._number or shard not in self._missing:
             return False
         self._missing.discard(shard)
+        if not is_small(message.state) or not is_small(message.tables):
+            raise RemoteProtocolError("traffic_counted: more than statistics tell")
         self.states[shard] = message.state
         self.tables[shard] = _checked(message.tables)
         for client, counts in message.clients.items():

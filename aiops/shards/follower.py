@@ -44,8 +44,8 @@ from aiops.model.parts import Parts
 from aiops.model.row_shards import GIVEN_ROWS
 from aiops.shards.common_moment import History
 from aiops.shards.follower_rows import FollowerRows, rows_given, tables_of
-from aiops.shards.orders import LOST, write_fault
 from aiops.shards.receive import ExpectedPortion, ShardBuffers
+from aiops.shards.reports import LOST, OWN_GENERATION, PLACE, PROMOTED, write_fault
 from aiops.shards.shard import LoadSink, Shard
 from aiops.shards.shard_clients import ShardClients
 from aiops.store.capture_job import CaptureJob
@@ -92,15 +92,6 @@ from aiops.wire.server_messages import (
     UpdateDone,
 )
 from aiops.wire.sinks import Discard, Sink
-
-PROMOTED = "promoted"
-"""The key in `ShardState.holds` of a follower that is asked for as if it were a standby still."""
-
-PLACE = "place"
-"""The key in `ShardState.holds` of the number of the place that a follower has taken."""
-
-OWN_GENERATION = "generation"
-"""The key there of the generation of the follower's own state."""
 
 REPLAYED = 0
 """The number of the lead's connection while its orders are replayed: no other has it."""

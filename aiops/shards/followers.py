@@ -7,7 +7,7 @@ from typing import Any
 
 from aiops.errors import Unavailable
 from aiops.model.placement import Placement
-from aiops.shards.follower import OWN_GENERATION, PLACE
+from aiops.shards.reports import OWN_GENERATION, PLACE
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import Error
 
@@ -57,9 +57,7 @@ class Followers:
     def note(self, shard: int, holds: Mapping[str, Any]) -> None:
         """Note the place and the generation that a follower says it has."""
         for numbers, key in ((self.places, PLACE), (self.generations, OWN_GENERATION)):
-            number = holds.get(key, 0)
-            if type(number) is int:
-                numbers[shard] = max(number, numbers.get(shard, 0))
+            numbers[shard] = max(holds.get(key, 0), numbers.get(shard, 0))
 
     @property
     def why(self) -> str:

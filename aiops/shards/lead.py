@@ -64,7 +64,7 @@ from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.measuring import PLAN
-from aiops.shards.orders import LOST, read_fault
+from aiops.shards.reports import LOST, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
 from aiops.store.capture_job import CaptureJob
@@ -499,8 +499,7 @@ class Lead:
         if self._budgets.any:
             effects.append(self._budgets.order(shard))
         effects += [Order(shard, SendAway(0, *each)) for each in self._sent_away.items()]
-        cuts = state.holds.get("snapshots", ())
-        self.sets.holds(shard, [cut for cut in cuts if type(cut) is int])
+        self.sets.holds(shard, state.holds.get("snapshots", ()))
         if state.run and state.holds.get("history", ()) != self.history:
             effects += self._noted(shard)
         if self._model is not None:

@@ -1,4 +1,4 @@
-"""Write and read orders for updates and parameters, and the faults that followers report.
+"""Write and read orders for updates and parameters.
 
 An array of equal numbers (the usual case) is sent as a single one.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.errors import Refused, RemoteProtocolError, refusal
+from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
@@ -27,25 +27,6 @@ CAPTURE = "capture"
 
 REHEARSED = np.array([-1], "<i8").tobytes()
 """The sums in the report on a rehearsal whose result is finite."""
-
-LOST = "lost"
-"""The code of a fault: the client's connection to this shard was lost."""
-
-
-def write_fault(fault: Refused | None) -> dict[str, Any]:
-    """Return a fault of a portion as the map that a lead is sent."""
-    if fault is None:
-        return {}
-    return {"code": fault.code, "text": str(fault), "details": fault.details}
-
-
-def read_fault(reported: Mapping[str, Any]) -> Refused | None:
-    """Return the fault that a follower reported, if any."""
-    if not reported:
-        return None
-    code, text = str(reported.get("code", "")), str(reported.get("text", "it cannot be used"))
-    details = reported.get("details")
-    return refusal(code, text, details if isinstance(details, dict) else {})
 
 
 def work_of(

@@ -225,7 +225,7 @@ class ShardedModel:
     def portion_came(self, shard: int, message: ShardParts) -> None:
         """Note that a follower's portion of the whole model has come."""
         collecting = self._collecting.get(message.id)
-        if collecting is not None and collecting.came(shard):
+        if collecting is not None and collecting.came(shard, message.parts):
             del self._collecting[message.id]
 
     def rows_came(self, shard: int, message: StoredRows, sink: Sink | None) -> None:

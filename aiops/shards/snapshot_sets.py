@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 KEPT = 2
 """Sets that stay: if a snapshot of the newest is damaged, the one before it is as good."""
 
+_MOST = 1024
+"""Snapshots of one server that are known."""
+
 
 class SnapshotSets:
     """The sets of one sharded model.
@@ -49,14 +52,18 @@ class SnapshotSets:
     def saved(self, shard: int, cut: int, *, well: bool) -> None:
         """Note that a server has synced its snapshot of a cut, or has none of it."""
         if well:
-            self._cuts.setdefault(shard, set()).add(cut)
+            self._note(shard, {*self._cuts.get(shard, ()), cut})
         if cut == self.cut:
             self._missing.discard(shard)
 
     def holds(self, shard: int, cuts: Iterable[int]) -> None:
         """Note which snapshots a server has that was started, or lost its lead."""
-        self._cuts[shard] = set(cuts)
+        self._note(shard, cuts)
         self._missing.discard(shard)
+
+    def _note(self, shard: int, cuts: Iterable[int]) -> None:
+        """Note the newest of a server's snapshots: it may say that it has any number of them."""
+        self._cuts[shard] = {*sorted(cuts)[-_MOST:]}
 
     def lost(self, shard: int) -> None:
         """Wait no more for the snapshot of a server that is lost."""

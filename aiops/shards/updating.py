@@ -25,6 +25,7 @@ from aiops.model.placement import Placement
 from aiops.shards.measuring import Measuring
 from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.shards.proofs import ShardProofs
+from aiops.shards.reports import check_squares, check_statistic, read_sums
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.finite_guard import Proof, refusal
@@ -204,7 +205,7 @@ class Updating:
         update, placement = self._outstanding.get(message.id), self._placement
         if update is None or event.shard not in update.missing:
             raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
-        sums, job = np.frombuffer(message.sums, "<i8").astype(np.int64), update.job
+        sums, job = read_sums(message.sums, event.shard), update.job
         if isinstance(job, ReplicaJob):
             expected = [len(placement.layouts[event.shard].tensors)]
         elif isinstance(job, CaptureJob):
@@ -221,7 +222,10 @@ class Updating:
             raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
         if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
             self._take_proof(event.shard, job, message, int(sums[0]))
+        elif isinstance(job, UpdateJob) and job.round is UpdateRound.MEASURE:
+            check_squares(sums, event.shard)
         elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
+            check_statistic(sums, event.shard, len(placement))
             self.versions[event.shard - 1] = self._computing
             if message.seed:
                 sample = message.seed, message.values

@@ -58,6 +58,7 @@ class StandbyWelcome(Message):
     ``snapshot``: the bytes of the snapshot of the state after ``row``, which comes first; 0: none.
     ``starts``: the generations of the run, each with the row and the versions that it began at.
     ``secret``: the run's, with which the standby proves its generation once it is promoted.
+    ``generation_proof`` is made with it, as in a `welcome`.
     The state is that of shard ``shard`` of ``shards``; 0 of 1: a whole model.
     """
 
@@ -72,6 +73,7 @@ class StandbyWelcome(Message):
     secret: Bytes32 = field(default=b"", repr=False)
     shard: UInt = 0
     shards: UInt = 1
+    generation_proof: Bytes32 = b""
 
 
 @value

@@ -12,7 +12,7 @@ import pytest
 from aiops.durable.shard_standbys import FollowerStandbyDesk, ShardCopy, StandbyGroup, check_place
 from aiops.engine.events import Drop, Joined, Lost, Order, Received, Reply, Reported
 from aiops.errors import UsageError
-from aiops.shards.follower import PROMOTED
+from aiops.shards.reports import PROMOTED
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Error, Fetch, Message
 from aiops.wire.server_messages import KeepSets, LeadHello, ShardState, ShardWelcome

@@ -18,7 +18,8 @@ from aiops.client import Client
 from aiops.common.generations import next_term
 from aiops.engine.events import Drop, Joined, Left, Options, Received, Reply
 from aiops.errors import UsageError
-from aiops.shards.follower import PROMOTED, Follower
+from aiops.shards.follower import Follower
+from aiops.shards.reports import PROMOTED
 from aiops.state.directory import GenerationFile
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Error

@@ -13,6 +13,7 @@
     seed_campaign.py                    many of these, and the report
     attacked*.py, attack_variants.py    servers that hostile peers attack
     session_trial.py, frame_trial.py    by whole sessions in a network; by mutated frames
+    line_trial.py, changed_line.py      by their partners: a follower, a primary
     hostile_lender.py                   memory lent over real Unix sockets, and wrong
     partitions.py, routed_network.py    networks of namespaces that are parted again and again
     flipped_bits.py                     single bits of messages with checksums, and of files

@@ -63,6 +63,9 @@ class AttackTrial(ABC):
         What to do.
     """
 
+    exceptions_alone = False
+    """True if of errors that are logged only exceptions are wrong."""
+
     def __init__(self, plan: AttackPlan) -> None:
         self.plan, self.result = plan, AttackResult(plan)
         self._rng = Random(f"peers {plan.seed}")
@@ -70,9 +73,9 @@ class AttackTrial(ABC):
     def run(self) -> AttackResult:
         """Carry it out."""
         began = time.monotonic()
-        with errors_noted(self.result.wrong):
+        with errors_noted(self.result.wrong, exceptions_alone=self.exceptions_alone):
             try:
-                made, pieces = attacked(self.plan), self._rng.choice((None, 7, 100))
+                made, pieces = self.make(), self._rng.choice((None, 7, 100))
                 World(seed=self.plan.seed, limit=_LIMIT, pieces=pieces).run(self._all(made))
             except AiopsError as error:
                 self.result.wrong.append(f"{type(error).__name__}: {error}")
@@ -80,6 +83,10 @@ class AttackTrial(ABC):
                 self.result.wrong.append(f"the simulation ended: {_told(error)}")
         self.result.seconds = time.monotonic() - began
         return self.result
+
+    def make(self) -> Attacked:
+        """Return what the plan attacks."""
+        return attacked(self.plan)
 
     async def _all(self, made: Attacked) -> None:
         async with made as attacked:

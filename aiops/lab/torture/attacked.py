@@ -20,6 +20,7 @@ import numpy as np
 from aiops.client.asyncio.worker import AsyncWorker
 from aiops.errors import BadPush, Refused
 from aiops.lab.torture.hostile_messages import Target
+from aiops.lab.torture.message_line import MessageLine
 from aiops.lab.torture.recorded_sessions import RecordedFrame, SessionRecorder
 from aiops.model.layout import Layout
 from aiops.model.tables import Table
@@ -220,7 +221,7 @@ class AttackedServer(Attacked):
     _worker: AsyncWorker
     _steps = 0
 
-    def __init__(self, plan: AttackPlan, recorder: SessionRecorder | None = None) -> None:
+    def __init__(self, plan: AttackPlan, recorder: MessageLine | None = None) -> None:
         super().__init__(plan)
         self._before = resident() or 0  # of this process, which may do other things, too
         self._recorder = recorder

@@ -9,7 +9,7 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.errors import AiopsError
 from aiops.lab.torture.attacked import WORKERS, Attacked, AttackedServer, AttackPlan
-from aiops.lab.torture.recorded_sessions import SessionRecorder
+from aiops.lab.torture.message_line import MessageLine
 from aiops.serving.embedded import config_of
 from aiops.sim.virtual.server_machine import ServerMachine
 
@@ -27,7 +27,7 @@ class AttackedShards(AttackedServer):
         As of `AttackedServer`.
     """
 
-    def __init__(self, plan: AttackPlan, recorder: SessionRecorder | None = None) -> None:
+    def __init__(self, plan: AttackPlan, recorder: MessageLine | None = None) -> None:
         super().__init__(plan, recorder)
         self._followers = list[ServerMachine]()
 

@@ -141,11 +141,15 @@ class HostileMessages:
             kind = rng.choice(DIRECTING)
         elif lot < 0.75 and usual is _OPEN:
             kind = rng.choice(self._target.likely or _LIKELY)
+        return self.of_kind(kind)
+
+    def of_kind(self, kind: str) -> Drawn:
+        """Return a message of this kind."""
         header = self._fields(kind)
         made = _MADE.get(kind)
         if made is not None:
             return made(self, header)
-        return header, [rng.randbytes(part[3]) for part in header.get("parts", ())]
+        return header, [self._rng.randbytes(part[3]) for part in header.get("parts", ())]
 
     def proof(self) -> Drawn:
         """Return a proof of a token, which is none."""

@@ -46,10 +46,13 @@ def _documented(code: str) -> bool:
 
 
 @contextlib.contextmanager
-def errors_noted(wrong: list[str]) -> Iterator[None]:
-    """Note what is logged as an error, by a server or asyncio; log nothing else."""
+def errors_noted(wrong: list[str], *, exceptions_alone: bool = False) -> Iterator[None]:
+    """Note what is logged as an error, by a server or asyncio; log nothing else.
+
+    ``exceptions_alone``: of a server's errors only those that are exceptions.
+    """
     before, root = logging.root.manager.disable, logging.root
-    handler = _Noting(wrong)
+    handler = _Noting(wrong, exceptions_alone)
     logging.disable(logging.WARNING)
     root.addHandler(handler)
     try:
@@ -60,10 +63,11 @@ def errors_noted(wrong: list[str]) -> Iterator[None]:
 
 
 class _Noting(logging.Handler):
-    def __init__(self, wrong: list[str]) -> None:
+    def __init__(self, wrong: list[str], exceptions_alone: bool) -> None:
         super().__init__(logging.ERROR)
-        self._wrong = wrong
+        self._wrong, self._exceptions_alone = wrong, exceptions_alone
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
-        self._wrong.append(f"logged: {self.format(record)}")
+        if not self._exceptions_alone or record.name == "asyncio" or record.exc_info:
+            self._wrong.append(f"logged: {self.format(record)}")

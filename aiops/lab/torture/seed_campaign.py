@@ -18,9 +18,11 @@ from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.attack_variants import OF_FRAMES
 from aiops.lab.torture.attack_variants import VARIANTS as ATTACKS
+from aiops.lab.torture.attacked_lines import PARTNERS
 from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
+from aiops.lab.torture.line_trial import LineTrial, draw_lines
 from aiops.lab.torture.plan import VARIANTS
 from aiops.lab.torture.session_trial import SessionTrial, draw_sessions
 from aiops.lab.torture.states import MOMENTS, StatesResult, examine
@@ -106,6 +108,10 @@ KINDS: Mapping[str, SeedKind[Any]] = {
     "frames": SeedKind(
         *(OF_FRAMES, draw_frames, lambda plan: FrameTrial(plan).run()),
         *(lambda result: result.frames, 1, _of_attacks),
+    ),
+    "lines": SeedKind(
+        *(tuple(PARTNERS), draw_lines, lambda plan: LineTrial(plan).run()),
+        *(lambda result: 1, 1, _of_attacks),
     ),
 }
 """By what they torture; the name of the command."""

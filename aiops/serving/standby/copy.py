@@ -145,8 +145,10 @@ class StandbyCopy:
             return StandbyPosition()
         # Rows behind a snapshot that has not come, or that lacks queued pushes, are none.
         row = 0 if self.pending or run.replayer.lost else self.row
-        proof = run.files.claims.proof
-        return StandbyPosition(run.files.run, run.files.generation, row, proof)
+        files = run.files
+        return StandbyPosition(
+            files.run, files.generation, row, files.claims.proof, files.generations.secret
+        )
 
     @property
     def fed_by(self) -> int:

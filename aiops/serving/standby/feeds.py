@@ -353,6 +353,7 @@ class StandbyFeeds:
         welcome = StandbyWelcome(
             *(hello.id, PROTOCOL, standby.proof, files.run, files.generation, row, length),
             *(starts_of(files.generations, files.place[0]), files.generations.secret, *files.place),
+            files.claims.proof,
         )
         link.send(link.wire.send(welcome))
         progress = StandbyProgress(hello.name, row, row if row == hello.row else 0)

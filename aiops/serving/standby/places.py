@@ -31,6 +31,7 @@ from aiops.serving.shard_links import ShardLinks
 from aiops.serving.standby.link import ask
 from aiops.serving.state.state_files import StateFiles
 from aiops.shards.lead import Lead
+from aiops.shards.reports import check_state
 from aiops.state.directory import TakenPlace
 from aiops.wire.handshake import place_proof, proves_place
 from aiops.wire.messages import Error, Message
@@ -148,6 +149,10 @@ class FollowerPlaces:
             return f"{beginning} was given it, and begins to be that follower"
         place, at = (message.run, message.shard, message.shards), (message.version, message.update)
         state = ShardState(0, True, *place, *at, message.measured, message.holds)
+        try:
+            check_state(state)
+        except RemoteProtocolError as error:
+            return str(error)
         return self._lead.place_refusal(state)
 
     def _beginning(self, message: TakePlace) -> str:
