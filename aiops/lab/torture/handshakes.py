@@ -1,7 +1,8 @@
 """Strangers at a server that asks for TLS and client certificates: none may get a parameter's byte.
 
 Each stranger connects in one of the `KINDS` of wrong ways, goes as far as the server lets it, and
-reads until the server has closed. Meanwhile an honest worker trains.
+reads until the server has closed. Meanwhile an honest worker trains. Some have right certificates,
+and what follows on the handshake is wrong. The server logs no exception.
 """
 
 from __future__ import annotations
@@ -36,13 +37,18 @@ _ROOM = 1 << 16
 _PATTERN = b"\x5a\xa5\xc3\x3c"
 _MODEL = 1 << 18  # elements
 _STRANGERS = 4  # at a time
+_EXCEPTION = b"Traceback (most recent call last)"
+_RECORD, _VERSION = b"\x17", b"\x03\x03"  # how a record of TLS 1.3 begins
 
 HELD_BACK = ("plain", "tls12", "anonymous", "foreign", "self-signed", "expired", "server-name")
 CUT = ("cut-hello", "after-hello", "garbage", "damaged")
-KINDS = (*HELD_BACK, *CUT)
+AFTER = ("changed-record", "cut-record", "plain-record", "long-record", "empty-records")
+KINDS = (*HELD_BACK, *CUT, *AFTER)
 """The wire without TLS; TLS 1.2 at most; no certificate; one of another CA; one of no CA; one that
 has expired; a wrong name of the server, which this client finds; a hello cut anywhere; an end after
-the server's first flight; bytes at random; and a hello with a bit flipped."""
+the server's first flight; bytes at random; and a hello with a bit flipped. After a right handshake:
+a greeting of which a bit is flipped; one that is cut anywhere; one that is not encrypted; bytes
+at random that say they are a record, longer than one may be or not; and a hundred empty ones."""
 
 
 @dataclass
@@ -110,7 +116,9 @@ def run(count: int, seed: int, folder: Path) -> HandshakeFindings:
     words = command("aiops.server", "--port=0", "--policy=asgd", "--no-shm", *flags)
     words += [f"--tls-ca={given['ca.pem']}", "--kernels=numpy", "--log-level=error"]
     began, found = time.perf_counter(), HandshakeFindings()
-    with ChildProcess("the server", words, environment=clean_environment(), lines=True) as server:
+    log = (folder / "log").open("w+b")
+    child = ChildProcess("the server", words, environment=clean_environment(), lines=True, log=log)
+    with log, child as server:
         url = server.first_line(_PATIENCE)
         over = threading.Event()
         honest = threading.Thread(target=_train, args=(url, folder / "ours", over, found))
@@ -131,6 +139,9 @@ def run(count: int, seed: int, folder: Path) -> HandshakeFindings:
             honest.join()
         if server.popen.poll() is not None:
             found.faults.append("the server has ended")
+        log.seek(0)
+        if _EXCEPTION in (said := log.read()):
+            found.faults.append(f"the server logged {said[-2000:].decode(errors='replace')}")
     found.seconds = time.perf_counter() - began
     return found
 
@@ -184,7 +195,7 @@ class Strangers:
             "self-signed": _context(ca, other / "ca"),
             "expired": _context(ca, ours / "expired"),
             "server-name": _context(ca, ours / "client"),
-            **{kind: _context(ca, ours / "client") for kind in CUT},
+            **{kind: _context(ca, ours / "client") for kind in (*CUT, *AFTER)},
         }
 
     def one(self, seed: int) -> tuple[str, bytes, int, str]:
@@ -199,6 +210,8 @@ class Strangers:
                     return kind, _rest(sock), 0, ""
                 if kind in CUT:
                     return kind, self._cut(kind, sock, chance), 0, ""
+                if kind in AFTER:
+                    return kind, self._after(kind, sock, chance), 0, ""
                 return self._handshake(kind, sock)
         except TimeoutError:
             return kind, b"", 0, f"the server has not closed in {_PATIENCE:g} s"
@@ -252,6 +265,35 @@ class Strangers:
         else:
             sock.sendall(hello)
             return sock.recv(_ROOM)
+        return _rest(sock)
+
+    def _after(self, kind: str, sock: socket.socket, chance: random.Random) -> bytes:
+        """Go through a right handshake, and say something wrong."""
+        inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = self._contexts[kind].wrap_bio(inward, outward, server_hostname=self._where[0])
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(outward.read())
+                inward.write(sock.recv(_ROOM))
+        sock.sendall(outward.read())
+        tls.write(_greeting())
+        record = bytearray(outward.read())
+        if kind == "changed-record":
+            record[chance.randrange(len(record))] ^= 1 << chance.randrange(8)
+        elif kind == "cut-record":
+            del record[chance.randrange(1, len(record)) :]
+        elif kind == "plain-record":
+            record[:] = _greeting()
+        elif kind == "long-record":
+            length = chance.choice((17, 1 << 14, (1 << 14) + 257, (1 << 16) - 1))
+            record[:] = _RECORD + _VERSION + length.to_bytes(2, "big") + chance.randbytes(length)
+        else:
+            record[:] = (_RECORD + _VERSION + bytes(2)) * 100
+        sock.sendall(record)
+        sock.shutdown(socket.SHUT_WR)
         return _rest(sock)
 
     def _hello(self, kind: str) -> bytes:
