@@ -26,7 +26,7 @@ from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 
 _CHUNK = 1 << 20  # handed to the transport at once
-_BEHIND = 4 << 20  # bytes: a peer with more unsent is not read from
+_BEHIND = 4 << 20  # bytes: a peer with more unsent, of more than one message, is not read from
 _HELD = "held"  # the reason for which a peer is not read from: its owner says so
 _SHORTEST = 0.001  # seconds: what event loops' timers can tell apart
 
@@ -85,6 +85,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         self.side: UnixSide | None = None  # receives segments, on a connection within one machine
         self._out: deque[tuple[memoryview, Lease | None]] = deque()
         self._unsent = 0  # bytes in _out
+        self._newest = 0  # bytes of the message that was queued last
         self._waits = 0.0, 0  # when _out was last empty, and the value of `pumped` then
         self._full = False  # the transport takes no more now
         self._unread: set[str] = set()  # the reasons for which this peer is not read from
@@ -319,8 +320,18 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._pump()
         if lease is None and self._out and self.on_queued is not None:
             self.on_queued(self._unsent - before)
-        if self._unsent > _BEHIND:
+        self._newest = sum(map(len, buffers))
+        if self._behind:
             self._stop_reading("behind")
+
+    @property
+    def _behind(self) -> bool:
+        """True if so much is unsent that this peer is not read from.
+
+        One message may be, however long: the next push comes in while the answer to the last goes
+        out, so that both directions of a link are in use.
+        """
+        return self._unsent > max(_BEHIND, self._newest)
 
     def _pump(self) -> None:
         transport = self.transport
@@ -338,7 +349,7 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     def _pumped(self) -> None:
         """Read on from a peer that has caught up; close if all is sent and it is time."""
-        if self._unsent <= _BEHIND and "behind" in self._unread:
+        if "behind" in self._unread and not self._behind:
             self._go_on_reading("behind")
             if self._received:  # later: this may run while an event is being handled
                 asyncio.get_running_loop().call_soon(self._pass_on)
