@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from aiops.algorithms.base import IGNORE, Decision, Policy
 from aiops.algorithms.policies import EveryNth
@@ -65,3 +66,7 @@ class Rennala(Optimised):
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that steps after B current gradients."""
         return CurrentOnly(self.b)
+
+    def plan(self, workers: int | None) -> dict[str, Any]:
+        """Add to the plan that gradients of older parameters are of no use."""
+        return {**super().plan(workers), "overlap": "newest"}

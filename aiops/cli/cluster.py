@@ -49,6 +49,7 @@ Link = Annotated[str | None, typer.Option(help="Each worker's link: 1Gbit/s.")]
 ServerLink = Annotated[str | None, typer.Option(help="The server's link, which all share.")]
 Latency = Annotated[float, typer.Option(help="Delay in seconds, each way.")]
 Jitter = Annotated[float, typer.Option(help="Random extra delay, up to these seconds.")]
+Overlap = Annotated[int, typer.Option(help="Exchanges under way while a worker computes.")]
 Apply = Annotated[float, typer.Option(help="Seconds of an update on the server.")]
 Model = Annotated[str | None, typer.Option(help="A model of this size that learns nothing: 64MiB.")]
 Gradients = Annotated[int | None, typer.Option(help="Mini-batches in all; default 100 a worker.")]
@@ -83,6 +84,7 @@ def cluster(
     server_link: ServerLink = None,
     latency: Latency = 0.0,
     jitter: Jitter = 0.0,
+    overlap: Overlap = 0,
     apply: Apply = 0.0,
     model: Model = None,
     dataset: DatasetName = "digits",
@@ -123,6 +125,7 @@ def cluster(
             workload=_workload(model, dataset, hidden, batch_size),
             computing=_computing(compute, sigma, slow or (), diurnal),
             links=StarTopology(worker=link, server=server_link, latency=latency, jitter=jitter),
+            overlap=overlap,
             apply_seconds=apply,
             schedule=_schedule(cut or (), silence or (), kill or (), join or ()),
             gradients=100 * workers if gradients is None and seconds is None else gradients,

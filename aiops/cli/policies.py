@@ -180,6 +180,7 @@ def _described(name: str, kind: type[Algorithm]) -> dict[str, Any]:
         "worker": known.worker,
         "waits_for": known.waits_for,
         "memory": known.memory,
+        "overlap": known.overlap,
         "command": policy_catalog.command(name, kind),
         "file": inspect.getsourcefile(kind),
     }

@@ -15,6 +15,8 @@ from aiops.algorithms.local_training import LocalTraining
 from aiops.algorithms.modulation import Modulated
 from aiops.algorithms.server_optimizer import Optimised
 from aiops.algorithms.trimming import Trimmed
+from aiops.client.strategies import no_overlap
+from aiops.engine.client_plan import plan_of
 from aiops.errors import ConflictError
 
 FAMILIES: Mapping[str, str] = {
@@ -61,11 +63,14 @@ class PolicyFacts:
         The actions of one worker.
     memory
         The values that the server keeps for each parameter, besides the parameters.
+    overlap
+        Whether a worker may overlap exchanges and computing (``overlap=True``), or why not.
     """
 
     waits_for: str
     worker: str
     memory: str
+    overlap: str
 
 
 @dataclass(frozen=True)
@@ -125,15 +130,25 @@ def facts(kind: type[Algorithm]) -> PolicyFacts:
     """Return the facts of an algorithm, found by running its policy and reading its plan and rule.
 
     >>> from aiops.algorithms.hardsync import Hardsync
-    >>> facts(Hardsync)
-    PolicyFacts(waits_for='all workers', worker='pushes each gradient', memory='1: a sum')
+    >>> facts(Hardsync).waits_for, facts(Hardsync).worker, facts(Hardsync).memory
+    ('all workers', 'pushes each gradient', '1: a sum')
     """
     algorithm = kind()
-    plan = algorithm.plan(WORKERS)
+    plan = plan_of(algorithm, WORKERS)
     waits, collects = _watch(algorithm.policy(WORKERS))
     if waits != "no worker" and plan.get("limit"):
         waits += f", computing on for up to {plan['limit']} steps"
-    return PolicyFacts(waits, _worker(plan), _memory(algorithm, collects))
+    return PolicyFacts(waits, _worker(plan), _memory(algorithm, collects), _overlap(plan))
+
+
+def _overlap(plan: Mapping[str, Any]) -> str:
+    """Return whether exchanges overlap with computing."""
+    if "average" in plan:
+        return "there are no exchanges with a server"
+    if plan.get("overlap") in ("free", "cycle", "mix"):
+        return "always"
+    why = no_overlap(plan)
+    return f"no: {why}" if why else "`overlap=True` in the worker"
 
 
 def _watch(policy: Policy) -> tuple[str, bool]:

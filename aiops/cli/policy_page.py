@@ -33,6 +33,7 @@ class PageWriter:
             ("a worker", known.worker),
             ("waits for", known.waits_for),
             ("the server keeps, for each parameter", known.memory),
+            ("exchanges beside computing", known.overlap),
         ]
         parts = [
             f"# `{name}`",

@@ -16,6 +16,7 @@ from aiops.client.requests import Requests
 from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.session import Session, checked_stream, stream
+from aiops.client.strategies.overlapped import Overlapped
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.common.tls_files import Tls
@@ -190,17 +191,25 @@ class Facade(SessionFacade):
             allowed += slow * nbytes
         return allowed
 
-    def begin(self, params: Params, clock: Callable[[], float]) -> TrainingLoop:
+    def begin(self, params: Params, clock: Callable[[], float], overlap: int = 0) -> TrainingLoop:
         """Begin to train at these parameters by the server's plan; return the loop to drive.
+
+        ``overlap``: how many exchanges may be under way while gradients are computed.
 
         Raises
         ------
         UsageError
-            When they lie in the server's memory, and the plan has the worker write to them.
+            When they lie in the server's memory, and the plan has the worker write to them; or the
+            plan does not permit ``overlap``.
         """
-        steps = TrainingLoop(self._session.info, self._session.ledger, params, clock)
+        steps = TrainingLoop(self._session.info, self._session.ledger, params, clock, overlap)
         if isinstance(params, Leased) and steps.strategy.writes:
             params.release()
+            if overlap:
+                raise UsageError(
+                    "with overlap a worker needs arrays of its own, since the next parameters come"
+                    " while it computes at the last: leave out views=True, or overlap"
+                )
             raise UsageError(
                 f"under {self.policy} with these settings workers change their parameters"
                 " themselves, so they need arrays of their own: leave out views=True"
@@ -232,6 +241,7 @@ class WorkerFacade(SessionFacade):
 
     _client: Facade
     _begun: TrainingLoop | None = None  # once it is connected, and knows the parameters
+    _overlap = 0  # how many exchanges may be under way while gradients are computed
     _closed = _forked = False
 
     def forked(self) -> None:
@@ -249,6 +259,14 @@ class WorkerFacade(SessionFacade):
             raise forks.inherited("worker")
         if self._closed:
             raise UsageError("this worker is closed")
+
+    def room(self) -> Params:
+        """Return room for gradients; with ``overlap`` of the worker's own, else as `Client.room`.
+
+        With ``overlap`` the arrays are others for each step.
+        """
+        strategy = self._steps.strategy
+        return strategy.room() if isinstance(strategy, Overlapped) else super().room()
 
     @property
     def _steps(self) -> TrainingLoop:

@@ -31,6 +31,7 @@ as an argument, and `step` pushes their gradients::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class RemoteTree(Remote):
         the model; the others receive the server's.
     tables
         The sparse parameters (`aiops.Table`) by name; default: none. `lookup` fetches their rows.
-    url, token, name, timeout
+    url, overlap, token, name, timeout
         As `Worker`'s.
 
     Attributes
@@ -129,6 +130,7 @@ class RemoteTree(Remote):
         url: str | None = None,
         *,
         tables: Mapping[str, Table] | None = None,
+        overlap: bool | int | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -143,7 +145,8 @@ class RemoteTree(Remote):
         ]
         arrays = dict(zip(self._names, map(np.asarray, _jax.device_get(leaves)), strict=True))
         self.last: Receipt | None = None
-        self._hold(Worker(url, arrays, tables=tables, token=token, name=name, timeout=timeout))
+        worker = partial(Worker, url, arrays, tables=tables, overlap=overlap)
+        self._hold(worker(token=token, name=name, timeout=timeout))
         self.params = self._current()
 
     def lookup(self, name: str, ids: Any) -> LookedUpRows:

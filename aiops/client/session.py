@@ -98,7 +98,8 @@ numbers from `pending` (`number_rows`), and enters it in the accounts when it is
 thread at a time (`Worker` has a lock for its two threads). Only copies and encoding may use several
 threads (`parallel_map`), within a call. The driver owns sockets and clocks, the connection the
 message in progress, the session `out` and `back`, the caller its arrays. A blocking client has one
-request under way; an async client has several.
+request under way, and a worker's with ``overlap`` above 1 also the next transfers
+(`aiops.client.sync.connection.MoreRequests`); an async client has several.
 
 **Forks.** A session belongs to one process. In a fork the clients close their copies of the
 descriptors, mark the session as not ready, send nothing, and refuse every call but `close`, which

@@ -36,6 +36,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -89,7 +90,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     embeddings
         `Embedding` layers by the names of their tables, where ``params`` is no module that has
         them. Default: none.
-    url, token, name, timeout
+    url, overlap, token, name, timeout
         As `Worker`'s.
 
     Attributes
@@ -121,6 +122,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         url: str | None = None,
         *,
         embeddings: Mapping[str, Embedding] | None = None,
+        overlap: bool | int | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -137,7 +139,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
         arrays = {tensor.name: to_array(tensor.param.detach().cpu()) for tensor in self._trained}
         tables = {path: layer.table for path, layer in self.embeddings.items()} or None
-        self._hold(Worker(url, arrays, tables=tables, token=token, name=name, timeout=timeout))
+        worker = partial(Worker, url, arrays, tables=tables, overlap=overlap)
+        self._hold(worker(token=token, name=name, timeout=timeout))
         try:
             self.server_lr = self.worker.lr
             self._adopt()

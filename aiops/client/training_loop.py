@@ -13,6 +13,7 @@ twice.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
@@ -25,7 +26,7 @@ from aiops.client.program import Program
 from aiops.client.request_kinds import Receipt
 from aiops.client.server_info import ServerInfo
 from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
-from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
+from aiops.errors import AiopsError, NotReady, Refused, Restarted, StaleGradient, UsageError
 from aiops.model.layout import Array
 
 Gradients: TypeAlias = Mapping[str, Array]
@@ -96,6 +97,8 @@ class TrainingLoop:
         The server's parameters; the strategy's from here on.
     clock
         Seconds, from any beginning.
+    overlap
+        How many exchanges may be under way while gradients are computed (`strategy_for`).
 
     Attributes
     ----------
@@ -109,21 +112,28 @@ class TrainingLoop:
     Raises
     ------
     UsageError
-        When the plan asks for what this client does not know, or the model cannot be trained so.
+        When the plan asks for what this client does not know, the model cannot be trained so, or
+        ``overlap`` does not work with the plan.
     """
 
     def __init__(
-        self, info: ServerInfo, ledger: Ledger, params: Params, clock: Callable[[], float]
+        self,
+        info: ServerInfo,
+        ledger: Ledger,
+        params: Params,
+        clock: Callable[[], float],
+        overlap: int = 0,
     ) -> None:
         self._info, self._ledger, self._clock = info, ledger, clock
         self.params = params
-        self.strategy: LocalStrategy = strategy_for(self._plan, params)
+        self.strategy: LocalStrategy = strategy_for(self._plan, params, overlap)
         self.last: Receipt | None = None
         self.steps = 0
         self.recomputed = 0
         self.idle_seconds = self.compute_seconds = 0.0
         self._since = clock()
-        self._background: BackgroundTransfer | None = None
+        # Those under way, the oldest first, each with the number of its step.
+        self._background: deque[tuple[int, BackgroundTransfer]] = deque()
         self.direct = type(self.strategy) is Direct and "gate" not in self._plan
 
     @property
@@ -197,18 +207,21 @@ class TrainingLoop:
     def refresh(self) -> Program[Op, int]:
         """Fetch the newest parameters; return their version."""
         try:
-            yield from self._settle(wait=True)
+            yield from self._settle()
             yield from self._carry(self.strategy.refresh())
         except _SERVER_RESTARTED:
             yield from self._resume()
         return self.params.version
 
     def flush(self) -> Program[Op, None]:
-        """Wait for what is on its way, and push the rest."""
+        """Wait for what is on its way, and push the rest.
+
+        Of several failures the first is raised, and the others are notes of it.
+        """
         flushed = False
         while not flushed:  # again only after another restart of the server
             try:
-                yield from self._settle(wait=True)
+                yield from self._settle_all()
                 rest = self.strategy.rest()
                 if rest is not None:
                     yield from self._carry(rest)
@@ -223,7 +236,7 @@ class TrainingLoop:
         at them.
         """
         try:
-            yield from self._settle(wait=True)  # else what is on its way would count once more
+            yield from self._settle()  # else what is on its way would count once more
         except _SERVER_RESTARTED:
             yield from self._resume()
             return
@@ -248,10 +261,10 @@ class TrainingLoop:
 
     def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
         strategy = self.strategy
-        if self._background is not None and self._background.error is not None:
-            yield from self._settle(wait=True)  # raise that error before this step changes anything
+        if self._background and self._background[0][1].error is not None:
+            yield from self._settle()  # raise that error before this step changes anything
         strategy.apply(gradients)
-        yield from self._settle(wait=strategy.due)
+        yield from self._settle(strategy.depth - strategy.due)
         transfer = strategy.transfer()
         if "gate" in self._plan:
             self._note_held(transfer)
@@ -260,8 +273,8 @@ class TrainingLoop:
         if transfer is not None:
             if transfer.pushes:
                 transfer.examples = self._info.take_examples()  # not those of later gradients
-            self._background = yield SendInBackground(transfer)
-        yield from self._settle(wait=strategy.waits)
+            self._background.append((self.steps + 1, (yield SendInBackground(transfer))))
+        yield from self._settle(0 if strategy.waits else strategy.depth)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
 
     def _note_held(self, transfer: Transfer | None) -> None:
@@ -284,6 +297,10 @@ class TrainingLoop:
         It may come back so again before they are fetched; then it is offered them again.
         """
         server = self._info.url
+        try:
+            yield from self._settle_all()
+        except AiopsError as error:  # it belonged to the same parameters
+            _log.warning("%s", error)
         _log.warning("%s was restarted: going on with its parameters", server)
         self.strategy.restarted()
         connection = None  # the newest before the last offer, which may have outlasted it
@@ -323,28 +340,51 @@ class TrainingLoop:
         if isinstance(error, Refused | UsageError) or not self.strategy.local:
             self.strategy.failed()
 
-    def _settle(self, *, wait: bool) -> Program[Op, None]:
-        """Merge what has arrived in the background; wait for it if need be."""
-        background = self._background
-        if background is None:
-            if self.strategy.under_way is not None:  # the wait for it was broken off
-                yield from self._carry(self.strategy.under_way)
-            return
-        if not (wait or background.over):
-            return
-        self._count()
-        try:
+    def _settle(self, most: int = 0) -> Program[Op, None]:
+        """Merge what has arrived in the background, and wait until at most ``most`` is under way.
+
+        Raises
+        ------
+        AiopsError
+            That of a transfer that failed; the text names its step.
+        """
+        if not self._background and self.strategy.under_way is not None:
+            yield from self._carry(self.strategy.under_way)  # the wait for it was broken off
+        while self._background:
+            step, background = self._background[0]
             if not background.over:
-                yield JoinBackground(background)
-        finally:
-            self._count(idle=True)
-        self._background = None
-        if background.error is not None:
-            self._failed(background.error)
-            raise background.error
-        self.strategy.arrived(background.receipt)
-        if background.receipt is not None:
-            self._note(background.receipt)
+                if len(self._background) <= most:
+                    return
+                self._count()
+                try:
+                    yield JoinBackground(background)
+                finally:
+                    self._count(idle=True)
+            self._background.popleft()
+            if background.error is not None:
+                self._failed(background.error)
+                raise _of_step(step, background.error)
+            self.strategy.arrived(background.receipt)
+            if background.receipt is not None:
+                self._note(background.receipt)
+
+    def _settle_all(self) -> Program[Op, None]:
+        """Wait for all that is under way, whatever becomes of it, and raise the first failure."""
+        first: AiopsError | None = None
+        while first is None or self._background:
+            left = len(self._background)
+            try:
+                yield from self._settle()
+                break
+            except AiopsError as error:
+                if len(self._background) == left:  # the wait itself failed
+                    raise
+                if first is None:
+                    first = error
+                else:
+                    first.add_note(str(error))
+        if first is not None:
+            raise first
 
     def _note(self, receipt: Receipt | None) -> Receipt:
         if receipt is not None:
@@ -364,3 +404,12 @@ class TrainingLoop:
         else:
             self.compute_seconds += now - self._since
         self._since = now
+
+
+def _of_step(step: int, error: BaseException) -> BaseException:
+    """Return the error of a transfer in the background, which a later step raises."""
+    if not isinstance(error, AiopsError):
+        return error
+    named = type(error)(f"step {step}, whose push was in the background: {error}", **error.details)
+    named.__cause__ = error
+    return named

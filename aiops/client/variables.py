@@ -16,6 +16,10 @@ from aiops.errors import UsageError
 from aiops.wire.checked_connection import xxh3
 
 NAME, TOKEN, CHECKSUMS = "AIOPS_NAME", "AIOPS_TOKEN", "AIOPS_CHECKSUMS"
+OVERLAP = "AIOPS_OVERLAP"
+
+_MOST_OVERLAP = 8
+"""Exchanges under way at once, at most: each takes memory for a gradient and the parameters."""
 
 _log = logging.getLogger("aiops.client")
 
@@ -60,6 +64,27 @@ def checksums(given: bool | None, environment: Mapping[str, str] = os.environ) -
     if wanted:
         xxh3(0)
     return wanted
+
+
+def overlap(given: bool | int | None, environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many exchanges may be under way beside computing; if not given, by `OVERLAP`.
+
+    Raises
+    ------
+    UsageError
+        When that is no such number.
+    """
+    text = environment.get(OVERLAP, "")
+    wanted: object = given
+    if given is None:
+        wanted = int(text or "0") if (text or "0").isascii() and (text or "0").isdigit() else text
+    if not isinstance(wanted, int) or not 0 <= wanted <= _MOST_OVERLAP:
+        where = f"{OVERLAP} is" if given is None else "overlap is"
+        raise UsageError(
+            f"{where} {wanted!r}: give False (or 0), True (or 1: an exchange is under way while the"
+            f" next gradient is computed), or how many exchanges, up to {_MOST_OVERLAP}"
+        )
+    return int(wanted)
 
 
 def tls_files(given: Tls | None, environment: Mapping[str, str] = os.environ) -> Tls:

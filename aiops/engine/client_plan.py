@@ -22,6 +22,20 @@ AUTO = "auto"
 """In place of such a codec: one is chosen for each round, so that it keeps the budget."""
 
 
+def plan_of(algorithm: Algorithm, workers: int | None) -> dict[str, Any]:
+    """Return an algorithm's plan, with the reason for which exchanges and computing do not overlap.
+
+    ``overlap`` is then ``waits`` (for other workers) or ``sent`` (what a worker was sent last is
+    compared with what it pushes), unless the algorithm's own plan has it.
+    """
+    plan = algorithm.plan(workers)
+    if algorithm.policy(workers).awaits_workers:
+        plan.setdefault("overlap", "waits")
+    elif algorithm.rule().reads:
+        plan.setdefault("overlap", "sent")
+    return plan
+
+
 class ClientPlan:
     """The plan of one server, made of its algorithm and options before any client joins.
 
@@ -51,7 +65,7 @@ class ClientPlan:
                 " nothing to relay: drop --relay, or choose --policy average"
             )
         deadlines = {"patience": options.worker_deadline, "heartbeat": options.heartbeat}
-        self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
+        self.fields: dict[str, Any] = {**plan_of(algorithm, options.workers), **deadlines}
         if "average" in self.fields:
             rate = worker_rate(options.budget, options.worker_budget, options.workers)
             codec = AUTO if rate and not options.push_codec else _ring_codec(options.push_codec)

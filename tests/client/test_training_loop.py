@@ -69,7 +69,7 @@ class BackgroundTransfer:
 class Server:
     """What stands for a server: it adds up what is pushed, each transfer once."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Mapping[str, Any], overlap: int = 0) -> None:
         self.model = {name: array.copy() for name, array in START.items()}
         self.version = 0
         self.answered: dict[int, tuple[Transfer, Receipt | None]] = {}
@@ -82,7 +82,8 @@ class Server:
         self.info = info
         params = Params(layout)
         self._tell(params)
-        self.steps = TrainingLoop(info, Ledger(layout, own=True), params, lambda: self.now)
+        ledger = Ledger(layout, own=True)
+        self.steps = TrainingLoop(info, ledger, params, lambda: self.now, overlap)
 
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Apply it, unless that has been done, and answer."""
@@ -299,6 +300,145 @@ class TestOrders:
         server.see_to(answered[1])
         assert [type(order) for order in self.drive(server)[1]] == []
         assert [type(order) for order in self.drive(server, begin)[1]] == [SendInBackground]
+
+
+class TestOverlap:
+    """Exchanges in the background under a policy that answers at once."""
+
+    def setup_method(self) -> None:
+        self.begun: list[BackgroundTransfer] = []
+        self.waits = 0
+
+    def carry_out(self, server: Server, order: Op) -> Any:
+        """Begin what is to be begun; what is waited for is answered then."""
+        if isinstance(order, SendInBackground):
+            self.begun.append(BackgroundTransfer(order.transfer))
+            return self.begun[-1]
+        if isinstance(order, JoinBackground):
+            self.waits += 1
+            assert isinstance(order.background, BackgroundTransfer)
+            return server.see_to(order.background)
+        assert isinstance(order, Send)
+        return server.carry(order.transfer)
+
+    def step(self, server: Server, *, again: bool = False) -> Receipt | None:
+        step = server.steps.step(ONES, again=again)
+        return drive(step, lambda order: self.carry_out(server, order))
+
+    def flush(self, server: Server) -> None:
+        drive(server.steps.flush(), lambda order: self.carry_out(server, order))
+
+    def fail(self, number: int, error: Exception) -> None:
+        self.begun[number].error, self.begun[number].over = error, True
+
+    @pytest.mark.parametrize("depth", [1, 2, 3])
+    def test_so_many_are_under_way(self, depth: int) -> None:
+        server = Server({}, depth)
+        for number in range(1, 8):
+            receipt = self.step(server)
+            assert receipt is not None
+            assert not receipt.pushed
+            assert sum(not each.over for each in self.begun) == min(depth, number)
+            answered = max(0, number - depth)
+            assert self.waits == server.version == server.steps.params.version == answered
+            assert receipt.version == answered
+            sent = self.begun[-1].transfer
+            assert sent.at.newest == max(0, answered - 1), "computed before the last answer"
+        self.flush(server)
+        assert server.version == server.steps.params.version == 7
+        np.testing.assert_array_equal(server.model["w"], np.float32(-7))
+
+    def test_an_answer_that_has_come_is_taken_at_once(self) -> None:
+        server = Server({}, 1)
+        for number in range(3):
+            self.step(server)
+            server.see_to(self.begun[-1])
+            assert server.steps.params.version == number
+        assert self.waits == 0
+
+    def test_the_next_call_raises_what_failed_and_names_the_step(self) -> None:
+        server = Server({}, 2)
+        for _ in range(2):
+            self.step(server)
+        self.fail(0, BadPush("'w' holds nan", tensor="w"))
+        with pytest.raises(
+            BadPush, match="step 1, whose push was in the background: 'w' holds nan"
+        ) as told:
+            self.step(server)
+        assert told.value.details == {"tensor": "w"}
+        assert (server.steps.steps, len(self.begun)) == (2, 2), "nothing was done"
+        self.step(server)
+        self.step(server)
+        assert server.version == 1, "the second arrived as if nothing had happened"
+        self.fail(3, ConnectionLost("gone"))
+        with pytest.raises(ConnectionLost, match=r"^step 4, .*gone"):
+            self.flush(server)
+        assert server.version == 2
+        assert server.steps.params.version == 2
+        self.flush(server)
+
+    def test_the_end_waits_for_all_and_tells_of_all(self) -> None:
+        server = Server({}, 3)
+        for _ in range(3):
+            self.step(server)
+        self.fail(0, ConnectionLost("gone"))
+        self.fail(2, BadPush("no"))
+        with pytest.raises(ConnectionLost, match="step 1") as told:
+            self.flush(server)
+        assert told.value.__notes__ == ["step 3, whose push was in the background: no"]
+        assert server.version == 1
+
+    def test_a_wait_that_is_broken_off_is_taken_up_again(self) -> None:
+        server = Server({}, 2)
+
+        def interrupted(order: Op) -> Any:
+            raise Broken
+
+        for _ in range(2):
+            self.step(server)
+        for _ in range(2):
+            with pytest.raises(Broken):
+                drive(server.steps.step(ONES, again=False), interrupted)
+        self.step(server)
+        self.flush(server)
+        assert server.version == 3, "a gradient whose step was broken off is not pushed"
+
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_restarted_server(self, again: bool) -> None:
+        """All that was under way belonged to other parameters, and so does this gradient."""
+        server = Server({}, 2)
+        for _ in range(2):
+            self.step(server)
+        self.fail(0, Restarted("anew"))
+        self.fail(1, Restarted("anew"))
+        server.version = 7
+        receipt = self.step(server, again=again)
+        assert (receipt is None) == again
+        assert receipt is None or not receipt.used
+        assert server.steps.params.version == 7
+        self.step(server, again=again)
+        assert self.begun[2].transfer.at.newest == 7
+        self.flush(server)
+        assert server.version == 8
+
+    def test_a_server_without_its_model_is_offered_ours(self) -> None:
+        server = Server({}, 1)
+        self.step(server)
+        server.see_to(self.begun[0])
+        self.step(server)
+        self.fail(1, NotReady("none"))
+        answers: list[Any] = [NotReady("none"), True, lambda order: server.carry(order.transfer)]
+
+        def carry_out(order: Op) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(order) if callable(answer) else answer
+
+        receipt = drive(server.steps.step(ONES, again=False), carry_out)
+        assert receipt is not None
+        assert not receipt.used
+        assert not answers
 
 
 Event = st.sampled_from(

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self, TypeAlias
 
+from aiops.client import variables
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.facade import WorkerFacade, initial
 from aiops.client.params import Params
@@ -82,7 +83,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
 
     Parameters
     ----------
-    url, params, tables, views, token, name, timeout, tls, checksums
+    url, params, tables, views, overlap, token, name, timeout, tls, checksums
         As `Worker`'s. All times are the event loop's (`asyncio.loop.time`), in seconds.
 
     Attributes
@@ -105,6 +106,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         *,
         tables: Mapping[str, Table] | None = None,
         views: bool = False,
+        overlap: bool | int | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -122,7 +124,9 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         )
         self._session = self._client._session
         self._initial, self._tables, self._views = initial(params, tables), tables, views
+        self._overlap = variables.overlap(overlap)
         self._background: _TaskTransfer | None = None  # the last one
+        self._carrying: set[asyncio.Task[Receipt | None]] = set()
         self._busy = self._transferring = False  # in a step; in the part of it that uses the server
         self._transferred = asyncio.Event()
         self._offering: asyncio.Task[None] | None = None
@@ -133,7 +137,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         async with self._turn("connect"):
             if self._begun is None:
                 params = await self._client.define(self._initial, self._tables, views=self._views)
-                self._begun = self._client.begin(params, asyncio.get_running_loop().time)
+                clock = asyncio.get_running_loop().time
+                self._begun = self._client.begin(params, clock, self._overlap)
                 self._initial = {}
         return self
 
@@ -293,8 +298,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 async with self._turn("close"):
                     await self._play(self._begun.flush())
         finally:
-            if self._background is not None:
-                self._background.task.cancel()
+            for task in self._carrying:
+                task.cancel()
             await self._client.close()
 
     async def abandon(self) -> None:
@@ -336,6 +341,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 return await self._client.offer(params, self._tables)
             case SendInBackground(transfer):
                 self._background = _TaskTransfer(self._client, transfer)
+                self._carrying.add(self._background.task)
+                self._background.task.add_done_callback(self._carrying.discard)
                 return self._background
             case JoinBackground(_TaskTransfer() as background):
                 await asyncio.wait([background.task])  # which has a deadline of its own

@@ -5,15 +5,15 @@ returns the transfer to make; its driver (`aiops.client.training_loop` for a wor
 a test) makes it, and passes on the answer. For each gradient::
 
     strategy.apply(gradients)                   # the worker's own step, if it takes any
-    if strategy.due and strategy.under_way:     # no second transfer before the first has arrived
+    if strategy.due and strategy.under_way:     # no other transfer before the oldest has arrived
         ...wait for it...; strategy.arrived(receipt)
     transfer = strategy.transfer()              # the transfer to make now, or None
     if strategy.waits:                          # no other gradient before it has arrived
         ...wait for it...; strategy.arrived(receipt)
 
-At most one transfer is under way. Between these calls a driver may pass on an answer at any time,
-but not between computing a gradient and applying it: the gradient belongs to
-`LocalStrategy.params` as they were.
+At most `LocalStrategy.depth` transfers are under way, which is one nearly always. Between these
+calls a driver may pass on an answer at any time, but not between computing a gradient and applying
+it: the gradient belongs to `LocalStrategy.params` as they were.
 
 The plan's keys: ``routine`` names the strategy; ``push_every``, ``fetch_every`` (steps), ``inner``
 (an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
@@ -32,10 +32,10 @@ from aiops.client.requests import Transfer
 from aiops.client.strategies.base import Direct, LocalStrategy
 from aiops.errors import UsageError, nearest
 
-__all__ = ["Direct", "LocalStrategy", "Transfer", "strategy_for"]
+__all__ = ["Direct", "LocalStrategy", "Transfer", "no_overlap", "strategy_for"]
 
 
-def strategy_for(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+def strategy_for(plan: Mapping[str, Any], params: Params, overlap: int = 0) -> LocalStrategy:
     """Return the strategy that a client plan names.
 
     Parameters
@@ -44,11 +44,14 @@ def strategy_for(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
         As the server announced it.
     params
         The server's current parameters; the strategy's from here on.
+    overlap
+        How many exchanges may be under way while gradients are computed; 0: as the plan has it.
 
     Raises
     ------
     UsageError
-        When the plan asks for what this client does not know, or the model cannot be trained so.
+        When the plan asks for what this client does not know, the model cannot be trained so, or
+        exchanges may not overlap with computing.
     """
     name = plan.get("routine", "direct")
     if not isinstance(name, str) or name not in _ROUTINES:
@@ -56,36 +59,69 @@ def strategy_for(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
             f"the server wants workers to follow the routine {name!r}, which this client does not"
             f" know ({nearest(str(name), _ROUTINES)}): upgrade aiops here"
         )
-    return _ROUTINES[name](plan, params)
+    why = no_overlap(plan) if overlap else ""
+    if why:
+        raise UsageError(f"this policy does not work with overlap: {why}; leave overlap out")
+    return _ROUTINES[name](plan, params, overlap)
 
 
-def _accumulate(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+_NO_OVERLAP: Mapping[str, str] = {
+    "waits": "the answer to a push waits for other workers, and so this worker waits on purpose",
+    "sent": "its rule compares a gradient with the parameters that its worker was sent last, and"
+    " these would be newer than those that it was computed at",
+    "newest": "only gradients of the newest parameters are used, and these would be a step older",
+    "local": "a worker takes several steps for each exchange, so have it take more of them"
+    " (--set local_steps=N; diloco also has --set overlap=true)",
+    "elastic": "a worker takes p steps for each exchange, so have it take more of them (--set p=N)",
+}
+"""Why a worker may not overlap exchanges and computing: by the plan's ``overlap``, or routine."""
+
+
+def no_overlap(plan: Mapping[str, Any]) -> str:
+    """Return why workers may not compute on while a push is answered; empty: they may."""
+    word = str(plan.get("overlap", "none"))
+    if word in ("free", "cycle", "mix"):  # they do
+        return ""
+    why = _NO_OVERLAP.get(word) or _NO_OVERLAP.get(str(plan.get("routine", "direct")), "")
+    return why or ("" if word == "none" else f"the server refuses it, because of {word!r}")
+
+
+def _direct(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:
+    if not overlap:
+        return Direct(params)
+    from aiops.client.strategies.overlapped import Overlapped
+
+    # An increment is of the version that was held when it was asked for.
+    return Overlapped(params, 1 if plan.get("fetch_codec") else overlap)
+
+
+def _accumulate(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:
     from aiops.client.strategies.accumulate import Accumulate
 
-    return Accumulate(plan, params)
+    return Accumulate(plan, params, overlap=bool(overlap))
 
 
-def _local(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+def _local(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:
     from aiops.client.strategies.local import Local
 
     return Local(plan, params)
 
 
-def _elastic(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+def _elastic(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:
     from aiops.client.strategies.elastic import Elastic
 
     return Elastic(plan, params)
 
 
-def _gated(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+def _gated(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:
     from aiops.client.strategies.gated import Gated
 
-    return Gated(plan, params)
+    return Gated(plan, params, overlap=bool(overlap))
 
 
 # Workers whose gradients travel as they are need no kernels, so these are imported when wanted.
-_ROUTINES: Mapping[str, Callable[[Mapping[str, Any], Params], LocalStrategy]] = {
-    "direct": lambda plan, params: Direct(params),
+_ROUTINES: Mapping[str, Callable[[Mapping[str, Any], Params, int], LocalStrategy]] = {
+    "direct": _direct,
     "accumulate": _accumulate,
     "local": _local,
     "elastic": _elastic,

@@ -9,7 +9,15 @@ from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
 from aiops.client.strategies.base import LocalStrategy
-from aiops.client.strategies.flat import LocalModel, ranges, rounded, take_over, zeros
+from aiops.client.strategies.flat import (
+    LocalModel,
+    note_version,
+    ranges,
+    rounded,
+    take_over,
+    wide,
+    zeros,
+)
 from aiops.client.strategies.plan import Plan
 from aiops.model.layout import Array
 
@@ -21,9 +29,12 @@ class Accumulate(LocalStrategy):
     optimiser. A push is in the background, and is waited for when the next is due; a fetch is
     waited for. A push is stamped with the oldest version among its gradients. What rounding to
     16 bits takes from a sum stays in it, for the next push.
+
+    With ``overlap`` a fetch is waited for only when the next transfer is due; the local steps taken
+    meanwhile stay on top of what comes.
     """
 
-    def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
+    def __init__(self, plan: Mapping[str, Any], params: Params, *, overlap: bool = False) -> None:
         super().__init__(params)
         read = Plan(plan)
         self._model = LocalModel(params, read.inner())
@@ -35,6 +46,9 @@ class Accumulate(LocalStrategy):
         self._held: set[int] = set()  # the tensors that the sum has
         self._sent: set[int] = set()
         self._fetched_at = 0  # steps when parameters were last fetched
+        self._asked_at = 0  # steps when the fetch under way was asked for
+        # With overlap: the parameters at that time.
+        self._anchor = [array.copy() for array in self._model.x] if overlap else None
         self._restarted = False  # the server was restarted: older versions mean nothing
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
@@ -63,20 +77,39 @@ class Accumulate(LocalStrategy):
         arrays = self._take_sum() if self._model.steps % self._push_every == 0 else None
         if arrays is None and not fetch:
             return None
+        if fetch:
+            self._ask()
         self.under_way = Transfer(arrays, self._stamp, self._fresh if fetch else None)
         return self.under_way
 
+    def _ask(self) -> None:
+        """Note where the model is as parameters are asked for."""
+        self._asked_at = self._model.steps
+        if self._anchor is not None:
+            for anchor, x in zip(self._anchor, self._model.x, strict=True):
+                anchor[...] = x
+
     @property
     def waits(self) -> bool:
-        """A fetch is waited for, a push is not."""
-        return self.under_way is not None and self.under_way.into is not None
+        """A fetch is waited for (with overlap, not at once), a push is not."""
+        fetches = self.under_way is not None and self.under_way.into is not None
+        return fetches and self._anchor is None
 
     def arrived(self, receipt: Receipt | None) -> None:
-        """Go on with the fetched parameters."""
+        """Go on with the fetched parameters, and the steps taken since they were asked for."""
         if self.under_way is not None and self.under_way.into is not None:
-            take_over(self.params, self._fresh)
-            self._model.adopt()
-            self._fetched_at = self._model.steps
+            if self._anchor is None or self._asked_at == self._model.steps:
+                take_over(self.params, self._fresh)
+                self._model.adopt()
+            else:
+                for x, anchor, theta in zip(
+                    self._model.x, self._anchor, wide(self._fresh), strict=True
+                ):
+                    x -= anchor
+                    x += theta
+                self._model.show()
+                note_version(self.params, self._fresh)
+            self._fetched_at = self._asked_at
             if self._restarted:
                 self._stamp, self._restarted = Stamp.of(self._fresh), False
         super().arrived(receipt)
@@ -100,6 +133,7 @@ class Accumulate(LocalStrategy):
 
     def refresh(self) -> Transfer:
         """Fetch; steps that have not been pushed travel with the next push."""
+        self._ask()
         self.under_way = Transfer(None, self._stamp, self._fresh)
         return self.under_way
 
@@ -139,6 +173,7 @@ class Accumulate(LocalStrategy):
         self._stamp = Stamp.from_state(stamp, self.params.layout)
         self._held, self._sent = set(held), set(sent)
         self._model.restore(model)
+        self._asked_at = self._model.steps  # one that is kept computes nothing during a fetch
 
     def _take_sum(self) -> Mapping[str, Array] | None:
         """Move the sum into the buffer that travels."""

@@ -23,15 +23,18 @@ class LocalStrategy:
     params
         The parameters to compute the next gradient at; the same arrays all the time.
     under_way
-        The transfer that has not arrived yet, or None.
+        The transfer that has not arrived yet (the oldest of several), or None.
     local
         Whether gradients are applied here: then none is lost when a transfer fails.
     writes
         Whether steps change `params` here; else only what is fetched does.
+    depth
+        How many transfers may be under way; they arrive in order.
     """
 
     local = True
     writes = True
+    depth = 1
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -49,9 +52,12 @@ class LocalStrategy:
         """
         raise NotImplementedError
 
+    def keep(self) -> None:
+        """Copy what was applied, if `transfer` is to find it: the caller changes its arrays."""
+
     @property
     def due(self) -> bool:
-        """True if the next call of `transfer` needs the one under way to have arrived."""
+        """True if the next call of `transfer` needs the oldest under way to have arrived."""
         return False
 
     def transfer(self) -> Transfer | None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from aiops.bandwidth.gates import Gate
-from aiops.client.params import Params, Stamp
+from aiops.client.encode_push import gather
+from aiops.client.params import Params, Stamp, Stamped
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
 from aiops.client.strategies.base import LocalStrategy
@@ -39,12 +40,17 @@ class Gated(LocalStrategy):
     With ``local`` the gradients are steps of the worker's own model too, until it fetches: then
     what is fetched is received beside it, and takes its place.
 
+    With ``overlap`` the next gradients are computed while a transfer is under way, until a gate is
+    open again; a gradient that travels alone is copied, and parameters are received beside those
+    in use. Of a local model the steps taken meanwhile are lost here, not in what is pushed.
+
     The plan: ``gate``, its settings; ``worker``, this worker's number, with which the gate's seed
     makes its random stream.
     """
 
-    def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
+    def __init__(self, plan: Mapping[str, Any], params: Params, *, overlap: bool = False) -> None:
         super().__init__(params)
+        self._overlap = overlap
         announced = plan.get("gate")
         if not isinstance(announced, Mapping):
             raise UsageError("the server's plan announces a gate, and does not say which")
@@ -66,16 +72,25 @@ class Gated(LocalStrategy):
         if self._gate.local:
             inner = {"optimizer": "sgd", "lr": self._gate.local}
             self._model = LocalModel(params, Plan({"inner": inner}).inner())
+        if self._gate.local or overlap:
             self._fresh = params.copy()
+        self._out = params.like() if overlap and self._kept is None else None
+        self._at: Stamped = params  # what the last gradient was computed at
+        self._opened = np.zeros((2, self._each), bool)  # for the last gradient
         self._take = Intake(params).take if self._model is None else self._model.take
         self._sent_once = False  # the server has a gradient that it can apply again
-        self.local, self.writes = self._kept is not None, self._model is not None
+        self.local, self.writes = self._kept is not None, self._fresh is not params
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
-        """Add it to what is to be pushed."""
+        """Add it to what is to be pushed, and throw the coins."""
+        self._add(gradients)
+        self._steps += 1
+        self._at = self.params
+        self._draw()
+
+    def _add(self, gradients: Mapping[str, Array]) -> None:
         if self._kept is None and self._model is None:
             self._gradients = gradients
-            self._steps += 1
             return
         gradient, tensors = self._take(gradients)
         if self._kept is not None:
@@ -85,10 +100,9 @@ class Gated(LocalStrategy):
             self._gradients = {name: gradient[name] for name in names}
         if self._model is not None:
             self._model.step(gradient, tensors)
-        self._steps += 1
 
-    def transfer(self) -> Transfer | None:
-        """Push what the gate lets pass, and fetch what it lets pass."""
+    def _draw(self) -> None:
+        """Decide what passes after this gradient."""
         gate = self._gate
         chances = gate.chances(self._steps, self._statistic, self._constants, self._level)
         drawn = self._random.random((2, self._each))
@@ -97,9 +111,25 @@ class Gated(LocalStrategy):
             opened[direction] = drawn[direction] < chance
         opened |= self._passed >= gate.longest
         self._keep_share(opened[0])
-        push, fetch = self._tensors(opened[0]), self._tensors(opened[1])
         self._passed[opened] = 0
         self._passed[~opened] += 1
+        self._opened = opened
+
+    @property
+    def due(self) -> bool:
+        """True if anything passes now."""
+        return self._overlap and bool(self._opened.any() or self._gate.skipped == "reapply")
+
+    @property
+    def waits(self) -> bool:
+        """True if the transfer under way is waited for."""
+        return not self._overlap and super().waits
+
+    def transfer(self) -> Transfer | None:
+        """Push what the gate lets pass, and fetch what it lets pass."""
+        if self.under_way is not None:  # with overlap: nothing passes
+            return None
+        push, fetch = self._tensors(self._opened[0]), self._tensors(self._opened[1])
         into = self._fresh if len(fetch) else None
         wanted = None if len(fetch) == len(self.params.layout.tensors) else fetch
         self.under_way = self._made(push, into, wanted)
@@ -136,10 +166,19 @@ class Gated(LocalStrategy):
             names = {self.params.layout.tensors[tensor].name for tensor in push.tolist()}
             arrays = {name: g for name, g in self._gradients.items() if name in names or not names}
             if arrays:
-                return Transfer(arrays, Stamp.of(self.params), into, wanted)
+                return Transfer(self._copied(arrays), Stamp.of(self._at), into, wanted)
         elif self._gate.skipped == "reapply":
-            return Transfer(None, Stamp.of(self.params), into, wanted, again=True)
+            return Transfer(None, Stamp.of(self._at), into, wanted, again=True)
         return None if into is None else Transfer(None, self._fresh, into, wanted)
+
+    def _copied(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return these, or with overlap a copy: the caller changes its own while it travels."""
+        out = self._out
+        if out is None:
+            return arrays
+        tensors = gather(out.layout, arrays, out)
+        names = [out.layout.tensors[tensor].name for tensor in tensors.tolist()]
+        return out if len(names) == len(out.layout.tensors) else {name: out[name] for name in names}
 
     def arrived(self, receipt: Receipt | None) -> None:
         """Learn the statistic; what was pushed is done with."""
@@ -155,9 +194,12 @@ class Gated(LocalStrategy):
                 self._level = self._gate.followed(self._level, self._statistic)
         if receipt is not None:
             self._sent_once = receipt.used
-        if transfer.into is not None and self._model is not None:
+        if transfer.into is not None and self._fresh is not self.params:
+            if self._at is self.params:
+                self._at = Stamp.of(self.params)
             self._take_over(transfer.wanted)
-            self._model.adopt()
+            if self._model is not None:
+                self._model.adopt()
         if self._kept is not None:
             self._kept.settled(transfer.into if transfer.arrays is None else None)
         super().arrived(receipt)

@@ -12,7 +12,7 @@ from aiops.client.params import Params, Stamped
 from aiops.client.program import T, drive
 from aiops.client.request_kinds import Receipt, Request, RowsRequest
 from aiops.client.requests import Transfer
-from aiops.client.sync.connection import BlockingConnection
+from aiops.client.sync.connection import BlockingConnection, MoreRequests
 from aiops.common import forks
 from aiops.common.closing import Closing
 from aiops.common.tls_files import Tls
@@ -317,9 +317,21 @@ class Client(Facade, Closing):
             return both
         return self._do(self._calls.exchange_rows(name, ids, grads, next_ids, out, version))
 
-    def carry(self, transfer: Transfer) -> Receipt | None:
-        """Carry a strategy's transfer (`aiops.client.strategies`); None for a mere fetch."""
-        return self._do(self._calls.carry(transfer))
+    def carry(self, transfer: Transfer, more: MoreRequests | None = None) -> Receipt | None:
+        """Carry a strategy's transfer (`aiops.client.strategies`); None for a mere fetch.
+
+        ``more``: other transfers, which it has asked (`ask`) and sent while the answer to this one
+        is waited for. Each is carried afterwards by a call of its own.
+        """
+        if more is None:
+            return self._do(self._calls.carry(transfer))
+        self._connection.both_ways = True
+        result = self._run(None if self._closed else self.ask(transfer), more)
+        return result if isinstance(result, Receipt) else None
+
+    def ask(self, transfer: Transfer) -> Request:
+        """Have a transfer sent by the present call of `carry`; return its request."""
+        return transfer.ask(self._requests)
 
     def interrupt(self) -> None:
         """End the call that another thread is waiting in, with `ConnectionLost`.
@@ -391,11 +403,11 @@ class Client(Facade, Closing):
     def _ask(self, order: Ask) -> Any:
         return self._run(None if self._closed else order.make())
 
-    def _run(self, request: Request | None) -> Any:
+    def _run(self, request: Request | None, more: MoreRequests | None = None) -> Any:
         """Return a request's result (None: wait until the session is ready)."""
         if self._closed:
             if request is not None:
                 self._session.abandon(request)
             raise self._unusable()
         timeout = self.timeout if request is None else self._patience_for(request)
-        return self._connection.carry(request, timeout, self.timeout)
+        return self._connection.carry(request, timeout, self.timeout, more)

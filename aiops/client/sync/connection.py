@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aiops.client.backoff import Attempts, Repetitions, overdue, reason
 from aiops.client.params import Params
@@ -54,6 +54,16 @@ class _Handed(NamedTuple):
     fault: Exception | None
 
 
+class MoreRequests(Protocol):
+    """The requests that are to be sent while the answer to another is waited for."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are some."""
+
+    def ask(self) -> None:
+        """Have the session ask them."""
+
+
 class BlockingConnection:
     """The sockets of a session, which are made again when they were lost.
 
@@ -68,6 +78,11 @@ class BlockingConnection:
         The server's address, and those of its alternatives.
     tls
         Connects to them by TLS; None: they speak plain TCP.
+
+    Attributes
+    ----------
+    both_ways
+        Whether it sends and receives at once, as with several shards; for `MoreRequests`.
     """
 
     def __init__(
@@ -89,6 +104,8 @@ class BlockingConnection:
         self._poll: Any = None  # of the socket, where a system has that
         self._last = 0.0  # when the last request was answered
         self.steady: SteadyExchange | None = None  # if the next push may be one
+        self.both_ways = False
+        self._more: MoreRequests | None = None  # of the present `carry`
         self._handed: _Handed | None = None  # a steady exchange to be finished on the general path
 
     def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
@@ -220,7 +237,13 @@ class BlockingConnection:
         if session.steady is not None and session.idle and not self._sockets:
             self.steady = session.steady
 
-    def carry(self, request: Request | None, timeout: float, attempting: float) -> Any:
+    def carry(
+        self,
+        request: Request | None,
+        timeout: float,
+        attempting: float,
+        more: MoreRequests | None = None,
+    ) -> Any:
         """Move bytes until a request is answered; return its result.
 
         A connection that is lost meanwhile is made again, with longer and longer pauses, and a
@@ -234,6 +257,9 @@ class BlockingConnection:
             Seconds that it may take in all.
         attempting
             Seconds that connecting again may take, and waiting for a server that is full or ends.
+        more
+            Other requests, which are sent meanwhile. Their answers are waited for by calls of their
+            own. Only where `both_ways` is set.
 
         Raises
         ------
@@ -247,7 +273,7 @@ class BlockingConnection:
             The refusal of the request, or the end of the session.
         """
         session, now, self.steady = self._session, time.monotonic(), None
-        handed = self._handed
+        handed, self._more = self._handed, more
         until = timeout + (handed.began if handed and handed.request is request else now)
         hurried = now - self._last < _MOMENT  # the next is then soon, too, and takes releases along
         attempts, trying = self._attempts, now + min(timeout, attempting)
@@ -286,7 +312,9 @@ class BlockingConnection:
             if outcome is error:
                 raise
             raise outcome from error
-        if session.shards.channels or session.out or (session.back and not hurried):
+        if more is not None and session.pending.by_id:
+            pass  # the next call goes on with what is to be sent
+        elif session.shards.channels or session.out or (session.back and not hurried):
             self._send_the_rest(until)
         self._last, attempts.said = time.monotonic(), None
         if session.steady is not None and session.idle and not self._sockets:
@@ -339,7 +367,7 @@ class BlockingConnection:
                 until = min(until, time.monotonic() + self._attempts.patience)
             if handed is not None and self._go_on(handed, until):
                 return
-            if self._session.shards.channels:
+            if self._session.shards.channels or (self.both_ways and self._session.ready):
                 self._move_all(until)
                 return
             if self._sockets:  # the model turned out to lie on the lead alone
@@ -363,7 +391,7 @@ class BlockingConnection:
             When there is none.
         """
         sock, session = self.socket, self._session
-        if self._sockets:
+        if self._session.shards.channels:
             return  # of several servers each has its own receiver
         try:
             while sock is not None:
@@ -375,7 +403,7 @@ class BlockingConnection:
 
     def _send_the_rest(self, until: float) -> None:
         """Send what is left to send (a pong, say); if that fails, the next call connects again."""
-        if self._session.shards.channels:
+        if self._sockets and (self.both_ways or self._session.shards.channels):
             try:
                 while any(shard.unsent for shard in self._sockets):
                     move_all(self._sockets, min(_BEAT, self._left(until)))
@@ -404,7 +432,11 @@ class BlockingConnection:
             shard = ShardSocket(connected, channel, side)
             shard.queue(channel.connected(_shared_by(side)))
             self._sockets.append(shard)
-        while not move_all(self._sockets, min(_BEAT, self._left(until))):
+        wake = -1
+        if self._more is not None:
+            self._more.ask()
+            wake = self._more.fileno()
+        while not move_all(self._sockets, min(_BEAT, self._left(until)), wake):
             for shard in self._sockets:
                 self._check_path(shard.socket)
 

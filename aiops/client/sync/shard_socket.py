@@ -1,4 +1,4 @@
-"""One socket of a blocking client that has several: its unsent bytes, and its receiver."""
+"""A socket on which a blocking client sends and receives at once, and one of several shards."""
 
 from __future__ import annotations
 
@@ -108,10 +108,11 @@ class ShardSocket:
         return True
 
 
-def move(sockets: Sequence[ShardSocket], seconds: float) -> bool:
+def move(sockets: Sequence[ShardSocket], seconds: float, wake: int = -1) -> bool:
     """Send and receive on all sockets at once; return whether anything came.
 
-    Waits at most ``seconds`` until one of them is ready.
+    Waits at most ``seconds`` until one of them is ready, or the descriptor ``wake`` is readable,
+    which counts as something that came.
 
     Raises
     ------
@@ -126,7 +127,12 @@ def move(sockets: Sequence[ShardSocket], seconds: float) -> bool:
         if events:
             poll.register(shard.socket, events)
             by_number[shard.socket.fileno()] = shard
+    if wake >= 0:
+        poll.register(wake, select.POLLIN)
     for number, event in poll.poll(0 if received else max(0, int(seconds * 1000))):
+        if number == wake:
+            received = True
+            continue
         shard = by_number[number]
         if event & select.POLLOUT:
             shard.send()

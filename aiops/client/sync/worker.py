@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from aiops.client import variables
 from aiops.client.facade import WorkerFacade, initial
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive
 from aiops.client.request_kinds import Receipt
-from aiops.client.requests import Transfer
 from aiops.client.sync.client import Client
+from aiops.client.sync.transfers import ThreadTransfer, TransferQueue
 from aiops.client.training_loop import (
     Gradients,
     JoinBackground,
@@ -37,20 +38,6 @@ Compute: TypeAlias = Callable[[Params], Gradients]
 
 _BEAT = 0.5  # seconds between looks at an idle connection, at most
 _GOODBYE = 2.0  # seconds that `close` waits for the thread, which may wait for a silent host
-
-
-class _ThreadTransfer:
-    """A transfer that the worker's thread carries while gradients are computed."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
-        self.done = threading.Event()
-        self.receipt: Receipt | None = None
-        self.error: BaseException | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.done.is_set()
 
 
 class Worker(WorkerFacade, Closing):
@@ -84,6 +71,13 @@ class Worker(WorkerFacade, Closing):
     views
         True: `params` are read-only, and lie in the server's memory if it is on this machine. They
         are other arrays after each step, so look them up again. Default False: copies.
+    overlap
+        True, or 1: an exchange with the server goes on while the next gradient is computed, which
+        hides the time of a slow link. `step` then returns when the exchange *before* has been
+        answered, and gradients are computed at parameters that lack one of the worker's own steps.
+        2: two exchanges, so that a gradient is sent while the last answer still comes, at the cost
+        of another such step; up to 8. Their staleness is counted as it is. Default: the variable
+        ``AIOPS_OVERLAP``; without it False.
     token, name, timeout, tls, checksums
         As `Client`'s; the default name is that of a worker.
 
@@ -104,7 +98,8 @@ class Worker(WorkerFacade, Closing):
     BadPush
         When the server's model has other tensors; the text names the first difference.
     UsageError
-        When an argument is invalid, or ``views`` is set under a policy with local steps.
+        When an argument is invalid, ``views`` is set under a policy with local steps, or
+        ``overlap`` under a policy that it does not work with (the text says why).
     ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised, Unavailable
         As `Client`.
     """
@@ -119,13 +114,14 @@ class Worker(WorkerFacade, Closing):
         *,
         tables: Mapping[str, Table] | None = None,
         views: bool = False,
+        overlap: bool | int | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
         tls: Tls | None = None,
         checksums: bool | None = None,
     ) -> None:
-        params = initial(params, tables)
+        params, self._overlap = initial(params, tables), variables.overlap(overlap)
         self._client = Client(
             url,
             role="worker",
@@ -139,14 +135,14 @@ class Worker(WorkerFacade, Closing):
         self._session = self._client._session
         try:
             begun = self._client.define(params, tables, views=views)
-            self._begun = self._client.begin(begun, time.perf_counter)
+            self._begun = self._client.begin(begun, time.perf_counter, self._overlap)
         except BaseException:
             self._client.close()
             raise
         self._tables = tables  # to be offered again to a server that has lost its model
         self._lock = threading.Lock()
-        self._transfers: queue.SimpleQueue[_ThreadTransfer | None] = queue.SimpleQueue()
-        self._background: _ThreadTransfer | None = None  # the last one
+        self._transfers = TransferQueue(self._client, several=self._overlap > 1)
+        self._background: ThreadTransfer | None = None  # the last one
         forks.note(self)
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
@@ -165,7 +161,8 @@ class Worker(WorkerFacade, Closing):
         Returns
         -------
         The push's `Receipt`. Under a policy with local steps or pushes in the background, that of
-        the last push that was answered, with ``pushed`` False. If the server was restarted in the
+        the last push that was answered, with ``pushed`` False, and so with ``overlap``. If the
+        server was restarted in the
         meantime, ``used`` is False: the gradient belonged to other parameters.
 
         Raises
@@ -174,7 +171,8 @@ class Worker(WorkerFacade, Closing):
             When a gradient does not fit its tensor, or the policy needs a function and got arrays.
         BadPush
             When a value is not finite, or the server refuses it; nothing was applied, and `params`
-            are as before. (A later step raises it for a push in the background.)
+            are as before. (A push in the background, or with ``overlap``: the next call raises it,
+            names the step that failed, and does nothing with its own gradient.)
         StaleGradient
             When the policy refuses a gradient that cannot be computed again.
         ConnectionLost, DeadlineExceeded, Unavailable
@@ -306,7 +304,7 @@ class Worker(WorkerFacade, Closing):
             if flush:
                 self._play(self._steps.flush())
         finally:
-            if self._background is not None and not self._background.done.is_set():
+            if self._background is not None and not self._background.over:
                 self._client.interrupt()
             self._transfers.put(None)  # after which the thread closes the client
             self._thread.join(_GOODBYE)
@@ -319,7 +317,7 @@ class Worker(WorkerFacade, Closing):
         """Refuse to work in a fork: its thread is missing there, and its lock may stay held."""
         super().forked()
         self._lock = threading.Lock()
-        self._transfers = queue.SimpleQueue()
+        self._transfers.close()
 
     def _play(self, script: Program[Op, T]) -> T:
         return drive(script, self._carry_out)
@@ -335,10 +333,10 @@ class Worker(WorkerFacade, Closing):
                 with self._lock:
                     return self._client.offer(params, self._tables)
             case SendInBackground(transfer):
-                self._background = _ThreadTransfer(transfer)
+                self._background = ThreadTransfer(transfer)
                 self._transfers.put(self._background)
                 return self._background
-            case JoinBackground(_ThreadTransfer() as background):
+            case JoinBackground(ThreadTransfer() as background):
                 limit = self._client.patience + _BEAT
                 if not background.done.wait(limit):
                     raise DeadlineExceeded(
@@ -355,20 +353,17 @@ class Worker(WorkerFacade, Closing):
         try:
             while True:
                 try:
-                    background = self._transfers.get(timeout=beat)
+                    background = self._transfers.next(beat)
                 except queue.Empty:
                     self._attend()
                     continue
                 if background is None:
                     return
-                try:
-                    with self._lock:
-                        background.receipt = self._client.carry(background.transfer)
-                except BaseException as error:
-                    background.error = error
-                background.done.set()
+                with self._lock:
+                    self._transfers.carry(background)
         finally:
             self._client.close()
+            self._transfers.close()
 
     def _attend(self) -> None:
         if self._lock.acquire(blocking=False):

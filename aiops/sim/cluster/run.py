@@ -123,8 +123,8 @@ class _ClusterRun:
         name = f"worker-{number}"
         self._network.add(self._cluster.links.host(name, "worker"))
         with self._network.at(name):
-            patience = self._cluster.patience
-            worker = self._kind(self._server.url, self._initial, name=name, timeout=patience)
+            url, overlap, patience = self._server.url, self._cluster.overlap, self._cluster.patience
+            worker = self._kind(url, self._initial, overlap=overlap, name=name, timeout=patience)
             task = self._loop.create_task(self._train(worker, number), name=name)
         self._workers.append(worker)
         self._tasks.append(task)

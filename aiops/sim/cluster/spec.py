@@ -181,6 +181,8 @@ class Cluster:
         training, whichever comes first. One must be given.
     every
         Virtual seconds between two tests of the parameters; None: at the end only.
+    overlap
+        How many exchanges a worker has under way while it computes, as of `AsyncWorker`; default 0.
     patience
         Virtual seconds that a worker waits for an answer.
     seed
@@ -206,6 +208,7 @@ class Cluster:
     gradients: int | None = None
     seconds: float | None = None
     every: float | None = None
+    overlap: int = 0
     patience: float = 600.0
     seed: int = 0
     pieces: int | None = None

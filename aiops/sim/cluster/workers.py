@@ -12,6 +12,7 @@ from aiops.algorithms import find
 from aiops.client.asyncio.averager import AsyncModelAverager
 from aiops.client.asyncio.worker import AsyncWorker
 from aiops.common.closing import AsyncClosing
+from aiops.errors import UsageError
 from aiops.model.layout import Array
 from aiops.serving.config import Config
 
@@ -32,7 +33,17 @@ class AveragingWorker(AsyncClosing):
 
     recomputed = 0
 
-    def __init__(self, url: str, params: Mapping[str, Array], *, name: str, timeout: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        params: Mapping[str, Array],
+        *,
+        overlap: int,
+        name: str,
+        timeout: float,
+    ) -> None:
+        if overlap:
+            raise UsageError("workers that average push nothing that could overlap: leave it out")
         self.model = {key: np.array(array) for key, array in params.items()}
         self._averager = AsyncModelAverager(url, self.model, name=name, timeout=timeout)
         self.idle_seconds = 0.0

@@ -58,7 +58,7 @@ class Dispatcher(Closing):
     seed
         Of the initial parameters.
     waits
-        Whether a client waits for the answer to its push (`aiops.sim.turns.pipelined`).
+        Whether a client waits for the answer to its push (`aiops.client.strategies.overlapped`).
     jobs
         Gradients that are computed at the same time; the results are the same.
     line

@@ -14,11 +14,11 @@ from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.session import Session
 from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
+from aiops.client.strategies.overlapped import Overlapped
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
 from aiops.sim.turns.kept_request import request_of, request_state
 from aiops.sim.turns.memory_server import URL, MemoryServer
-from aiops.sim.turns.pipelined import PipelinedPush
 from aiops.sim.turns.steady import SteadyTurn
 from aiops.store.snapshots import Lease
 from aiops.wire.connection import Connection
@@ -45,7 +45,8 @@ class SimulatedClient:
     initial
         The parameters that it offers.
     ahead
-        Whether it computes the next gradient before its last push is answered (`PipelinedPush`).
+        Whether it computes the next gradient before its last push is answered (`Overlapped`): one
+        at most, which is kept, and pushed when the last push has been answered.
 
     Attributes
     ----------
@@ -100,7 +101,7 @@ class SimulatedClient:
         params = Leased(layout)
         self.ask(self.requests.fetch(params))
         if ahead:
-            return params, PipelinedPush(params)
+            return params, Overlapped(params, aside=False)
         strategy = strategy_for(plan, params)
         if strategy.writes:
             mine = params.copy()
@@ -152,7 +153,10 @@ class SimulatedClient:
                 return receipt
         self.strategy.apply(gradients)
         self._blocked = self.strategy.due and self.strategy.under_way is not None
-        transfer = None if self._blocked else self.strategy.transfer()
+        if self._blocked:
+            self.strategy.keep()
+            return None
+        transfer = self.strategy.transfer()
         return None if transfer is None else self._carry(transfer)
 
     def finish(self) -> None:
@@ -267,7 +271,7 @@ class SimulatedClient:
             raise
         receipt = self._receipt = result if isinstance(result, Receipt) else None
         self.strategy.arrived(receipt)
-        if self._steady is None and isinstance(self.strategy, Direct):
+        if self._steady is None and isinstance(self.strategy, Direct | Overlapped):
             found = self._server.shortened(self.peer, self.session, self.params, request)
             self._steady = found
         if self._blocked:

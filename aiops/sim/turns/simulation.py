@@ -44,7 +44,7 @@ class Simulation:
         (`aiops.sim.turns.client_selection.selection`).
     waits
         Whether a client waits for the answer to its push before it computes on. A client that does
-        not is one gradient ahead at most (`aiops.sim.turns.pipelined`).
+        not is one gradient ahead at most (`aiops.client.strategies.overlapped`).
     order
         The order of examples: ``random``, or ``sequential`` as in FRED.
     samples

@@ -69,6 +69,88 @@ def rough(**fields: Any) -> dict[str, Any]:
     }
 
 
+class TestOverlap:
+    """Exchanges beside computing, over a link of 20 Mbit/s each way (2.5 MB/s)."""
+
+    STEPS = 30
+
+    def rate(self, nbytes: int, compute: float, overlap: int, latency: float = 0.0) -> float:
+        """Return one worker's steps per second under asgd."""
+        outcome = run(
+            workers=1,
+            workload=Deadweight(nbytes),
+            computing=Fixed(compute),
+            links=StarTopology(server="20Mbit/s", latency=latency),
+            gradients=self.STEPS,
+            overlap=overlap,
+        )
+        assert outcome.version == outcome.gradients == self.STEPS, "what is under way is pushed"
+        assert sum(outcome.staleness.values()) == self.STEPS
+        # Own steps only, and never more than are under way; the last ones find all before them.
+        assert max(outcome.staleness) <= overlap
+        return outcome.gradients / outcome.seconds
+
+    @pytest.mark.parametrize(
+        ("nbytes", "compute", "latency"),
+        [
+            (250_000, 0.05, 0.0),
+            (250_000, 0.15, 0.05),
+            (250_000, 1.0, 0.05),
+            (3_000_000, 0.1, 0.0),
+            (3_000_000, 1.5, 0.0),
+            (3_000_000, 3.0, 0.05),
+            (10_000_000, 0.5, 0.05),
+        ],
+    )
+    def test_a_step_takes_the_longest_of_its_parts(
+        self, nbytes: int, compute: float, latency: float
+    ) -> None:
+        """None: the sum of all. One exchange: both ways together. Two: the longer way.
+
+        Also with a model of which one answer is more than a server keeps unsent for a peer while it
+        reads from it.
+        """
+        way = nbytes / 2.5e6
+        expected = [
+            compute + 2 * way + 2 * latency,
+            max(compute, 2 * way + 2 * latency),
+            max(compute, way + latency),
+        ]
+        for overlap, seconds in enumerate(expected):
+            found = 1 / self.rate(nbytes, compute, overlap, latency)
+            filled = 2 * (compute + 2 * way + 2 * latency)  # at the beginning and the end, at most
+            assert seconds * (1 - 1e-9) <= found <= 1.02 * seconds + filled / self.STEPS
+
+    def test_gradients_are_as_stale_as_exchanges_are_deep(self) -> None:
+        """While the link is slower than the worker; and not at all more while it is faster."""
+        links = StarTopology(server="20Mbit/s")
+        for compute, expected in ((0.01, [0, 1, 2, 3]), (5.0, [0, 1, 1, 1])):
+            for overlap, own in enumerate(expected):
+                outcome = run(
+                    workers=1, workload=Deadweight(ROUND), computing=Fixed(compute), links=links,
+                    gradients=self.STEPS, overlap=overlap,
+                )  # fmt: skip
+                assert max(outcome.staleness) == own
+                assert outcome.staleness[own] >= self.STEPS - own
+
+    @pytest.mark.parametrize("policy", ["asgd", "fasgd", "downpour", "ringmaster"])
+    @pytest.mark.parametrize("overlap", [1, 2])
+    def test_with_faults(self, policy: str, overlap: int) -> None:
+        """Connections that are cut in the midst of exchanges, on which each push counts once."""
+        fields = rough(
+            server=Config(policy=policy, kernels="numpy", lr=0.01), overlap=overlap,
+            schedule=tuple(Cut(0.11 * number, number % 6) for number in range(1, 30)),
+        )  # fmt: skip
+        outcome = run(**fields)
+        assert outcome.digest == run(**fields).digest
+        if policy != "downpour":  # which pushes sums
+            assert outcome.report["gradients"] + outcome.report["ignored"] == 120
+
+    def test_workers_that_average_have_nothing_to_overlap(self) -> None:
+        with pytest.raises(UsageError, match="leave it out"):
+            run(server=Config(policy="average"), overlap=1)
+
+
 class TestTime:
     def test_one_worker_computes_pushes_fetches(self) -> None:
         outcome = run(
