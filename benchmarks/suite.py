@@ -156,6 +156,11 @@ ENTRIES: Mapping[str, Entry] = {
         *(300, 25),
         missing=_no_ray,
     ),
+    "overlap": Entry(
+        "overlap",
+        "--overlaps 0,2 --hidden 16 --compute 0.01 --rounds 1 --seconds 1",
+        *(380, 12),
+    ),
     "link": Entry(
         "link",
         "--rates 1Gbit/s --codecs raw,int8 --mib 1 --rounds 2 --seconds 0.2",
