@@ -96,3 +96,9 @@ def most_bytes(text: str, layout: Layout) -> int:
     filters = made(text, [tensor.name for tensor in layout.tensors], sample, 0)
     versions = 0 if PARAMETERS.isdisjoint(chosen(text)) else VERSIONS
     return WORKERS * sum(each.row_bytes for each in filters) + 8 * sample.size * versions
+
+
+@functools.lru_cache(maxsize=2)
+def sampled_bytes(layout: Layout) -> int:
+    """Return the bytes of what is read of one gradient."""
+    return 8 * Sample(layout, 0).size

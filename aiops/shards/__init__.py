@@ -70,6 +70,13 @@ first all measure, then all take the step with the factor that the lead computed
 result may not be finite is rehearsed before, by the shards that have not proven theirs: they say
 with each rehearsal how far their proof reaches, by which the lead counts (`ShardProofs`).
 
+**Filters.** They are the lead's, and decide before the update on values of the gradient, and of the
+version that it meets, at some positions (`aiops.filters`). Each server reads those in its part. A
+follower says them with `PushArrived` and `UpdateDone`, so that they are there when the push's turn
+comes. The engine has each push measured by a `MeasureJob`. `Measuring` joins the numbers of all
+servers, and `Updating` orders a round of those that have not said theirs. The journal of the lead
+has the joined numbers, as it has the sums of updates; a follower keeps nothing but the orders.
+
 **Sinks.** A push is announced while its payloads arrive, between events. So `Lead.sink_for` returns
 the orders of the announcement with the sink, and the server carries them out at once.
 

@@ -241,6 +241,7 @@ class Gathering:
         )
 
     def _note_finished(self, message: FinishPush) -> None:
+        self._samples.pop(message.id, None)  # filters have seen it
         if message.keep:
             self.known[message.id] = True
         elif self.known.pop(message.id, None) is None:
@@ -248,7 +249,6 @@ class Gathering:
         else:
             self._spread_to.pop(message.id, None)
             self._largest.pop(message.id, None)
-            self._samples.pop(message.id, None)
         self.finished.append(message)
 
     def largest(self, number: int) -> Mapping[int, float]:

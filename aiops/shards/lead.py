@@ -329,9 +329,9 @@ class Lead:
                     peer = model.gathering.peer_of(message.id)
                     why = f"its connection to {self._followers.name(shard)} is gone"
                     return [] if peer is None else [Drop(peer, why)]
-                if message.largest < 0:
+                if not message.largest >= 0:
                     raise RemoteProtocolError(f"shard {shard} has a largest magnitude below 0")
-                sample = message.seed, message.values
+                sample = model.measuring.arrived(shard, message.seed, message.values)
                 found = read_fault(message.fault), message.largest, sample
                 return self._pass(model.gathering.arrived(message.id, shard, *found))
             case BudgetUsed():

@@ -25,6 +25,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Ints, Layout
 from aiops.model.placement import Placement, empty_cover
 from aiops.shards.gathering import Gathering
+from aiops.shards.reports import check_sample
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import MeasureJob, Store
 from aiops.store.snapshots import Version
@@ -48,24 +49,47 @@ class Measuring:
         The model's.
     gathering
         It has what followers have said of their portions.
+    seed
+        Of the positions, at first; empty: the lead has no filters.
     """
 
-    def __init__(self, placement: Placement, gathering: Gathering) -> None:
+    def __init__(self, placement: Placement, gathering: Gathering, seed: bytes) -> None:
         self._placement, self._gathering = placement, gathering
-        self._seed = b""
-        self._counts: list[int] = []  # of the positions on each shard, for this seed
-        self._versions: dict[int, tuple[int, bytes, bytes]] = {}  # by shard: number, seed, values
+        self._seed, self._counts = b"", list[int]()  # of the positions on each shard
+        self._versions: dict[int, tuple[int, bytes]] = {}  # by shard: number, and values
+        if seed:
+            self._draw(seed)
+
+    def _draw(self, seed: bytes) -> None:
+        """Count the positions of a seed on each shard; values at others are of no use any more."""
+        sample = Sample(self._placement.layout, seed_number(seed))
+        self._counts = [sample.of(layout).size for layout in self._placement.layouts]
+        self._seed = seed
+        self._versions.clear()
+
+    def arrived(self, shard: int, seed: bytes, values: bytes) -> tuple[bytes, bytes]:
+        """Return what a follower has read of a portion, if it is of use: else nothing is kept.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the values make no sense.
+        """
+        read = self._values(shard, seed, values)
+        if read is None:
+            return b"", b""
+        check_sample(read, shard)
+        return seed, values
 
     def computed(self, shard: int, version: int, seed: bytes, values: bytes) -> None:
         """Take what a follower has read of a version that it has computed."""
-        self._versions[shard] = version, seed, values
+        if self._values(shard, seed, values) is not None:
+            self._versions[shard] = version, values
 
     def known(self, job: MeasureJob) -> dict[int, Ints]:
         """Return what followers have measured already, by shard, as `MeasureJob.run` returns it."""
         if job.seed != self._seed:
-            sample, layouts = Sample(self._placement.layout, seed_number(job.seed)), self._placement
-            self._counts = [sample.of(layout).size for layout in layouts.layouts]
-            self._seed = job.seed
+            self._draw(job.seed)
         found = {}
         for shard in self._placement.used[1:]:
             numbers = self._gradient(job, shard)
@@ -84,6 +108,10 @@ class Measuring:
     def length(self, job: MeasureJob, shard: int) -> int:
         """Return how many numbers a follower that is asked answers."""
         return 1 + self._counts[shard] * (1 if job.params is None else 2)
+
+    def gradient_of(self, sums: Ints, shard: int) -> Values:
+        """Return what is of the gradient in a follower's answer."""
+        return sums.view(np.float64)[: 1 + self._counts[shard]]
 
     def joined(self, job: MeasureJob, sums: Sequence[Ints]) -> Ints:
         """Return the numbers of the whole model from those of all shards, in their order."""
@@ -107,11 +135,11 @@ class Measuring:
 
     def _version(self, job: MeasureJob, shard: int) -> Values | None:
         """Return the values of the current version; None: they are not known."""
-        number, seed, read = self._versions.get(shard, (-1, b"", b""))
-        return self._values(shard, seed, read) if number == job.store.version else None
+        number, read = self._versions.get(shard, (-1, b""))
+        return self._values(shard, self._seed, read) if number == job.store.version else None
 
     def _values(self, shard: int, seed: bytes, read: bytes) -> Values | None:
-        if seed != self._seed or len(read) != 8 * self._counts[shard]:
+        if not self._seed or seed != self._seed or len(read) != 8 * self._counts[shard]:
             return None
         return np.frombuffer(read, "<f8").astype(np.float64)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import Refused, RemoteProtocolError, refusal
+from aiops.filters.arithmetic import Values
 from aiops.model.layout import Ints
 from aiops.model.parts import LARGEST
 from aiops.wire.fields import LONGEST
@@ -137,6 +138,18 @@ def check_squares(sums: Ints, shard: int) -> None:
     squares = sums.view(np.float64)
     if not (np.isfinite(squares).all() and (squares >= 0).all()):
         raise RemoteProtocolError(f"shard {shard} has measured a norm that is none: {squares}")
+
+
+def check_sample(numbers: Values, shard: int) -> None:
+    """Check what a follower has read of a gradient: float64, of which the survey has refused more.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When one is infinite, or no number.
+    """
+    if not np.isfinite(numbers).all():
+        raise RemoteProtocolError(f"shard {shard} has read values that are not finite")
 
 
 def is_small(value: object, depth: int = 3) -> bool:

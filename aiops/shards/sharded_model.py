@@ -64,6 +64,8 @@ class ShardedModel:
         The shards that hold some of the model, the lead first: parameters, or rows of tables.
     gathering
         The pushes whose portions are arriving.
+    measuring
+        What followers have read for the filters.
     updating
         The outstanding update.
     loads
@@ -86,9 +88,10 @@ class ShardedModel:
         self.alone = placement.used == [0]
         self.gathering = Gathering(placement, admission)
         self.holders: Sequence[int] = range(len(placement)) if self.spread else placement.used
-        measuring = Measuring(placement, self.gathering)
-        given = placement, training.of_replica, self.holders, self.gathering.largest, measuring
-        self.updating = Updating(*given)
+        seed = b"" if training.screen is None else training.screen.seed
+        self.measuring = Measuring(placement, self.gathering, seed)
+        given = training.of_replica, self.holders, self.gathering.largest, self.measuring
+        self.updating = Updating(placement, *given)
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
         self.loads: dict[int, Order] = {}

@@ -127,6 +127,25 @@ def test_several_servers_decide_as_one(filter: str, policy: str) -> None:
         assert params(many) == params(one)
 
 
+@pytest.mark.parametrize("filter", ["norm:5", "norm:5+curvature", "robust"])
+def test_compiled_loops_decide_the_same(filter: str) -> None:
+    """Of the lead, from values that it was given, and of one server, which reads them itself."""
+    pytest.importorskip("numba")
+    plain_one = servers(1, filter)
+    expected = run(plain_one, 120)
+    for shards in (1, 3):
+        many = servers(shards, filter)
+        training = many.engine.training
+        assert training is not None
+        assert training.screen is not None
+        training.screen._backend = "numba"
+        training.screen.warm()
+        assert training.screen._compiled
+        assert run(many, 120) == expected
+        assert training.screen._loop is not None
+        assert known(many) == known(plain_one)
+
+
 @pytest.mark.parametrize("filter", ["norm:5", "kardam", "robust"])
 def test_a_lead_that_holds_all_of_a_small_model_decides_as_one_server(filter: str) -> None:
     one, many = servers(1, filter), servers(3, filter, shard_bytes=1 << 20)

@@ -116,6 +116,18 @@ class TestAsking:
             lead.done(1.0, *[np.inf] * 2 * lead.count)
 
 
+def test_what_is_of_no_use_is_not_kept() -> None:
+    """A follower that lies can neither fill its lead's memory, nor teach its filters nonsense."""
+    measuring = Lead().measuring
+    [_mine, count] = measuring._counts
+    fine = np.ones(count).tobytes()
+    assert measuring.arrived(1, SEED, fine) == (SEED, fine)
+    for seed, values in ((FIRST_SEED, fine), (SEED, 1000 * fine), (SEED, fine[:-1]), (b"", b"")):
+        assert measuring.arrived(1, seed, values) == (b"", b"")
+    with pytest.raises(RemoteProtocolError, match="not finite"):
+        measuring.arrived(1, SEED, np.full(count, np.nan).tobytes())
+
+
 class TestFollowers:
     def test_a_lead_that_wants_something_else_is_refused(self) -> None:
         held = Placement.even(LAYOUT, 2).layouts[1]

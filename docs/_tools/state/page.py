@@ -38,7 +38,8 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
     ),
     RowKind.APPLIED: (
         "The update of that ticket is done. `check`: CRC-32 of its numbers; see below.",
-        "at a lead: the sums of all shards, i64 each",
+        "at a lead: the sums of all shards, i64 each; of a push that filters look at, what all have"
+        " read, as f64",
     ),
     RowKind.TICK: ("Time has passed.", ""),
     RowKind.PACED: ("A second of the bandwidth budget.", ""),
