@@ -226,8 +226,8 @@ def grouped(algorithm: type[Algorithm]) -> list[SettingGroup]:
 
     >>> from aiops.algorithms.fasgd import FASGD
     >>> [(group.title, [s.name for s in group.settings]) for group in grouped(FASGD)]
-    [('Its own', ['lr', 'gamma', 'beta', 'eps', 'least']), ('Learning rate and clipping', \
-['schedule', 'scale_lr', 'clip', 'per_tensor'])]
+    [('Its own', ['lr', 'gamma', 'beta', 'eps', 'relative', 'least']), ('Learning rate and \
+clipping', ['schedule', 'scale_lr', 'clip', 'per_tensor'])]
     """
     meanings = described(algorithm)
     explained = [name for name in own_settings(algorithm) if not _below(algorithm, name)]

@@ -160,10 +160,13 @@ class RunWarnings:
             return None
         share = float(np.min(gate.own_share(np.array([value]), constants)))
         if self._budget is not None:
+            wait = "gradients become old before they are pushed"
+            if gate.share > share:
+                wait = f"share={gate.share:g} of the gate asks for more, so workers wait for it"
             return (
-                f"the bandwidth budget leaves {share:.1%} of the pushes ({where}): gradients become"
-                " old while they wait. Raise it, push with a codec (--push-codec int8), or compute"
-                " on larger mini-batches"
+                f"the bandwidth budget has room for {share:.1%} of the pushes ({where}): {wait};"
+                " raise it, push with a codec (--push-codec int8), or compute on larger"
+                " mini-batches"
             )
         return _starving(gate, share, f" {where}")
 

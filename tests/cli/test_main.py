@@ -238,6 +238,13 @@ class TestStats:
             report = json.loads(aiops_command("stats", running.url, "--json").out)
             assert report["settings"]["per_tensor"] == "weight_decay=0@*bias lr=0.25@w"
 
+    def test_warnings(self, aiops_command: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """They are in the log as soon as the server listens, too."""
+        with ServerThread(policy="fasgd", push_codec=("topk:0.01",)) as server:
+            out = aiops_command("stats", server.url).out
+        assert "fasgd divides by second moments, and topk" in " ".join(out.split())
+        assert "fasgd divides by second moments, and topk" in caplog.text
+
     def test_before_there_is_a_model(self, aiops_command: Any) -> None:
         with ServerThread() as running:
             assert "version" in aiops_command("stats", running.url).out

@@ -397,6 +397,22 @@ def test_an_lr_that_is_none_is_refused(asgd: ServerThread, lr: float) -> None:
         assert opt.version == 0
 
 
+def test_the_rate_of_local_steps_has_another_name_on_the_server() -> None:
+    """The server's ``lr`` is the outer one, and worker and error are about the inner one."""
+    p = weight(1.0)
+    with (
+        ServerThread(
+            policy="diloco", workers=1, set={"inner_lr": 0.002}, kernels="numpy"
+        ) as server,
+        RemoteOptimizer([p], server.url) as opt,
+    ):
+        assert opt.server_lr == 0.002
+        opt.param_groups[0]["lr"] = 3e-4
+        p.grad = torch.ones(1)
+        with pytest.raises(UsageError, match=r"lr is 0.0003, .* \(--set inner_lr=0.0003, or"):
+            opt.step()
+
+
 def test_a_policy_that_normalises_refuses_another_lr() -> None:
     p = weight(1.0)
     with ServerThread(policy="fasgd", lr=0.01, kernels="numpy") as server:

@@ -153,7 +153,7 @@ class TestGate:
         budget.depth = 5.0  # e⁵: one push in 148
         push(inline, 3, scale=1.0)
         [text] = warned(inline)
-        assert "the bandwidth budget leaves 0.7% of the pushes" in text
+        assert "the bandwidth budget has room for 0.7% of the pushes" in text
 
     def test_the_bound_of_the_gate_is_where_its_share_is_5_percent(self) -> None:
         for gate in ("bfasgd:c_push=0.3", "bfasgd:c_push=2,floor=0.01,eps=0.01"):

@@ -399,15 +399,16 @@ class TestDecisions:
         found = self.opened("constant:p_push=1e-12,p_fetch=1,longest=40", 1, steps=410)
         assert sum(push for push, _fetch in found) == 10
 
-    def test_the_gate_of_bfasgd_starves_no_training(self) -> None:
+    @pytest.mark.parametrize("budget", [(), (1e9, 0.0)])
+    def test_the_gate_of_bfasgd_starves_no_training(self, budget: tuple[float, ...]) -> None:
         """As on a model of gradients that are much smaller than those its constants are for."""
-        routine, pushes = routine_of("bfasgd:c_push=1e9,c_fetch=0"), 0
+        routine, pushes = routine_of(f"bfasgd:c_push={0 if budget else 1e9},c_fetch=0"), 0
         for _ in range(1000):
             transfer = step(routine, 1)
             assert transfer is not None
             pushes += transfer.arrays is not None
-            news(routine, 1e-4)
-        assert pushes >= 0.05 * (1000 - 100)
+            news(routine, 1e-4, gate=budget)
+        assert 0.05 * (1000 - 100) <= pushes <= 60
 
     def test_the_level_of_the_statistic_is_followed(self) -> None:
         routine, pushes = routine_of("bfasgd:c_push=3,c_fetch=0,relative=true"), 0
@@ -458,6 +459,19 @@ class TestByTensor:
         assert values(rest) == {"b": [5]}
         assert rest is not None
         assert rest.count == 9
+
+    def test_each_tensor_has_its_own_least_share(self) -> None:
+        routine = routine_of("bfasgd:by=tensor,c_push=0.1,c_fetch=0.1,eps=1e-12,share=0.1")
+        order, pushed, last = list(routine.params), dict.fromkeys(("w", "b"), 0), (1e12, 0.0)
+        for _ in range(400):
+            transfer = step(routine, 1)
+            assert transfer is not None
+            for name in transfer.arrays or {}:
+                pushed[name] += 1
+            by_name = dict(zip(("w", "b"), last, strict=True))
+            news(routine, 1.0, *(by_name[name] for name in order))
+        assert pushed["w"] == 400
+        assert 0.1 * (400 - 100) <= pushed["b"] <= 45
 
     def test_each_tensor_has_its_own_stamp(self) -> None:
         routine = self.with_statistics(1e12, 0.0)

@@ -177,6 +177,14 @@ def digest(out: str) -> str:
     return found
 
 
+def test_what_the_server_warns_of_is_on_standard_error(command: Any) -> None:
+    status, out, err = command("--json --set eps=0.9")
+    assert status == 0
+    assert "warning: at version 0: v̄ is 1, within 10 % of its floor" in err
+    [text] = json.loads(out.splitlines()[-1])["warnings"]
+    assert f"warning: {text}" in err
+
+
 def test_one_that_diverges_says_what_it_came_to(command: Any, tmp_path: Path) -> None:
     flags = "--json --policy asgd --lr 1e30 --save", str(tmp_path / "model.safetensors")
     status, out, err = command(*flags)
