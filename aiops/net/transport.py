@@ -333,6 +333,11 @@ class MessageTransport(asyncio.BufferedProtocol):
         """
         return self._unsent > max(_BEHIND, self._newest)
 
+    @property
+    def answering(self) -> bool:
+        """True if so much is unsent that the peer may be busy with reading it."""
+        return self._unsent > _BEHIND
+
     def _pump(self) -> None:
         transport = self.transport
         while self._out and not self._full and transport is not None:

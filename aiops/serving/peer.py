@@ -108,7 +108,7 @@ class Peer:
         if self.handshake.admitted is None and now - self.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in
-        receiving = link.wire.midway and link.reading
+        receiving = link.wire.midway and link.reading and not link.answering
         window, rate = config.stall_deadline, float(config.min_rate)
         if (crowded or crowded_rows) and link.wire.missing:
             window, rate = min(window, _CROWDED_WINDOW), max(rate, _CROWDED_RATE)

@@ -20,6 +20,7 @@ def member(**link: Any) -> tuple[Peer, Any]:
         midway=True, missing=1 << 20, state="open", traffic=SimpleNamespace(bytes_in=0)
     )
     played = SimpleNamespace(wire=wire, reading=True, unsent=0, sent=0, peer_name="p", **link)
+    played.answering = False
     played.held = lambda now: 0.0
     handshake: Any = SimpleNamespace(admitted=SimpleNamespace(hello=SimpleNamespace(pongs=False)))
     played_as: Any = played
@@ -50,6 +51,13 @@ def dropped_after(peer: Peer, link: Any, rate: int, crowded: bool) -> int | None
 def test_who_sends_a_push_too_slowly(rate: int, crowded: bool, expected: int | None) -> None:
     peer, link = member()
     assert dropped_after(peer, link, rate, crowded) == expected
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_who_reads_a_long_answer_need_not_send(crowded: bool) -> None:
+    peer, link = member()
+    link.answering = True
+    assert dropped_after(peer, link, 0, crowded) is None
 
 
 def test_who_holds_no_buffer_need_not_hurry() -> None:
