@@ -14,15 +14,15 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (28, 3480),
+    "algorithms": (28, 3540),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
-    "cli": (37, 6160),
+    "cli": (37, 6180),
     "client": (68, 15120),
     "codecs": (11, 2236),
     "common": (15, 1190),
     "durable": (15, 3780),
-    "engine": (29, 7770),
+    "engine": (30, 7880),
     "data": (6, 914),
     "errors": (1, 236),
     "filters": (12, 2080),

@@ -126,7 +126,10 @@ class Average(Algorithm):
         self.require("stall", self.stall > 0, "more than 0 seconds")
         self.require("group", self.group == 0 or self.group >= 2, "0, or 2 workers or more")
         self.require("seed", 0 <= self.seed < 1 << 53, "0 or more, and below 2⁵³")
-        for name, unused in (("clip", 0.0), ("schedule", "constant"), ("scale_lr", False)):
+        for name, unused in (
+            *(("clip", 0.0), ("schedule", "constant"), ("schedule_unit", "updates")),
+            *(("schedule_start", 0.0), ("mini_batch", 0), ("scale_lr", False)),
+        ):
             if getattr(self, name) != unused:
                 raise ConflictError(
                     f"average: workers take all steps by themselves, so the server has no use for"

@@ -24,7 +24,7 @@ import numpy as np
 
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.per_tensor import Clause, PerTensor
-from aiops.algorithms.schedules import Schedule
+from aiops.algorithms.schedules import SECONDS, UNITS, UPDATES, Schedule
 from aiops.common.settings import read_setting
 from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
@@ -157,8 +157,14 @@ class Algorithm:
     lr : float
         Learning rate α.
     schedule : str, default ``constant``
-        How it changes over the updates, as `aiops.algorithms.schedules` describes; for example
+        How it changes over the run, as `aiops.algorithms.schedules` describes; for example
         ``warmup:500,cosine:20000``.
+    schedule_unit : str, default ``updates``
+        What the schedule counts: ``updates``, ``examples``, ``tokens`` or ``seconds``.
+    schedule_start : float, default 0
+        Where in its unit the schedule begins: for a run that goes on from a model.
+    mini_batch : int, default 0
+        The examples, or tokens, of one mini-batch of a worker, for a schedule that counts them.
     scale_lr : bool, default False
         Multiply it by λ (``--workers``), from update 0 or over the schedule's warm-up (Goyal et
         al. 2017; as `no-delay`'s paper does).
@@ -180,6 +186,9 @@ class Algorithm:
 
     lr: float = 0.01
     schedule: str = "constant"
+    schedule_unit: str = UPDATES
+    schedule_start: float = 0.0
+    mini_batch: int = 0
     scale_lr: bool = False
     clip: float = 0.0
     per_tensor: str = ""
@@ -188,6 +197,11 @@ class Algorithm:
         """Check the settings; derived classes add their own checks with `require`."""
         self.require("lr", self.lr > 0, self.lr_meaning)
         self.require("clip", self.clip >= 0, "0 (no clipping) or more")
+        self.require("schedule_unit", self.schedule_unit in UNITS, f"one of {', '.join(UNITS)}")
+        self.require("schedule_start", self.schedule_start >= 0, "0 or more")
+        counts = self.schedule_unit not in (UPDATES, SECONDS)
+        what = f"the {self.schedule_unit} of one mini-batch, 1 or more" if counts else "0 or more"
+        self.require("mini_batch", self.mini_batch >= int(counts), what)
         try:
             Schedule(self.schedule)
             for clause in PerTensor.of(self.per_tensor).clauses:
@@ -277,16 +291,18 @@ class Algorithm:
         """
         return ()
 
-    def rates(self, workers: int | None) -> Callable[[int], float]:
-        """Return the learning rate as a function of the number of the update, from 0.
+    def rates(self, workers: int | None) -> Callable[[float], float]:
+        """Return the learning rate as a function of an update's position in the schedule.
 
-        ``workers``: how many take part, or None.
+        It is the number of the update, from 0, or another count (``schedule_unit``). ``workers``:
+        how many take part, or None.
         """
         schedule = Schedule(self.schedule, float(workers or 1) if self.scale_lr else 1.0)
         if schedule.constant:
             rate = self.lr * schedule.scale
-            return lambda update: rate
-        return lambda update: self.lr * schedule(update)
+            return lambda position: rate
+        start = self.schedule_start
+        return lambda position: self.lr * schedule(position + start)
 
     @property
     def rate_hint(self) -> str:

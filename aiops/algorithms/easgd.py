@@ -9,7 +9,7 @@ from typing import Any
 
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.local_training import InnerOptimizer, refuse_clip
+from aiops.algorithms.local_training import InnerOptimizer, count_updates, refuse_clip
 from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar
@@ -75,6 +75,7 @@ class EASGD(Algorithm):
         self.require("p", self.p >= 1, "1 or more")
         self.require("kappa", 0 <= self.kappa <= 0.95, "0 (β/λ), or up to 0.95")
         refuse_clip(self)
+        count_updates(self)
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
         """Refuse a moving rate that depends on an unknown number of workers."""
@@ -98,10 +99,10 @@ class EASGD(Algorithm):
         """The learning rate, which is the workers'."""
         return f"the learning rate of the workers' own steps (--set lr=..., now {self.lr:g})"
 
-    def rates(self, workers: int | None) -> Callable[[int], float]:
+    def rates(self, workers: int | None) -> Callable[[float], float]:
         """Return κ for every update."""
         rate = self.moving_rate(workers)
-        return lambda update: rate
+        return lambda position: rate
 
     def rate_factor(self, tensor: str) -> float:
         """Return 1: learning rates are those of the workers' own steps."""

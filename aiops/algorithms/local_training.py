@@ -8,7 +8,7 @@ from typing import Any
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.per_tensor import PerTensor
-from aiops.algorithms.schedules import Schedule
+from aiops.algorithms.schedules import UPDATES, Schedule
 from aiops.errors import ConflictError, UsageError
 
 
@@ -62,6 +62,15 @@ def refuse_clip(algorithm: Algorithm) -> None:
         raise ConflictError(
             f"{algorithm.name}: workers take the steps, so the server cannot clip gradients: clip"
             " them before you hand them to step()"
+        )
+
+
+def count_updates(algorithm: Algorithm) -> None:
+    """Refuse schedules that workers, which follow them in their own steps, cannot follow."""
+    if algorithm.schedule_unit != UPDATES or algorithm.schedule_start:
+        raise ConflictError(
+            f"{algorithm.name}: workers take steps of their own by the schedule, and count updates"
+            " from 0: leave out schedule_unit and schedule_start"
         )
 
 

@@ -36,6 +36,11 @@ def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
             " has none: add a tensor (a bias will do), or choose a policy that makes no worker"
             " wait, such as asgd"
         )
+    if alone and algorithm.schedule_unit in ("examples", "tokens"):
+        return (
+            f"{name} counts {algorithm.schedule_unit} by pushes of tensors, and a model of tables"
+            " alone has none: add a tensor (a bias will do), or count updates or seconds"
+        )
     if algorithm.clip:
         return (
             f"{name} with clip measures a gradient over all that an update touches, and a push of"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Algorithm, Policy
-from aiops.algorithms.local_training import InnerOptimizer, refuse_clip
+from aiops.algorithms.local_training import InnerOptimizer, count_updates, refuse_clip
 from aiops.algorithms.policies import Barrier
 from aiops.errors import UsageError
 
@@ -82,15 +82,16 @@ class NoDelay(Algorithm):
                 f" {self.tau_max}"
             )
         refuse_clip(self)
+        count_updates(self)
 
     @property
     def rate_hint(self) -> str:
         """The learning rate, which is the workers'."""
         return f"the learning rate of the workers' own steps (--set lr=..., now {self.lr:g})"
 
-    def rates(self, workers: int | None) -> Callable[[int], float]:
+    def rates(self, workers: int | None) -> Callable[[float], float]:
         """Return 1: the server merges finished steps."""
-        return lambda update: 1.0
+        return lambda position: 1.0
 
     def rate_factor(self, tensor: str) -> float:
         """Return 1: learning rates are those of the workers' own steps."""

@@ -1,19 +1,37 @@
-"""Schedule the learning rate over a run: a factor per update, written as one or several phases.
+"""Schedule the learning rate over a run: a factor, written as one or several phases.
 
 =====================  ========================================================================
-phase                  factor at update i = 0, 1, 2, ...
+phase                  factor at position i, 0 or more
 =====================  ========================================================================
 ``constant``           1
-``warmup:N``           (i+1)/N below update N, then 1 (Goyal et al. 2017). Where the learning rate
-                       is scaled by λ, it rises from the unscaled one instead of from 0.
-``linear:N[:F]``       falls linearly from 1 to F (default 0) at update N, then F
-``cosine:N[:F]``       F + (1−F)·(1 + cos(π·i/N))/2 up to update N, then F (Loshchilov & Hutter)
-``step:F:N1[:N2...]``  F to the power of the number of updates N1, N2, ... that have passed
+``warmup:N``           (i+1)/N below N, then 1 (Goyal et al. 2017). Where the learning rate is
+                       scaled by λ, it rises from the unscaled one instead of from 0.
+``linear:N[:F]``       falls linearly from 1 to F (default 0) at N, then F
+``cosine:N[:F]``       F + (1−F)·(1 + cos(π·i/N))/2 up to N, then F (Loshchilov & Hutter)
+``step:F:N1[:N2...]``  F to the power of how many of N1, N2, ... have passed
 ``inverse-sqrt:N``     sqrt(N/max(i, N)) (Vaswani et al. 2017, with a ``warmup:N`` before it)
 =====================  ========================================================================
 
-Phases joined with commas multiply: ``warmup:100,cosine:5000``. Updates are those of the server, so
-their number is the model's version; in a worker's local training they are its own steps.
+Phases joined with commas multiply: ``warmup:100,cosine:5000``. N is a whole number, also written as
+``2e9``, in the unit that ``--set schedule_unit=...`` names:
+
+============  ======================================================================================
+unit          position i of an update
+============  ======================================================================================
+``updates``   the server's updates before it, which are the model's version
+``examples``  the number, from 0, of the last example that it learns from: ``mini_batch`` for each
+              mini-batch of the pushes that were used. A push of local training (``diloco``,
+              ``fedbuff``) counts as all steps of its cycle; one that is ignored, refused or
+              applied again counts nothing.
+``tokens``    the same, with ``mini_batch`` the tokens of a mini-batch
+``seconds``   the seconds since the first push, without those in which the server was paused, and
+              those from the last push before its end to the next start
+============  ======================================================================================
+
+All of it is part of ``--state``: a server that is started again goes on where the schedule was, and
+a replay comes to the same rates. A run that goes on from a model alone (``--init``) begins where
+``--set schedule_start=20000`` says. In a worker's local training (``inner_schedule``) positions are
+its own steps.
 """
 
 from __future__ import annotations
@@ -23,11 +41,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiops.errors import UsageError, nearest
 
-Phase = Callable[[int], float]
+Phase = Callable[[float], float]
+
+UPDATES, SECONDS = "updates", "seconds"
+UNITS = (UPDATES, "examples", "tokens", SECONDS)
+"""The units of positions in a schedule."""
 
 
 class Schedule:
-    """The factor of the learning rate at each update.
+    """The factor of the learning rate at each position.
 
     Parameters
     ----------
@@ -56,11 +78,11 @@ class Schedule:
         self._phases = [self._phase(phase.strip()) for phase in text.split(",")]
         self.constant = all(phase is _one for phase in self._phases)
 
-    def __call__(self, update: int) -> float:
-        """Return the factor at update 0, 1, 2, ..."""
+    def __call__(self, position: float) -> float:
+        """Return the factor at a position, 0 or more."""
         factor = self.scale
         for phase in self._phases:
-            factor *= phase(update)
+            factor *= phase(position)
         return factor
 
     def _phase(self, text: str) -> Phase:
@@ -79,7 +101,7 @@ class Schedule:
         return lambda i: 1.0 if i >= over else begin + (1 - begin) * (i + 1) / over
 
 
-def _one(update: int) -> float:
+def _one(position: float) -> float:
     return 1.0
 
 
@@ -125,7 +147,7 @@ def _fraction(number: float) -> float:
 
 
 def _counts(numbers: Sequence[float], least: int, most: int) -> list[int]:
-    """Return the numbers as numbers of updates: integers, each at least 1."""
+    """Return the numbers as positions: integers, each at least 1."""
     good = least <= len(numbers) <= most and all(n >= 1 and n.is_integer() for n in numbers)
     if not good:
         raise ValueError
@@ -134,9 +156,9 @@ def _counts(numbers: Sequence[float], least: int, most: int) -> list[int]:
 
 _PHASES: Mapping[str, tuple[Callable[[Schedule, Sequence[float]], Phase], str]] = {
     "constant": (_constant, "constant"),
-    "warmup": (Schedule._warmup, "warmup:N, N ≥ 1 updates"),
-    "linear": (_linear, "linear:N[:F], N ≥ 1 updates, F from 0 to 1"),
-    "cosine": (_cosine, "cosine:N[:F], N ≥ 1 updates, F from 0 to 1"),
-    "step": (_step, "step:F:N1[:N2...], F from 0 to 1, then the updates at which it applies"),
-    "inverse-sqrt": (_inverse_sqrt, "inverse-sqrt:N, N ≥ 1 updates"),
+    "warmup": (Schedule._warmup, "warmup:N, N ≥ 1"),
+    "linear": (_linear, "linear:N[:F], N ≥ 1, F from 0 to 1"),
+    "cosine": (_cosine, "cosine:N[:F], N ≥ 1, F from 0 to 1"),
+    "step": (_step, "step:F:N1[:N2...], F from 0 to 1, then the positions at which it applies"),
+    "inverse-sqrt": (_inverse_sqrt, "inverse-sqrt:N, N ≥ 1"),
 }

@@ -139,12 +139,21 @@ def _facts(report: Mapping[str, Any]) -> Table:
         ("versions alive", f"{report['versions_alive']}"),
         ("versions spare", f"{report['versions_spare']}"),
         ("readers cut", f"{report['readers_cut']}"),
+        *_schedule(report),
         *_memory(report),
         ("waiting", f"{report['waiting']} of {len(report['waited_for'])}"),
     ]
     for first in range(0, len(facts), 3):
         grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
     return grid
+
+
+def _schedule(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the position in a schedule that does not count updates."""
+    if report.get("schedule") is not None:
+        settings = report["settings"]
+        position = report["schedule"] + settings["schedule_start"]
+        yield f"schedule's {settings['schedule_unit']}", f"{position:,.0f}"
 
 
 def _warnings(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -540,6 +540,8 @@ class Engine:
         if training is None:
             return []
         self._tell_closed(training)
+        if training.updates.position is not None:
+            training.updates.position.pause(event.time, paused=bool(self.paused))
         if self.paused:
             return []
         training.data_sets.go_on(event.time)
@@ -569,6 +571,8 @@ class Engine:
         if self.training is not None:
             self._tell_closed(self.training)
             self.training.updates.held.stopping = False
+            if self.training.updates.position is not None:
+                self.training.updates.position.resumed(event.time)
             self.training.abandon()
         effects: list[Effect] = []
         for peer in self.membership.peers():

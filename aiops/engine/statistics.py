@@ -27,6 +27,7 @@ _OF_THE_PROCESS = (
         "tokens",
         "aiops",
         "time",
+        "schedule",
         "kernels",
         "device",
         "versions_alive",
@@ -82,6 +83,7 @@ def report(
     return {
         "version": version,
         "seconds": round(now - started, 3),
+        "schedule": _schedule(training),
         "updates_per_second": round(updates.pace.rate(now, version), 3) if updates else 0.0,
         "gradients": used,
         "refused": dict(membership.refused),
@@ -115,3 +117,9 @@ def report(
         "workers": workers,
         "departed_more": without_line,
     }
+
+
+def _schedule(training: Training | None) -> float | None:
+    """Return the position of the newest update in a schedule that does not count updates."""
+    position = training.updates.position if training is not None else None
+    return None if position is None else position.at()

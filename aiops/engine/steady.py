@@ -187,7 +187,7 @@ class Shortcut:
             surveyed.append(found)
         staleness = level - base
         # The last condition: if it holds, the update is counted and must be carried out.
-        begun = self._updates.at_once(member.number, base, staleness, gradient, surveyed)
+        begun = self._updates.at_once(member.number, base, staleness, gradient, surveyed, now)
         if begun is None:
             return None
         leased = record is not None and store.freeze()

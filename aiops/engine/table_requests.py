@@ -15,6 +15,7 @@ from aiops.algorithms.base import Algorithm
 from aiops.engine.events import Effect, OnApplied, Received, Reply
 from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of, too_old
+from aiops.engine.schedule_position import SchedulePosition
 from aiops.engine.table_receive import RowsSink, TableAdmission
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
@@ -72,6 +73,8 @@ class TableRequests:
         The tables, in the order of their numbers.
     membership
         Counts refusals.
+    position
+        Where the schedule of the learning rate is; None: it counts a table's updates.
     spread
         Admits the messages without rows that come if rows lie on several shards, so that the clocks
         of all count the same pushes. None: rows lie here alone, and such messages are refused.
@@ -83,9 +86,10 @@ class TableRequests:
         workers: int | None,
         stores: Sequence[SparseTable],
         membership: Membership,
+        position: SchedulePosition | None = None,
         spread: TableAdmission | None = None,
     ) -> None:
-        self._spread = spread
+        self._spread, self._position = spread, position
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
         self._rate = algorithm.rates(workers)
         names = [store.named.name for store in stores]
@@ -247,7 +251,12 @@ class TableRequests:
         # Of several shards one may have been brought back to an earlier moment than others.
         staleness = max(0, store.version - version)
         job.push = True
-        name, rate = store.named.name, self._rate(store.version)
+        name, position = store.named.name, self._position
+        if position is None:
+            rate = self._rate(store.version)
+        else:
+            position.rows_used()
+            rate = self._rate(position.at())
         job.step = rate * self._algorithm.modulation(staleness) * self._factors[name]
         job.scalars = self._algorithm.scalars(store.version + 1) + self._scalars[name]
         return staleness
@@ -316,6 +325,8 @@ class TableRequests:
             return None
         if not spread and (job.pushed is None or version > store.version):
             return None
+        if self._position is not None:
+            self._position.now = now
         staleness = self._fix(job, version)
         sums = run(job)
         if sums[0] >= 0:

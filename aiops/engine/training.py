@@ -150,7 +150,14 @@ class Training:
             self.shortcut = shortcut(store, self.updates, admission.surveyors(layout), machine)
         admission.defined(held, self.tables)
         spread = admission.tables if options.spread_tables else None
-        self.table_requests = TableRequests(algorithm, workers, stores, membership, spread)
+        if stores and spread is not None and self.updates.position is not None:
+            raise BadPush(
+                "rows of tables on several servers have no common clock: this server cannot spread"
+                f" them with a schedule in {algorithm.schedule_unit} (--set schedule_unit=updates)"
+            )
+        self.table_requests = TableRequests(
+            *(algorithm, workers, stores, membership, self.updates.position, spread)
+        )
         self.rows_shortcut: RowsShortcut | None = None
         if stores and budget is None and self.delta_replies is None:
             self.rows_shortcut = RowsShortcut(

@@ -24,6 +24,7 @@ from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
 from aiops.engine.run_warnings import RunWarnings
+from aiops.engine.schedule_position import SchedulePosition
 from aiops.errors import BadPush, Refused, StaleGradient
 from aiops.filters.screen import PushScreen
 from aiops.kernels.scan import largest_magnitude
@@ -126,6 +127,8 @@ class UpdateQueue:
         Updates per second.
     recall
         The gradients kept to be applied again.
+    position
+        Where the schedule of the learning rate is; None: it counts updates.
     warnings
         As above.
     """
@@ -151,6 +154,7 @@ class UpdateQueue:
         self._dtypes = [section.dtype for section in store.layout.sections]
         self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
+        self.position = SchedulePosition.of(algorithm, workers)
         self._linear = algorithm.linear
         self._trims = bool(algorithm.trimming(workers).share)
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
@@ -196,7 +200,13 @@ class UpdateQueue:
         return repeatable(self._policy) and not (clip or reads or self.recall.bound)
 
     def at_once(
-        self, worker: int, base: int, staleness: int, gradient: Arena, surveyed: Sequence[int]
+        self,
+        worker: int,
+        base: int,
+        staleness: int,
+        gradient: Arena,
+        surveyed: Sequence[int],
+        now: float,
     ) -> tuple[Array, Array | None] | None:
         """Begin an update of all tensors with one gradient, which the caller carries out at once.
 
@@ -208,6 +218,8 @@ class UpdateQueue:
             It.
         surveyed
             What the `Surveyor` of each section returned.
+        now
+            The time, in seconds.
 
         Returns
         -------
@@ -225,7 +237,12 @@ class UpdateQueue:
             return None
         store = self._store
         current = store.current
-        rate = self._rate(current.number)
+        position = self.position
+        if position is None:
+            rate = self._rate(current.number)
+        else:
+            position.now = now
+            rate = self._rate(position.at(1))
         known = self._even.get(staleness)
         if known is None or known[1] != rate:
             known = self._even_steps(staleness, rate)
@@ -239,6 +256,9 @@ class UpdateQueue:
             largest = max(map(largest_magnitude, surveyed, self._dtypes))
             if not screen.admits(worker, gradient.data, base, largest, current):
                 return None
+        if position is not None:
+            position.used(1)
+            position.end(published=True)
         self.tickets += 1
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
@@ -355,6 +375,8 @@ class UpdateQueue:
         elif push is not None:
             effects = held.answer_or_hold(push, published, now)
         if published or bad is not None:
+            if self.position is not None:
+                self.position.end(published=published)
             if self._collected:
                 self._collected = 0
                 self._sum[:] = False
@@ -410,6 +432,8 @@ class UpdateQueue:
         """Issue the next job, if none is outstanding."""
         effects: list[Effect] = []
         replica = self._delta_replies
+        if self.position is not None:
+            self.position.now = now
         while self._outstanding is None and self._working is None:
             if replica is not None and replica.due:
                 effects.append(self._issue_work(replica))
@@ -550,7 +574,9 @@ class UpdateQueue:
             cover, staleness = push.sink.cover, push.staleness
             job.pushed = cover.tensors
             self._count(staleness, 1)
-            rate, known = self._rate(store.current.number), self._even.get(staleness)
+            if self.position is not None:  # a gradient that is applied again is no new example
+                self.position.used(push.message.count if isinstance(push.message, Push) else 0)
+            rate, known = self.rate(store.current.number), self._even.get(staleness)
             if stale is None and cover.whole and known is not None and known[1] == rate:
                 scales, _rate, steps = known
             else:
@@ -617,6 +643,7 @@ class UpdateQueue:
             "pace": self.pace.state(),
             "recall": self.recall.state(number),
             "screen": None if self._screen is None else self._screen.state(),
+            "position": None if self.position is None else self.position.state(),
             "warnings": self.warnings.state(),
         }
 
@@ -639,10 +666,16 @@ class UpdateQueue:
         self.recall.restore(state["recall"], gradients)
         if self._screen is not None and state.get("screen") is not None:
             self._screen.restore(state["screen"])
+        if self.position is not None:
+            self.position.restore(state["position"])
         if "warnings" in state:  # it is missing in older ones
             self.warnings.restore(state["warnings"], self._store)
 
     # ------------------------------------------------------------ learning rates
+
+    def rate(self, version: int) -> float:
+        """Return the learning rate of the update that follows a version."""
+        return self._rate(version if self.position is None else self.position.at())
 
     def _steps(
         self, cover: Cover, staleness: int, stale: Ints | None, rate: float
@@ -674,7 +707,7 @@ class UpdateQueue:
 
     def _collected_steps(self, touched: Ints) -> Array:
         """Return the learning rate of each tensor for a step with the collected sum."""
-        steps = np.full(len(touched), self._rate(self._store.version))
+        steps = np.full(len(touched), self.rate(self._store.version))
         if self._factors is not None:
             steps *= self._factors[touched]
         if not self._linear:  # gradients that were weighted have their modulation already

@@ -245,6 +245,15 @@ class TestStats:
         assert "fasgd divides by second moments, and topk" in " ".join(out.split())
         assert "fasgd divides by second moments, and topk" in caplog.text
 
+    def test_where_a_schedule_of_examples_is(self, aiops_command: Any) -> None:
+        given = {"schedule_unit": "examples", "mini_batch": 500, "schedule_start": 7000}
+        with ServerThread(policy="asgd", set=given) as running:
+            with aiops.Worker(running.url, {"w": np.zeros(1)}) as worker:
+                for _ in range(4):
+                    worker.step({"w": np.ones(1)})
+            words = aiops_command("stats", running.url).out.split()
+            assert words[words.index("schedule's") :][:3] == ["schedule's", "examples", "8,999"]
+
     def test_before_there_is_a_model(self, aiops_command: Any) -> None:
         with ServerThread() as running:
             assert "version" in aiops_command("stats", running.url).out

@@ -35,6 +35,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("momentum", "nesterov", "adam", "adamw")
     },
     "asgd-clip": ("asgd", {"clip": 1.0, "schedule": "warmup:10,cosine:5000:0.5"}),
+    "asgd-examples": (
+        "asgd",
+        {"schedule": "linear:100000:0.5", "schedule_unit": "examples", "mini_batch": 8},
+    ),
+    "softsync-seconds": (
+        "softsync",
+        {"n": 2, "schedule": "linear:100000:0.5", "schedule_unit": "seconds"},
+    ),
     "asgd-per-tensor": (
         "asgd",
         {

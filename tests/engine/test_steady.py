@@ -57,6 +57,12 @@ POLICIES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("asgd", {}, {}),
     ("asgd", {"optimizer": "momentum"}, {}),
     ("asgd", {"optimizer": "adam", "schedule": "warmup:4,cosine:20"}, {}),
+    (
+        "asgd",
+        {"schedule": "warmup:40,cosine:200", "schedule_unit": "examples", "mini_batch": 5},
+        {},
+    ),
+    ("fasgd", {"schedule": "cosine:2", "schedule_unit": "seconds"}, {}),
     ("asgd", {"optimizer": "momentum", "per_tensor": "weight_decay=0.1@[wa] lr=0.005@*"}, {}),
     ("asgd", {"clip": 0.5}, {}),
     ("sasgd", {}, {}),

@@ -227,6 +227,7 @@ odd = st.builds(
             ("asgd", {"optimizer": "adam", "schedule": "warmup:4,cosine:20"}),
             ("fasgd", {}),
             ("exponential", {}),
+            ("asgd", {"schedule": "cosine:2", "schedule_unit": "seconds"}),
             ("asgd", {"optimizer": "adagrad", "per_tensor": "weight_decay=0.1@w* lr=0.5@words"}),
         ]
     ),

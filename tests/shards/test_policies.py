@@ -32,6 +32,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.1,
         "per_tensor": "weight_decay=0@b*,one lr=0.005@[!b]*",
     },
+    "asgd examples": {"schedule": "cosine:80", "schedule_unit": "examples", "mini_batch": 4},
     "softsync per tensor": {"lr": 0.1, "n": 2, "per_tensor": "weight_decay=0.5@w lr=0.05@*o*"},
     "fedbuff": {},
     "easgd": {},

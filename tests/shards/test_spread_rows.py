@@ -213,6 +213,22 @@ def test_rows_are_cut_in_their_order() -> None:
         assert mine.tolist() == np.flatnonzero(shards_of(ids, 3) == shard).tolist()
 
 
+def test_rows_on_several_servers_have_a_schedule_of_updates_alone() -> None:
+    settings = {"schedule_unit": "seconds"}
+    world, found = World(1, 3, "asgd", settings, spread_tables=True), list[Any]()
+
+    def script(actor: Actor) -> Any:
+        if actor.request is None:
+            return actor.ask(actor.requests.define({}, TABLES))
+        found.append(actor.request)
+        return None
+
+    world.actors = [Actor(world, "one", script)]
+    world.run()
+    with pytest.raises(BadPush, match=r"have no common clock.*--set schedule_unit=updates"):
+        found[0].value()
+
+
 def test_one_server_has_no_others_to_spread_rows_over() -> None:
     with pytest.raises(UsageError, match="needs several servers"):
         Config(spread_tables=True)

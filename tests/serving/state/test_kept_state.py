@@ -67,6 +67,11 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "fasgd": {"policy": "fasgd", "set": {"gamma": 0.9}},
     "softsync": {"policy": "softsync", "set": {"n": 2}, "workers": 2},
     "hardsync": {"policy": "hardsync", "set": {"admission": "wait"}, "workers": 2},
+    "examples": {
+        "policy": "asgd",
+        "set": {"schedule": "cosine:900", "schedule_unit": "examples", "mini_batch": 10},
+    },
+    "seconds": {"policy": "asgd", "set": {"schedule": "linear:9", "schedule_unit": "seconds"}},
     "momentum": {"policy": "asgd", "set": {"optimizer": "momentum"}},
     "adam": {"policy": "asgd", "set": {"optimizer": "adam"}},
     "coded": {"policy": "asgd", "push_codec": "topk:0.25", "fetch_codec": "int8"},
