@@ -32,6 +32,10 @@ OWN_GENERATION = "generation"
 _VALUES = 1000
 """Most values of a map that clients are told."""
 
+_READ = 1e30
+"""Above all values that filters look at: each is below 1e18, times the root of what it stands for,
+which is less than all elements of the largest model."""
+
 _LONGEST_TEXT = 1024
 """Most characters or bytes of each."""
 
@@ -141,15 +145,15 @@ def check_squares(sums: Ints, shard: int) -> None:
 
 
 def check_sample(numbers: Values, shard: int) -> None:
-    """Check what a follower has read of a gradient: float64, of which the survey has refused more.
+    """Check what a follower has read of a gradient, float64.
 
     Raises
     ------
     RemoteProtocolError
-        When one is infinite, or no number.
+        When one is more than a gradient can have, infinite, or no number.
     """
-    if not np.isfinite(numbers).all():
-        raise RemoteProtocolError(f"shard {shard} has read values that are not finite")
+    if not np.abs(numbers).max(initial=0.0) < _READ:
+        raise RemoteProtocolError(f"shard {shard} has read values that no gradient has")
 
 
 def is_small(value: object, depth: int = 3) -> bool:

@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 _OF_ALL = tuple(name for name in SETTINGS if name not in ("filtered", "paced"))
 """Those of all variants: a follower has neither a filter nor a budget of its own."""
 
-FIXED: Mapping[str, str] = {"filtered-shards": "filtered"}
+FIXED: Mapping[str, str] = {"filtered-shards": "filtered", "filtering-follower": "filtered"}
 """By name: the settings of a variant that is none of them, and has one policy."""
 
 TABLELESS = ("ringmaster", "dcasgd", "gap-aware", "easgd")

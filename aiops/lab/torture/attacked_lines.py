@@ -143,7 +143,7 @@ class AttackedLead(AttackedByPartner, AttackedShards):
             ids = np.arange(20)
             await worker.fetch_rows("t", ids)
             await worker.push_rows("t", ids, np.ones((20, 4), np.float32))
-        return receipt.used
+        return receipt.used or self.plan.policy == "filtered"
 
     async def _observe(self, wrong: list[str]) -> None:
         """Join and look at the statistics, which may have to wait for the follower."""
@@ -310,6 +310,7 @@ class AttackedFeed(AttackedByPartner, AttackedStandby):
 
 PARTNERS: Mapping[str, Callable[[AttackPlan], AttackedByPartner]] = {
     "follower": AttackedLead,
+    "filtering-follower": AttackedLead,
     "primary": AttackedFeed,
 }
 """By variant: the hostile partner, and what it attacks."""

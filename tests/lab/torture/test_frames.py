@@ -17,7 +17,7 @@ from aiops.engine.engine import Engine
 from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.attack_variants import OF_FRAMES
-from aiops.lab.torture.attacked import SETTINGS, AttackPlan
+from aiops.lab.torture.attacked import FIXED, SETTINGS, AttackPlan
 from aiops.lab.torture.frame_templates import FrameTemplate, Mutator
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.hostile_messages import HostileMessages
@@ -143,6 +143,7 @@ class TestVariants:
 
     FAR: ClassVar[dict[str, str]] = {
         "shards": "ack",
+        "filtered-shards": "ack",
         "follower": "update_done",
         "standby": "journal_rows",
         "roles": "error unauthorised",
@@ -153,7 +154,8 @@ class TestVariants:
     def plan(self, variant: str, seed: int = 1) -> AttackPlan:
         """A plan of few frames, which does not depend on what else may be drawn."""
         numbers: dict[str, Any] = {"peers": 1100, "together": 1}
-        return AttackPlan(seed, variant, "asgd", **numbers, token=False, state=False, tables=True)
+        policy = FIXED.get(variant, "asgd")
+        return AttackPlan(seed, variant, policy, **numbers, token=False, state=False, tables=True)
 
     @pytest.mark.parametrize("variant", FAR)
     def test_it_goes_on(self, variant: str) -> None:

@@ -22,7 +22,7 @@ Lie = Callable[[Header], None]
 
 
 @pytest.mark.parametrize("seed", seeds(4))
-@pytest.mark.parametrize("partner", ["follower", "primary"])
+@pytest.mark.parametrize("partner", ["follower", "filtering-follower", "primary"])
 def test_all_goes_on_beside_a_hostile_partner(partner: str, seed: int) -> None:
     result = LineTrial(draw_lines(seed, (partner,))).run()
     assert result.wrong == []
