@@ -235,6 +235,7 @@ class Server:
             self._stop_with,
             tls=None if self._tls is None else self._tls.target,
             place=lambda shard: lead.places.get(shard, 0),
+            late=lead.late,
         )
 
     def follower_moved(self, shard: int, port: int) -> None:

@@ -91,6 +91,8 @@ class ShardLinks:
         Returns how to connect to a host by TLS; None: plain TCP.
     place
         Returns the number of a shard's place, the newest that is known.
+    late
+        Returns the followers that owe an answer since a time, or longer.
     """
 
     def __init__(
@@ -112,8 +114,9 @@ class ShardLinks:
         standby: bool = False,
         tls: Callable[[str], TlsTarget] | None = None,
         place: Callable[[int], int] = lambda shard: 0,
+        late: Callable[[float], Container[int]] = lambda time: (),
     ) -> None:
-        self._standby, self._tls, self._place = standby, tls, place
+        self._standby, self._tls, self._place, self._late = standby, tls, place, late
         self._addresses, self._token, self._run = list(addresses), token, run
         self._policy, self._settings = policy, settings
         self._waits, self._env, self._sink_for, self._post = waits, env, sink_for, post
@@ -485,7 +488,8 @@ class ShardLinks:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ping silent followers; end the connection of one that does not answer."""
         self._sweeper = loop.call_later(min(1.0, self._waits.heartbeat / 4), self._sweep, loop)
-        now = self._env.now()
+        now, patience = self._env.now(), self._waits.unanswered / 3
+        late = self._late(now - patience)
         for follower in self._followers.values():
             link = follower.link
             if follower.lost is not None:
@@ -494,7 +498,10 @@ class ShardLinks:
             if came != follower.last_in[1]:
                 follower.last_in, follower.pinged = (now, came), False
             quiet = now - follower.last_in[0]
-            if quiet > self._waits.unanswered:
+            if link.number in late:
+                why = f"it has not counted its traffic for statistics in {patience:.0f} s"
+                link.fault(DeadlineExceeded(why))
+            elif quiet > self._waits.unanswered:
                 link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))
             elif (
                 quiet >= self._waits.heartbeat

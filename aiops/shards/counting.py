@@ -33,7 +33,7 @@ class TrafficCount:
 
     def __init__(self, followers: int) -> None:
         self._followers = range(1, followers + 1)
-        self._number = 0
+        self._number, self._since = 0, 0.0
         self._missing: set[int] = set()
         self._volume = 0
         self._asked: list[Received] = []
@@ -47,6 +47,7 @@ class TrafficCount:
         if len(self._asked) > 1:
             return []
         self._number, self._missing = self._number + 1, set(self._followers)
+        self._since = event.time
         self._volume, self.clients = 0, {}
         message = CountTraffic(self._number)
         return [Order(shard, message) for shard in self._followers]
@@ -73,6 +74,10 @@ class TrafficCount:
                 raise RemoteProtocolError("counted.clients: more than can have crossed")
             self.clients.setdefault(client, Traffic()).add(traffic)
         return not self._missing
+
+    def late(self, time: float) -> set[int]:
+        """Return the followers that are to count since this time, or longer, and have not."""
+        return self._missing if self._since <= time else set()
 
     def end(self) -> list[Received]:
         """End the count; return the requests that waited for it."""

@@ -248,6 +248,13 @@ class Lead:
             found.append((push.peer, f"portions of its push have not come to {names}"))
         return found
 
+    def late(self, time: float) -> set[int]:
+        """Return the followers for whose counts statistics have waited since this time or longer.
+
+        They may answer pings and nothing else; clients are not to wait for them without an end.
+        """
+        return self._count.late(time)
+
     def collect(self) -> Collecting | None:
         """Begin to collect the current version from all shards; None while it cannot be read.
 
@@ -391,10 +398,11 @@ class Lead:
         effects: list[Effect] = [Note(f"{self._followers.why}; its state is waited for")]
         if self._model is not None:
             self._model.fail_collecting(self._followers.why)
+        effects += self._report()  # statistics wait for no follower
         refusal = self._followers.unavailable(0, waits=True)
         for peer in self._clients:
             effects += [Reply(peer, refusal), Drop(peer, refusal.text)]
-        return effects + self._report()
+        return effects
 
     def refusal(self, shard: int, state: ShardState) -> AiopsError | None:
         """Return why a follower with this state cannot be led; None if it can.

@@ -40,6 +40,10 @@ from aiops.wire.state_machine import HANDSHAKE
 
 _STEPS = 8  # of honest work while the partner is hostile
 _PATIENCE = 40.0  # virtual seconds for one of them
+_OTHER_TIME = "give both the states of one time"
+"""The end of what a lead says of a follower that has more than the moment to which it has gone back
+for what that one had said."""
+
 _BACK = 200.0  # virtual seconds until all goes on
 
 
@@ -168,7 +172,8 @@ class AttackedLead(AttackedByPartner, AttackedShards):
                 if not machine.running:
                     return [f"{machine.host} has ended: {machine.error!r}"]
             wrong = await self._go_on()
-            return [f"once the follower was honest: {wrong}"] if wrong else []
+            self.over = _OTHER_TIME in wrong
+            return [f"once the follower was honest: {wrong}"] if wrong and not self.over else []
         self.over, found = True, list[str]()
         if not self.machine.running:
             return [f"the lead has ended: {self.machine.error!r}"]
@@ -178,9 +183,16 @@ class AttackedLead(AttackedByPartner, AttackedShards):
         return found if lost else [*found, "the lead does not know that its follower is lost"]
 
     async def _lead_again(self) -> None:
-        """Start the lead again, if it has ended as it begins: a follower was none, as it said."""
+        """Start all again, if the lead has ended as it begins: a follower was none, as it said.
+
+        Then its followers end with it.
+        """
         if not self.machine.running and isinstance(self.machine.error, UsageError):
-            await self.machine.start()
+            for machine in (*self._followers, self.machine):
+                if not machine.running and (
+                    machine.error is None or isinstance(machine.error, AiopsError)
+                ):
+                    await machine.start()
 
     async def _go_on(self) -> str:
         """Have a worker make a step; return what was wrong, or an empty text."""
