@@ -57,7 +57,7 @@ ARROWS: Mapping[str, str] = {
     "ray":            "errors common net client data state serving launch model wire shards",
     "testing":        "errors net sim",
     "lab":            "_version access errors common model codecs wire state algorithms bandwidth"
-                      " store engine shards durable net serving client data sim",
+                      " store engine shards durable averaging net serving client data sim",
     "cli":            "_version access errors common model wire state durable algorithms bandwidth"
                       " engine net serving client launch sim lab",
     "server":         "serving net cli",

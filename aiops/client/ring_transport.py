@@ -23,30 +23,51 @@ from aiops.wire.sinks import Sink
 from aiops.wire.traffic import Traffic
 
 
-class _Landing(Sink):
-    """The sink of one chunk: straight into its place, and into the mean when it is whole."""
+class ChunkLanding(Sink):
+    """The sink of one chunk: straight into its place, and into the mean when it is whole.
+
+    Parameters
+    ----------
+    ring, message
+        This worker's part of the ring, and the chunk that is coming.
+    send_on
+        Is given the chunk that follows from it, if any.
+    seal
+        Checks chunks that came through a relay; None: it came directly.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When it is not what is expected next.
+    """
 
     def __init__(
-        self, ring: Ring, message: RingChunk, out: asyncio.Queue[Piece], seal: ChunkSeal | None
+        self,
+        ring: Ring,
+        message: RingChunk,
+        send_on: Callable[[Piece], None],
+        seal: ChunkSeal | None,
     ) -> None:
         [self._part], self._hop = message.parts, message.hop
-        self._ring, self._out, self._seal, self._sealed = ring, out, seal, message.seal
+        self._ring, self._send_on, self._seal, self._sealed = ring, send_on, seal, message.seal
         part = self._part
         self._view = ring.room(part.start, part.stop, self._hop, part.codec, part.nbytes)
 
     def view(self, part: int, offset: int) -> memoryview:
+        """Return where these bytes belong."""
         return self._view[offset:]
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Process the chunk when it is whole."""
         if offset + nbytes == len(self._view):
             if self._seal is not None:
                 self._seal.check(self._sealed, self._part, self._hop, self._view)
             onward = self._ring.received(self._part.start, self._hop)
             if onward is not None:
-                self._out.put_nowait(onward)
+                self._send_on(onward)
 
     def abandoned(self) -> None:
-        pass
+        """Do nothing: the round is void."""
 
 
 class Neighbours:
@@ -230,7 +251,7 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
 
     def sink_for(message: Message) -> Sink:
         assert isinstance(message, RingChunk), "the wire's table lets nothing else through"
-        return _Landing(ring, message, out, before.seal)
+        return ChunkLanding(ring, message, out.put_nowait, before.seal)
 
     async def receive() -> None:
         while not ring.done:

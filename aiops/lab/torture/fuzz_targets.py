@@ -16,6 +16,7 @@ import numpy as np
 from aiops.client.session import Session
 from aiops.codecs import BUILT_IN, codec_named
 from aiops.errors import AiopsError
+from aiops.lab.torture import fuzz_servers
 from aiops.state.blocks import GENERATION, IDENTITY, SNAPSHOT, pack_block, reader
 from aiops.state.directory import GenerationFile, StateIdentity
 from aiops.state.frames import SegmentHead, SegmentScan
@@ -183,5 +184,9 @@ TARGETS: Mapping[str, Target] = {
     "row": _refusing(_row),
     "segment": _refusing(_segment),
     "snapshot": _refusing(_snapshot),
+    "lead": _refusing(fuzz_servers.of_lead),
+    "follower": _refusing(fuzz_servers.of_follower),
+    "standby": _refusing(fuzz_servers.of_standby),
+    "ring": _refusing(fuzz_servers.of_ring),
 }
 """By name."""

@@ -44,7 +44,7 @@ from aiops.wire.server_messages import (
 )
 from aiops.wire.sinks import Sink
 
-_LEAD = 1000
+LEAD = 1000
 """The number of the lead's connection to a follower; clients have smaller ones."""
 
 _NONCE = b"n" * 16
@@ -66,6 +66,10 @@ class ShardedEngine:
     ----------
     engine
         The one that decides.
+    lead
+        It, as it leads the others.
+    followers
+        Those, from the first.
     rounds
         The rounds of updates that followers were ordered to do.
     """
@@ -73,16 +77,16 @@ class ShardedEngine:
     def __init__(self, algorithm: Algorithm, options: Options, draw: random.Random) -> None:
         self._draw, self._shards = draw, options.shards
         self.engine = Engine(algorithm, options)
-        self._followers = [Follower(algorithm, options) for _ in range(1, options.shards)]
+        self.followers = [Follower(algorithm, options) for _ in range(1, options.shards)]
         addresses = [("", 7000 + shard) for shard in range(1, options.shards)]
-        self._lead: Engine | Lead = Lead(self.engine, addresses) if addresses else self.engine
+        self.lead: Engine | Lead = Lead(self.engine, addresses) if addresses else self.engine
         self._queues: list[deque[Event]] = [deque() for _ in range(options.shards)]
         self._answers: list[Message] = []
         self.rounds: list[str] = []
         name, settings = algorithm.name, algorithm.settings()
         hello = "lead", 1, "lead", options.run, True, _NONCE, "torture", name, settings
         for shard in range(1, options.shards):
-            self._queues[shard].append(Joined(0.0, _LEAD, LeadHello(0, PROTOCOL, *hello)))
+            self._queues[shard].append(Joined(0.0, LEAD, LeadHello(0, PROTOCOL, *hello)))
         self._settle()
 
     # ------------------------------------------------------------ clients
@@ -113,13 +117,13 @@ class ShardedEngine:
             pieces = [theirs for theirs, _views in placement.divide(announced)]
             announced = placement.announced(pieces)
         push = Push(id, seq, fetch, -1, announced)
-        if isinstance(self._lead, Lead):
-            sink, orders = self._lead.sink_for(peer, push)
+        if isinstance(self.lead, Lead):
+            sink, orders = self.lead.sink_for(peer, push)
             for order in orders:
                 self._order(order)
             self._settle()
         else:
-            sink = self._lead.admission.sink_for(push)
+            sink = self.lead.admission.sink_for(push)
         if sink is None:
             raise MemoryError("the receive buffers are used up")
         _fill(sink, tuple(pieces[0]), gradient)
@@ -132,7 +136,7 @@ class ShardedEngine:
         return list(self._answers)
 
     def _portion(self, shard: int, peer: int, message: ShardParts, gradient: Bytes) -> None:
-        sink = self._followers[shard - 1].sink_for(peer, message)
+        sink = self.followers[shard - 1].sink_for(peer, message)
         if sink is None:
             raise MemoryError("the receive buffers of a follower are used up")
         _fill(sink, message.parts, gradient)
@@ -148,13 +152,13 @@ class ShardedEngine:
     @property
     def stores(self) -> list[Store]:
         """The stores of all servers that hold some of the model, in its order."""
-        shards = [follower.shard for follower in self._followers]
+        shards = [follower.shard for follower in self.followers]
         return [self.engine.defined_store, *(each.store for each in shards if each is not None)]
 
     @property
     def arenas(self) -> list[Bytes]:
         """The parameters of all of them: the newest that were computed."""
-        shards = [follower.shard for follower in self._followers]
+        shards = [follower.shard for follower in self.followers]
         newest = [each.newest.arena.data for each in shards if each is not None]
         return [self.engine.defined_store.current.arena.data, *newest]
 
@@ -166,7 +170,7 @@ class ShardedEngine:
 
     def _settle(self) -> None:
         """Have everything arrive that was sent, and what follows from it."""
-        hosts: list[_Host] = [self._lead, *self._followers]
+        hosts: list[_Host] = [self.lead, *self.followers]
         while waiting := [number for number, queue in enumerate(self._queues) if queue]:
             number = self._draw.choice(waiting)
             for effect in hosts[number].handle(self._queues[number].popleft()):
@@ -183,7 +187,7 @@ class ShardedEngine:
                     effect.lease.release()
                 if not number:
                     self._answers.append(effect.message)
-                elif effect.peer == _LEAD and type(effect.message).kind != "shard_welcome":
+                elif effect.peer == LEAD and type(effect.message).kind != "shard_welcome":
                     self._queues[0].append(Reported(0.0, number, effect.message))
             case Drop():
                 raise AssertionError(f"a server has ended a connection: {effect.why}")
@@ -192,7 +196,7 @@ class ShardedEngine:
         """Have an order wait at its follower."""
         message, sink = order.message, None
         if isinstance(message, LoadShard):
-            sink = self._followers[order.shard - 1].sink_for(_LEAD, message)
+            sink = self.followers[order.shard - 1].sink_for(LEAD, message)
             assert sink is not None, "a model that begins has room"
             for part, views in enumerate(order.payloads):
                 room = sink.view(part, 0)
@@ -201,7 +205,7 @@ class ShardedEngine:
                     room = room[len(view) :]
         if isinstance(message, RunUpdate):
             self.rounds.append(message.work.get("round", SAMPLE if SAMPLE in message.work else ""))
-        self._queues[order.shard].append(Received(0.0, _LEAD, message, sink))
+        self._queues[order.shard].append(Received(0.0, LEAD, message, sink))
 
 
 def _fill(sink: Sink, parts: Parts, gradient: Bytes) -> None:
