@@ -26,7 +26,7 @@ _REAPPLY = {16: 0.005, 4: 0.002}  # the learning rate
 
 _GATE = "bfasgd:c_push=0.11,c_fetch=0.13,local=0.1"
 _CODED = "bfasgd:c_push=0.09,c_fetch=0.13,local=0.1"
-_RARE = "bfasgd:c_push=0.2,c_fetch=0.25,local=0.1"
+_RARE = "bfasgd:c_push=0.2,c_fetch=0.25,local=0.1,share=0"
 _PAPERS = "bfasgd:c_push=0.11,c_fetch=0.13,skipped=reapply"
 # Whatever v̄ is: about the traffic of the first two.
 _COIN = {

@@ -82,7 +82,7 @@ class Spending:
     def gate(self, constants: Mapping[str, float]) -> str:
         """Return the gate with such constants."""
         written = ",".join(f"c_{way}={constants[way]:.4g}" for way in _WAYS)
-        return f"bfasgd:{written},by={BY[self.by]}"
+        return f"bfasgd:{written},by={BY[self.by]},share=0"
 
 
 def spendings(scale: BudgetScale) -> list[Spending]:

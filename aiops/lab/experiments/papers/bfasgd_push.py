@@ -38,7 +38,7 @@ def cases(scale: GatedScale, runs: Runs) -> Iterator[PlannedRun]:
 
 
 def _gate(mode: str, c: float) -> str:
-    return f"bfasgd:c_push={c:g},skipped={mode}"
+    return f"bfasgd:c_push={c:g},skipped={mode},share=0"
 
 
 def label(mode: str, c: float) -> str:
