@@ -157,7 +157,8 @@ def _after(policy: str, elements: int, pushes: int) -> Array:
     state = [np.full(elements, value, np.float32) for value in rule.state.values()]
     for version in range(pushes):
         step = rate(version) * algorithm.modulation(0)
-        spans = Spans.whole(elements, step, algorithm.scalars(version + 1) if rule.scalars else ())
+        scalars = algorithm.scalars(version + 1, 0.0) if rule.scalars else ()
+        spans = Spans.whole(elements, step, scalars)
         kernel(spans, 1.0, weights, gradient, weights, state)
     return weights
 

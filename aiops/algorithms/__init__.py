@@ -27,6 +27,7 @@ BUILT_IN: Mapping[str, str] = {
     "rennala": "aiops.algorithms.rennala:Rennala",
     "ringmaster": "aiops.algorithms.ringmaster:Ringmaster",
     "sasgd": "aiops.algorithms.sasgd:SASGD",
+    "schedule-free": "aiops.algorithms.schedulefree:ScheduleFree",
     "softsync": "aiops.algorithms.softsync:Softsync",
     "ssp": "aiops.algorithms.ssp:SSP",
 }

@@ -30,7 +30,7 @@ from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.rule_parser import parse
 from aiops.kernels.trimmed_mean import NO_TRIM, Trim
-from aiops.model.layout import Array
+from aiops.model.layout import Array, Tensor
 
 
 class Decision(NamedTuple):
@@ -284,12 +284,21 @@ class Algorithm:
         """Return the mathematics of an update; plain SGD unless overridden."""
         return Rule(sgd)
 
-    def scalars(self, update: int) -> tuple[float, ...]:
-        """Return the values of the rule's ``scalars`` for a tensor's update 1, 2, ...
+    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
+        """Return the values of the rule's ``scalars`` for a tensor; `tensor_scalars` follow them.
 
-        They come first; `tensor_scalars` follow.
+        Parameters
+        ----------
+        update
+            The number of the tensor's update, from 1.
+        staleness
+            The mean of the gradients used before it, lately (`aiops.engine.lag`), ≥ 0.
         """
         return ()
+
+    def row_scalars(self, update: int) -> tuple[float, ...]:
+        """Return them for a sparse table's update 1, 2, ... of some of its rows."""
+        return self.scalars(update, 0.0)
 
     def rates(self, workers: int | None) -> Callable[[float], float]:
         """Return the learning rate as a function of an update's position in the schedule.
@@ -331,16 +340,19 @@ class Algorithm:
         """The settings that may have other values for some tensors (``per_tensor``)."""
         return ("lr",)
 
-    def rate_factor(self, tensor: str) -> float:
-        """Return what the learning rate is multiplied by for the tensor of a name."""
+    def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
+        """Return what the learning rate is multiplied by for a tensor, or for a table.
+
+        ``shape``: the tensor's; () of a table.
+        """
         return PerTensor.of(self.per_tensor).value("lr", tensor, self.lr) / self.lr
 
     def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
         """Return the last of the rule's ``scalars``: those that a tensor's name decides."""
         return ()
 
-    def numbers_of(self, tensors: Sequence[str]) -> tuple[Array | None, Array]:
-        """Return `rate_factor` and `tensor_scalars` of n tensors, by their names.
+    def numbers_of(self, tensors: Sequence[Tensor]) -> tuple[Array | None, Array]:
+        """Return `rate_factor` and `tensor_scalars` of n tensors.
 
         Returns
         -------
@@ -349,8 +361,8 @@ class Algorithm:
         scalars
             float64[n, k], often without a column.
         """
-        factors = np.array([self.rate_factor(tensor) for tensor in tensors])
-        scalars = np.array([self.tensor_scalars(tensor) for tensor in tensors], np.float64)
+        factors = np.array([self.rate_factor(tensor.name, tensor.shape) for tensor in tensors])
+        scalars = np.array([self.tensor_scalars(tensor.name) for tensor in tensors], np.float64)
         differ = bool((factors != 1.0).any())
         return factors if differ else None, scalars.reshape(len(tensors), -1 if tensors else 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class EASGD(Algorithm):
         rate = self.moving_rate(workers)
         return lambda position: rate
 
-    def rate_factor(self, tensor: str) -> float:
+    def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return 1: learning rates are those of the workers' own steps."""
         return 1.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class NoDelay(Algorithm):
         """Return 1: the server merges finished steps."""
         return lambda position: 1.0
 
-    def rate_factor(self, tensor: str) -> float:
+    def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return 1: learning rates are those of the workers' own steps."""
         return 1.0
 

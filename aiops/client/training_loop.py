@@ -25,7 +25,7 @@ from aiops.client.params import Params
 from aiops.client.program import Program
 from aiops.client.request_kinds import Receipt
 from aiops.client.server_info import ServerInfo
-from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
+from aiops.client.strategies import Direct, LocalStrategy, Transfer, directions_for, strategy_for
 from aiops.errors import AiopsError, NotReady, Refused, Restarted, StaleGradient, UsageError
 from aiops.model.layout import Array
 
@@ -134,7 +134,9 @@ class TrainingLoop:
         self._since = clock()
         # Those under way, the oldest first, each with the number of its step.
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
-        self.direct = type(self.strategy) is Direct and "gate" not in self._plan
+        self._directions = directions_for(self._plan, params)
+        plain = self._directions is None and "gate" not in self._plan
+        self.direct = plain and type(self.strategy) is Direct
 
     @property
     def _plan(self) -> Mapping[str, Any]:
@@ -263,6 +265,8 @@ class TrainingLoop:
         strategy = self.strategy
         if self._background and self._background[0][1].error is not None:
             yield from self._settle()  # raise that error before this step changes anything
+        if self._directions is not None:
+            gradients = self._directions.of(gradients)
         strategy.apply(gradients)
         yield from self._settle(strategy.depth - strategy.due)
         transfer = strategy.transfer()

@@ -258,7 +258,7 @@ class TableRequests:
             position.rows_used()
             rate = self._rate(position.at())
         job.step = rate * self._algorithm.modulation(staleness) * self._factors[name]
-        job.scalars = self._algorithm.scalars(store.version + 1) + self._scalars[name]
+        job.scalars = self._algorithm.row_scalars(store.version + 1) + self._scalars[name]
         return staleness
 
     def applied(self, work: TableWork, sums: Ints, now: float) -> list[Effect]:

@@ -20,6 +20,7 @@ from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Applied, Apply, Effect, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
+from aiops.engine.lag import Lag
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
@@ -125,6 +126,8 @@ class UpdateQueue:
         Whether that is a pause, during which no worker is overdue.
     pace
         Updates per second.
+    lag
+        The mean staleness of late, if the rule has scalars.
     recall
         The gradients kept to be applied again.
     position
@@ -148,7 +151,7 @@ class UpdateQueue:
     ) -> None:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
-        self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
+        self.held, self.recall, self.pace, self.lag = held, GradientCache(recall), Pace(), Lag()
         self._screen, self.warnings = screen, warnings
         warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
@@ -164,13 +167,12 @@ class UpdateQueue:
         self.tickets = 0
         self.closed, self.paused = "", False
         tensors = len(store.layout.tensors)
-        names = [tensor.name for tensor in store.layout.tensors]
-        self._factors, self._own_scalars = algorithm.numbers_of(names)
+        self._factors, self._own_scalars = algorithm.numbers_of(store.layout.tensors)
         self._sum = np.zeros(tensors, bool)  # the tensors that the sum in progress holds
         self._collected = 0
         self._modulated = np.zeros((2, tensors))  # of that sum, per tensor: modulations, gradients
         self._even: dict[int, tuple[Array, float, Array]] = {}  # a cache of `_steps`, by staleness
-        self._level_scalars: tuple[int, Array | None] = (-1, None)  # a cache of `_scalars`
+        self._level_scalars: tuple[int, float, Array | None] = (-1, 0.0, None)  # of `_scalars`
         self._sent: Lease | None = None  # on what the update reads, if no member has one
         self.staleness: Counter[int] = Counter()
         self.total_staleness = 0
@@ -262,6 +264,8 @@ class UpdateQueue:
         self.tickets += 1
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
+        if scalars is not None:
+            self.lag.note(staleness)
         return known[2], scalars
 
     def worked(self, now: float) -> None:
@@ -602,6 +606,8 @@ class UpdateQueue:
             if store.rule.scalars:
                 job.scalars = self._scalars(job.touched)
             job.target = store.begin()
+        if push is not None and store.rule.scalars:  # last: those are by the gradients before it
+            self.lag.note(push.staleness)
         self.tickets += 1
         self._outstanding = (self.tickets, job, push, decision)
         return Apply(self.tickets, job)
@@ -641,6 +647,7 @@ class UpdateQueue:
             "staleness": list(self.staleness.items()),
             "totals": [self.total_staleness, self.ignored],
             "pace": self.pace.state(),
+            "lag": self.lag.state(),
             "recall": self.recall.state(number),
             "screen": None if self._screen is None else self._screen.state(),
             "position": None if self.position is None else self.position.state(),
@@ -663,6 +670,7 @@ class UpdateQueue:
         self.staleness = Counter(dict(state["staleness"]))
         self.total_staleness, self.ignored = state["totals"]
         self.pace.restore(state["pace"])
+        self.lag.restore(state["lag"])
         self.recall.restore(state["recall"], gradients)
         if self._screen is not None and state.get("screen") is not None:
             self._screen.restore(state["screen"])
@@ -719,19 +727,19 @@ class UpdateQueue:
         store = self._store
         if not store.rule.scalars:
             return None
-        level = store.current.level
+        level, lag, scalars = store.current.level, self.lag.mean, self._algorithm.scalars
         if level is None:
             versions = store.current.tensor_versions[touched].tolist()
-            rows = {version: self._algorithm.scalars(version + 1) for version in set(versions)}
+            rows = {version: scalars(version + 1, lag) for version in set(versions)}
             mine = np.array([rows[version] for version in versions], np.float64)
             return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
-        found = self._level_scalars[1]
-        if found is None or self._level_scalars[0] != level:
-            row = np.array(self._algorithm.scalars(level + 1), np.float64)
+        known_level, known_lag, found = self._level_scalars
+        if found is None or known_level != level or known_lag != lag:
+            row = np.array(scalars(level + 1, lag), np.float64)
             found = np.tile(row, (len(self._sum), 1))
             if self._own_scalars.size:
                 found = np.hstack([found, self._own_scalars])
-            self._level_scalars = level, found
+            self._level_scalars = level, lag, found
         return found if touched is store.layout.all else found[touched]
 
 

@@ -22,7 +22,11 @@ ARRAYS = {
 STEPS = 60
 
 # Clipping scales all tensors by a norm that all have a part in, so they are not independent.
-INDEPENDENT = {name: case for name, case in CASES.items() if not case[1].get("clip")}
+INDEPENDENT = {
+    name: case
+    for name, case in CASES.items()
+    if not (case[1].get("clip") or case[1].get("per_tensor"))
+}
 
 
 def trained(case: tuple[str, dict[str, Any]], place: str, **settings: Any) -> dict[str, bytes]:

@@ -115,7 +115,7 @@ class Oracle:
     def push(self, ids: Array, grads: Array, staleness: int) -> None:
         step = np.float32(0.5 * self.algorithm.modulation(staleness))
         self.updates += 1
-        scalars = [np.float32(scalar) for scalar in self.algorithm.scalars(self.updates)]
+        scalars = [np.float32(scalar) for scalar in self.algorithm.row_scalars(self.updates)]
         for row in dict.fromkeys(ids.tolist()):
             total = np.zeros(3, np.float32)
             for grad in grads[ids == row]:

@@ -4,6 +4,7 @@ A `LocalStrategy` receives one gradient per mini-batch. It takes the local part 
 returns the transfer to make; its driver (`aiops.client.training_loop` for a worker, the simulator,
 a test) makes it, and passes on the answer. For each gradient::
 
+    gradients = directions.of(gradients)        # if there are `directions_for` the plan
     strategy.apply(gradients)                   # the worker's own step, if it takes any
     if strategy.due and strategy.under_way:     # no other transfer before the oldest has arrived
         ...wait for it...; strategy.arrived(receipt)
@@ -17,22 +18,32 @@ it: the gradient belongs to `LocalStrategy.params` as they were.
 
 The plan's keys: ``routine`` names the strategy; ``push_every``, ``fetch_every`` (steps), ``inner``
 (an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
-``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate`` and ``worker`` are
-explained where they are used. A plan comes from a server, so its values are checked
-(`aiops.client.strategies.plan`).
+``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate``, ``worker`` and
+``orthogonal`` are explained where they are used. A plan comes from a server, so its values are
+checked (`aiops.client.strategies.plan`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiops.client.params import Params
 from aiops.client.requests import Transfer
 from aiops.client.strategies.base import Direct, LocalStrategy
 from aiops.errors import UsageError, nearest
 
-__all__ = ["Direct", "LocalStrategy", "Transfer", "no_overlap", "strategy_for"]
+if TYPE_CHECKING:
+    from aiops.client.strategies.directions import Directions
+
+__all__ = [
+    "Direct",
+    "LocalStrategy",
+    "Transfer",
+    "directions_for",
+    "no_overlap",
+    "strategy_for",
+]
 
 
 def strategy_for(plan: Mapping[str, Any], params: Params, overlap: int = 0) -> LocalStrategy:
@@ -93,6 +104,21 @@ def _direct(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrat
 
     # An increment is of the version that was held when it was asked for.
     return Overlapped(params, 1 if plan.get("fetch_codec") else overlap)
+
+
+def directions_for(plan: Mapping[str, Any], params: Params) -> Directions | None:
+    """Return what makes directions of gradients before a strategy gets them, if the plan says so.
+
+    Raises
+    ------
+    UsageError
+        When the plan's value is none.
+    """
+    if "orthogonal" not in plan:
+        return None
+    from aiops.client.strategies.directions import Directions
+
+    return Directions(plan, params.layout)
 
 
 def _accumulate(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:

@@ -13,7 +13,7 @@ from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.session import Session
-from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
+from aiops.client.strategies import Direct, LocalStrategy, Transfer, directions_for, strategy_for
 from aiops.client.strategies.overlapped import Overlapped
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
@@ -91,6 +91,7 @@ class SimulatedClient:
         server.receive(self.peer, self.session.connected())
         self.ask(self.requests.define(initial))
         self.params, self.strategy = self._model(ahead)
+        self._directions = directions_for(self.session.info.plan, self.params)
 
     def _model(self, ahead: bool) -> tuple[Params, LocalStrategy]:
         """Fetch the parameters; return them, with the strategy that trains them.
@@ -147,6 +148,8 @@ class SimulatedClient:
         """Take the gradient of a mini-batch, computed at `params`, as `step` does."""
         self.steps += 1
         self.refused = False
+        if self._directions is not None:
+            gradients = self._directions.of(gradients)
         if self._steady is not None and self.strategy.under_way is None:
             receipt = self._steady.exchange(gradients, self._server.now, self._server.journal)
             if receipt is not None:
@@ -245,6 +248,9 @@ class SimulatedClient:
         found = self.strategy.arrays()
         if self.lease is not None:
             del found["params"]
+        if self._directions is not None:
+            momenta = self._directions.arrays().items()
+            found |= {f"directions/{name}": momentum for name, momentum in momenta}
         return found
 
     def _carry(self, transfer: Transfer) -> Receipt | None:

@@ -49,13 +49,19 @@ PLAIN = 2 * 650 * 4
 """Bytes of an exchange of logistic regression on digits, there and back."""
 
 
+SETTINGS: dict[str, dict[str, float]] = {
+    "fasgd": {"lr": 0.01},
+    "schedule-free": {"lr": 0.05, "warmup": 10},  # its steps are of one length
+}
+
+
 class Run:
     """Some workers in an order drawn at random, who pull everything towards 1."""
 
     def __init__(
         self, policy: str = "fasgd", workers: int = 3, seed: int = 0, **options: Any
     ) -> None:
-        made = find(policy).make({"lr": 0.01} if policy == "fasgd" else {})
+        made = find(policy).make(SETTINGS.get(policy, {}))
         chosen = {"backend": "numpy", "workers": workers, **options}
         self.engine = Engine(made, Options(**chosen))
         self.rng = np.random.default_rng(seed)

@@ -1,0 +1,218 @@
+"""Schedule-free learning from stale gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiops.algorithms.base import Algorithm
+from aiops.algorithms.per_tensor import PerTensor
+from aiops.kernels.rule import Rule
+from aiops.kernels.vocabulary import Array, Scalar, sqrt
+from aiops.model.matrices import as_matrix
+
+_SIDE = 64
+"""The longer side of a matrix that has the learning rate itself."""
+
+_FAR = 16.0
+"""The staleness of which half is looked ahead."""
+
+
+def schedule_free(
+    w: Array,
+    g: Array,
+    s: Array,
+    u: Array,
+    o: Array,
+    step: Scalar,
+    pace: Scalar,
+    root: Scalar,
+    share: Scalar,
+    rest: Scalar,
+    lean: Scalar,
+    ahead: Scalar,
+    decay: Scalar,
+    beta2: Scalar,
+    one_minus_beta2: Scalar,
+    eps: Scalar,
+) -> tuple[Array, Array, Array, Array]:
+    """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``."""
+    s = beta2 * s + one_minus_beta2 * (g * g)
+    d = step * pace * (g / (root * sqrt(s) + eps) + decay * w)
+    x = w - o
+    u = u - d
+    x = x + share * u
+    u = rest * u
+    o = lean * u - ahead * d
+    return x + o, s, u, o
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFree(Algorithm):
+    """Schedule-free Adam whose workers compute where the parameters will be: no horizon, any λ.
+
+    .. math::
+
+        s ← β₂ s + (1−β₂) g²          d = α(τ̄) · (g / (sqrt(s/(1−β₂ᵗ)) + ε) + δ ŷ)
+        z ← z − d                     x ← x + c (z − x),     c = (p+1)/(t+p)
+        y = (1−β) z + β x             ŷ = y + k (β c (z−x) − (1−β) d),     k = τ̄/(1+τ̄/16)
+
+    z takes the steps and x is their average, with weights that grow like tᵖ. So x gains what a
+    falling learning rate gains, and the end of training need not be known. Gradients are to be
+    taken at y. A worker's gradient arrives τ̄ updates after its parameters were sent, so it is sent
+    ŷ, where y will be by then if z goes on as it did. The server publishes, saves and exports ŷ.
+    τ̄ is the mean staleness of the last 64 or so gradients, which the server measures.
+
+    A gradient is never divided by its own staleness. The rate falls with the mean, which changes
+    slowly: α(τ̄) = α · min(1, t/warm-up) / (1 + τ̄/4).
+
+    With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
+    gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
+    whose longer side is m has α · sqrt(64/m), so that each step changes what it makes of a vector
+    about as much. Of matrices that are more than 16 times as long as wide, and of all that is no
+    matrix, the gradient is pushed, and the rate is α. Workers pay for that with about 20·m²·n
+    operations for a matrix of m × n, m ≤ n. A `Client` that pushes by itself, without a `Worker`,
+    pushes gradients as they are.
+
+    Settings
+    --------
+    lr : float, default 0.008
+        Learning rate α without staleness.
+    beta : float, default 0.8
+        β: how near to x gradients are taken.
+    beta2 : float, default 0.99
+        β₂, memory of the mean square s.
+    power : float, default 2
+        p: the later a step, the more x is made of it.
+    warmup : int, default 100
+        Updates over which the rate rises from 0.
+    ahead : float, default 1
+        What k is multiplied by; with 0 workers are sent y.
+    eps : float, default 1e-8
+        ε, added to the root.
+    weight_decay : float, default 0
+        δ, decoupled. For some tensors alone: ``--set weight_decay=0@*norm*,*bias``.
+    orthogonal : bool, default True
+        Whether workers push directions of matrices. With False all is schedule-free Adam; then
+        choose a rate of 0.001 to 0.003.
+    momentum : float, default 0.7
+        The memory of that momentum, of which each worker has its own.
+
+    Steps
+    -----
+    A step of a worker is one mini-batch of µ examples, and one push. Each push that is used is an
+    update, which makes a version, so t = 1, 2, ... and ``warmup`` count the pushes of all workers,
+    each of µ examples. ``schedule`` counts them too, and is not needed: a falling rate would be
+    one more average. Staleness is in updates: with λ equal workers τ̄ is λ − 1.
+
+    Source
+    ------
+    Defazio et al. 2024, *The road less scheduled* (z, x, y and c, with the second moment of Adam);
+    Hakimi et al. 2019, *Taming momentum in a distributed asynchronous environment* (parameters sent
+    ahead); Jordan et al. 2024, *Muon* (orthogonalised momentum).
+
+    Note
+    ----
+    Where parameters are to be compared between runs, compare at the same τ̄: what is published is
+    ahead of y by what τ̄ updates are expected to do, and so a little noisier than y, which is as
+    good as x (Defazio et al. return x).
+
+    In a sparse table a row takes the steps of its pushes as they come (c = 1, β = 0): rows that are
+    pushed seldom would be averaged over much of their past.
+
+    Example
+    -------
+    >>> pace, *_rest = ScheduleFree(warmup=100).scalars(update=50, staleness=2.0)
+    >>> round(pace, 3)
+    0.333
+    """
+
+    family = "staleness-aware"
+    neighbours = "asgd fasgd dcasgd hardsync"
+    name = "schedule-free"
+    lr: float = 0.008
+    beta: float = 0.8
+    beta2: float = 0.99
+    power: float = 2.0
+    warmup: int = 100
+    ahead: float = 1.0
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    orthogonal: bool = True
+    momentum: float = 0.7
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require("beta", 0 <= self.beta < 1, "in [0, 1)")
+        self.require("beta2", 0 <= self.beta2 < 1, "in [0, 1)")
+        self.require("power", 0 <= self.power <= 100, "in [0, 100]")
+        self.require("warmup", self.warmup >= 0, "0 or more")
+        self.require("ahead", 0 <= self.ahead <= 10, "in [0, 10]")
+        self.require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        self.require("eps", self.eps > 0, "positive")
+        self.require("weight_decay", self.weight_decay >= 0, "0 or more")
+
+    def rule(self) -> Rule:
+        """Return the update, in z − x and ŷ − x, which are 0 at first."""
+        constants = {
+            "beta2": self.beta2,
+            "one_minus_beta2": 1 - self.beta2,
+            "eps": self.eps,
+        }
+        names = ("pace", "root", "share", "rest", "lean", "ahead", "decay")
+        return Rule(schedule_free, {"s": 0.0, "u": 0.0, "o": 0.0}, constants, scalars=names)
+
+    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
+        """Return α(τ̄)/α, 1/√(1−β₂ᵗ), c, 1 − c, and the weights of z − x and d in ŷ − x."""
+        t, k = update, self.ahead * staleness / (1 + staleness / _FAR)
+        share = min(1.0, (self.power + 1) / (t + self.power))
+        after = min(1.0, (self.power + 1) / (t + 1 + self.power))  # of the next update
+        pace = min(1.0, t / self.warmup if self.warmup else 1.0) / (1 + staleness / 4)
+        lean = 1 - self.beta + k * self.beta * after
+        return pace, *self._of_step(t), share, 1 - share, lean, k * (1 - self.beta)
+
+    def row_scalars(self, update: int) -> tuple[float, ...]:
+        """Return those with which x takes each step of z: rows are not averaged."""
+        return 1.0, *self._of_step(update), 1.0, 0.0, 0.0, 0.0
+
+    def _of_step(self, t: int) -> tuple[float]:
+        return (1 / math.sqrt(1 - self.beta2**t),)
+
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """Add the weight decay."""
+        return (*super().patterned, "weight_decay")
+
+    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
+        """Return the decay of a tensor."""
+        decay = PerTensor.of(self.per_tensor).value("weight_decay", tensor, self.weight_decay)
+        return (decay,)
+
+    def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
+        """Return √(64/m) of a matrix whose longer side is m, if workers push directions of it."""
+        matrix = as_matrix(shape) if self.orthogonal else None
+        factor = math.sqrt(_SIDE / max(matrix)) if matrix else 1.0
+        return factor * super().rate_factor(tensor, shape)
+
+    def plan(self, workers: int | None) -> dict[str, Any]:
+        """Add to the plan the memory of the momentum that workers orthogonalise."""
+        orthogonal = {"orthogonal": self.momentum} if self.orthogonal else {}
+        return {**super().plan(workers), **orthogonal}
+
+    @property
+    def linear(self) -> bool:
+        """False: the mean square normalises gradients."""
+        return False
+
+    @property
+    def second_moments(self) -> bool:
+        """True: s is of that kind."""
+        return True
+
+    @property
+    def sparse(self) -> bool:
+        """True: rows take their steps as they come, without an average, when they are pushed."""
+        return True

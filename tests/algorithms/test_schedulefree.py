@@ -1,0 +1,98 @@
+"""Schedule-free learning beside its equations, written plainly in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.algorithms.schedulefree import ScheduleFree
+from aiops.errors import UsageError
+from tests.inline import Inline
+
+
+class Plain:
+    """The equations of the page, with z and x as they are."""
+
+    def __init__(self, settings: ScheduleFree, start: Any) -> None:
+        self.settings = settings
+        self.z = self.x = self.sent = np.array(start, float)
+        self.s = np.zeros_like(self.z)
+        self.t = 0
+
+    def step(self, g: Any, staleness: float) -> Any:
+        a, p = self.settings, self.settings.power
+        self.t += 1
+        rate = a.lr * min(1, self.t / a.warmup) / (1 + staleness / 4)
+        self.s = a.beta2 * self.s + (1 - a.beta2) * g * g
+        root = np.sqrt(self.s / (1 - a.beta2**self.t))
+        d = rate * (g / (root + a.eps) + a.weight_decay * self.sent)
+        self.z = self.z - d
+        c = min(1, (p + 1) / (self.t + p))
+        self.x = self.x + c * (self.z - self.x)
+        c = min(1, (p + 1) / (self.t + 1 + p))
+        y = (1 - a.beta) * self.z + a.beta * self.x
+        move = a.beta * c * (self.z - self.x) - (1 - a.beta) * d
+        self.sent = y + a.ahead * staleness / (1 + staleness / 16) * move
+        return self.sent
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"ahead": 0.0}, {"weight_decay": 0.1, "beta": 0.9}])
+def test_it_follows_its_equations(settings: dict[str, Any], staleness: int) -> None:
+    """Through an engine, with gradients that are all as stale."""
+    chosen = {"lr": 0.02, "warmup": 5, "orthogonal": False, **settings}
+    inline, rng = Inline("schedule-free", chosen), np.random.default_rng(0)
+    start = rng.normal(size=6)
+    inline.define({"w": start})
+    peers = [inline.join(peer) for peer in range(1, staleness + 2)]
+    plain = Plain(ScheduleFree(**chosen), start)
+    versions = [0] * len(peers)
+    lag = 0.0
+    for update in range(40):
+        turn = update % len(peers)
+        g = rng.normal(size=6)
+        behind = update - versions[turn]
+        inline.push(turn + 1, {"w": g}, versions[turn])
+        wanted = plain.step(g, lag)
+        lag += (behind - lag) / min(update + 1, 64)
+        versions[turn] = update + 1
+        np.testing.assert_allclose(inline.params()["w"], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_workers_are_told_to_orthogonalise() -> None:
+    assert ScheduleFree(momentum=0.5).plan(None)["orthogonal"] == 0.5
+    assert "orthogonal" not in ScheduleFree(orthogonal=False).plan(None)
+
+
+def test_rows_take_their_steps_without_an_average() -> None:
+    algorithm = ScheduleFree(beta2=0.75)
+    rule = algorithm.rule()
+    given = algorithm.row_scalars(1) + algorithm.tensor_scalars("table")
+    numbers = {**dict(zip(rule.scalars, given, strict=True)), **rule.constants}
+    w, s, u, o = rule.function(w=1.0, g=4.0, s=0.0, u=0.0, o=0.0, step=0.5, **numbers)
+    assert (float(w), float(s), float(u), float(o)) == (pytest.approx(0.5), 4.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("beta", 1.0), ("beta2", 1.0), ("power", -1.0), ("warmup", -1), ("ahead", 11.0), ("eps", 0.0)],
+)
+def test_settings_out_of_range(setting: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"schedule-free: {setting} must be"):
+        ScheduleFree(**{setting: value})
+
+
+def test_the_rate_of_a_matrix_falls_with_its_longer_side() -> None:
+    algorithm = ScheduleFree(lr=0.01, per_tensor="lr=0.02@head")
+    assert algorithm.rate_factor("w", (64, 256)) == 0.5
+    assert algorithm.rate_factor("head", (256, 64)) == 1.0
+    assert algorithm.rate_factor("bias", (256,)) == 1.0
+    assert ScheduleFree(orthogonal=False).rate_factor("w", (64, 256)) == 1.0
+
+
+def test_decay_may_differ_between_tensors() -> None:
+    algorithm = ScheduleFree(weight_decay=0.1, per_tensor="weight_decay=0@*bias")
+    assert algorithm.tensor_scalars("bias") == (0.0,)
+    assert algorithm.tensor_scalars("w") == (0.1,)

@@ -1,0 +1,130 @@
+"""What workers push in the place of a matrix's gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.client.params import Params
+from aiops.client.strategies import directions_for
+from aiops.client.strategies.directions import Directions, orthogonalised
+from aiops.errors import UsageError
+from aiops.model.layout import Layout, dtype_named
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "square": (8, 8),
+    "bias": (8,),
+    "long": (64, 4),  # 16 times as long as wide
+    "longer": (65, 4),
+    "row": (1, 8),
+    "scalar": (),
+    "empty": (0, 4),
+    "torch": (6, 4, 3, 3),
+    "flax": (3, 3, 4, 6),
+}
+
+
+def directions(dtype: str = "float32", memory: float = 0.5) -> Directions:
+    layout = Layout([(name, dtype, shape) for name, shape in SHAPES.items()])
+    return Directions({"orthogonal": memory}, layout)
+
+
+def drawn(name: str, seed: int = 0, dtype: str = "float32") -> Any:
+    values = np.random.default_rng(seed).normal(size=SHAPES[name])
+    return values.astype(dtype_named(dtype))
+
+
+def singular(matrix: Any) -> Any:
+    return np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 32), (32, 4), (1, 5)])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e17])
+def test_singular_values_become_about_one(shape: tuple[int, int], scale: float) -> None:
+    matrix = (np.random.default_rng(1).normal(size=shape) * scale).astype(np.float32)
+    before = matrix.copy()
+    found = singular(orthogonalised(matrix))
+    assert (found > 0.6).all()
+    assert (found < 1.3).all()
+    np.testing.assert_array_equal(matrix, before)
+
+
+def test_it_points_where_the_matrix_does() -> None:
+    """The left and right singular vectors stay."""
+    matrix = np.random.default_rng(2).normal(size=(5, 9)).astype(np.float32)
+    left, _values, right = np.linalg.svd(matrix, full_matrices=False)
+    core = left.T @ orthogonalised(matrix) @ right.T
+    assert np.abs(core - np.diag(np.diag(core))).max() < 1e-4
+    assert (np.diag(core) > 0.6).all()
+
+
+def test_of_zeros_it_makes_zeros() -> None:
+    assert not orthogonalised(np.zeros((3, 4), np.float32)).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        *(("square", True), ("bias", False), ("long", True), ("longer", False), ("row", False)),
+        *(("scalar", False), ("empty", False), ("torch", True), ("flax", True)),
+    ],
+)
+def test_matrices_alone_get_directions(name: str, made: bool) -> None:
+    gradient = drawn(name)
+    found = directions().of({name: gradient})[name]
+    assert (found is not gradient) == made
+    assert found.shape == gradient.shape
+    if made:
+        assert 0.5 < np.square(found).mean() < 1.5
+
+
+def test_a_convolution_is_the_same_matrix_in_either_order() -> None:
+    gradient = drawn("torch")
+    torch = directions().of({"torch": gradient})["torch"]
+    flax = directions().of({"flax": gradient.transpose(2, 3, 1, 0).copy()})["flax"]
+    rows = torch.reshape(6, -1)
+    np.testing.assert_allclose(rows @ rows.T, 36 * np.eye(6), atol=20)
+    assert np.square(singular(flax.reshape(-1, 6)) - singular(rows)).max() < 1e-4
+
+
+def test_momentum_is_a_mean_of_the_gradients_so_far() -> None:
+    made, first, second = directions(memory=0.75), drawn("square", 1), drawn("square", 2)
+    made.of({"square": first})
+    found = made.of({"square": second})["square"]
+    wanted = orthogonalised(np.float32(0.1875) * first + np.float32(0.25) * second)
+    np.testing.assert_allclose(found, wanted * np.sqrt(8), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_a_direction_has_the_dtype_of_its_gradient(dtype: str) -> None:
+    found = directions(dtype).of({"square": drawn("square", dtype=dtype)})["square"]
+    assert found.dtype == dtype_named(dtype)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_passed_on_and_forgotten(value: float) -> None:
+    made, broken = directions(), drawn("square")
+    broken[2, 3] = value
+    assert made.of({"square": broken})["square"] is broken
+    wanted = directions().of({"square": drawn("square")})["square"]
+    np.testing.assert_array_equal(made.of({"square": drawn("square")})["square"], wanted)
+
+
+def test_another_shape_or_name_is_passed_on() -> None:
+    strange, unknown = np.ones((4, 16), np.float32), np.ones((8, 8), np.float32)
+    found = directions().of({"square": strange, "what": unknown})
+    assert found["square"] is strange
+    assert found["what"] is unknown
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, "0.5", None, float("nan")])
+def test_a_plan_that_is_none(value: Any) -> None:
+    params = Params(Layout([("w", "float32", (2, 2))]))
+    with pytest.raises(UsageError, match="orthogonal"):
+        directions_for({"orthogonal": value}, params)
+
+
+def test_without_a_word_in_the_plan_there_are_none() -> None:
+    assert directions_for({}, Params(Layout([("w", "float32", (2, 2))]))) is None
