@@ -25,7 +25,8 @@ unit          position i of an update
               applied again counts nothing.
 ``tokens``    the same, with ``mini_batch`` the tokens of a mini-batch
 ``seconds``   the seconds since the first push, without those in which the server was paused, and
-              those from the last push before its end to the next start
+              those from the last push before its end to the next start; virtual ones in ``aiops
+              cluster``; ``aiops simulate`` has none
 ============  ======================================================================================
 
 All of it is part of ``--state``: a server that is started again goes on where the schedule was, and

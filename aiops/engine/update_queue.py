@@ -578,9 +578,12 @@ class UpdateQueue:
             cover, staleness = push.sink.cover, push.staleness
             job.pushed = cover.tensors
             self._count(staleness, 1)
-            if self.position is not None:  # a gradient that is applied again is no new example
+            if self.position is None:
+                rate = self._rate(store.current.number)
+            else:  # a gradient that is applied again is no new example
                 self.position.used(push.message.count if isinstance(push.message, Push) else 0)
-            rate, known = self.rate(store.current.number), self._even.get(staleness)
+                rate = self._rate(self.position.at())
+            known = self._even.get(staleness)
             if stale is None and cover.whole and known is not None and known[1] == rate:
                 scales, _rate, steps = known
             else:
@@ -681,10 +684,6 @@ class UpdateQueue:
 
     # ------------------------------------------------------------ learning rates
 
-    def rate(self, version: int) -> float:
-        """Return the learning rate of the update that follows a version."""
-        return self._rate(version if self.position is None else self.position.at())
-
     def _steps(
         self, cover: Cover, staleness: int, stale: Ints | None, rate: float
     ) -> tuple[Array, Array]:
@@ -715,7 +714,8 @@ class UpdateQueue:
 
     def _collected_steps(self, touched: Ints) -> Array:
         """Return the learning rate of each tensor for a step with the collected sum."""
-        steps = np.full(len(touched), self.rate(self._store.version))
+        at = self._store.version if self.position is None else self.position.at()
+        steps = np.full(len(touched), self._rate(at))
         if self._factors is not None:
             steps *= self._factors[touched]
         if not self._linear:  # gradients that were weighted have their modulation already

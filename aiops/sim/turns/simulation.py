@@ -123,6 +123,11 @@ class Simulation:
                 f"{self.policy}: workers average among themselves, at their own times, and a"
                 " simulation in turns has no time: simulate a cluster instead"
             )
+        if algorithm.schedule_unit == "seconds":
+            raise ConflictError(
+                "a simulation in turns has no time, so its schedule cannot count seconds: count"
+                " updates or examples, or simulate a cluster instead"
+            )
         gate = self.gate
         if gate and "seed=" not in gate:
             gate = dataclasses.replace(find_gate(gate), seed=self.seed).spec

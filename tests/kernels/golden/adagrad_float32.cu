@@ -2,7 +2,7 @@
 // Written by aiops.kernels; edits are lost. The rule:
 //
 //     def adagrad(
-//         w: Array, g: Array, s: Array, step: Scalar, eps: Scalar, decay: Scalar
+//         w: Array, g: Array, s: Array, step: Scalar, decay: Scalar, eps: Scalar
 //     ) -> tuple[Array, Array]:
 //         """Divide by the root of the sum of all squared gradients."""
 //         g = g + decay * w
@@ -27,8 +27,8 @@ extern "C" __global__ void __launch_bounds__(128) update(
     real *_target,
     const real *_grad,
     real *_s_,
-    const float eps,
-    const float decay) {
+    const float decay,
+    const float eps) {
     long long _row = 0;  // the span that this block's tile is of
     for (long long _beyond = _count; _beyond - _row > 1;) {
         const long long _middle = (_row + _beyond) / 2;

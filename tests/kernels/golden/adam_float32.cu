@@ -9,12 +9,12 @@
 //         step: Scalar,
 //         unbias: Scalar,
 //         root: Scalar,
+//         decay: Scalar,
 //         beta1: Scalar,
 //         one_minus_beta1: Scalar,
 //         beta2: Scalar,
 //         one_minus_beta2: Scalar,
 //         eps: Scalar,
-//         decay: Scalar,
 //     ) -> tuple[Array, Array, Array]:
 //         """Adam; ``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
 //         g = g + decay * w
@@ -41,12 +41,12 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const real *_grad,
     real *_m_,
     real *_v_,
+    const float decay,
     const float beta1,
     const float one_minus_beta1,
     const float beta2,
     const float one_minus_beta2,
-    const float eps,
-    const float decay) {
+    const float eps) {
     long long _row = 0;  // the span that this block's tile is of
     for (long long _beyond = _count; _beyond - _row > 1;) {
         const long long _middle = (_row + _beyond) / 2;

@@ -2,7 +2,7 @@
 // Written by aiops.kernels; edits are lost. The rule:
 //
 //     def nesterov(
-//         w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
+//         w: Array, g: Array, m: Array, step: Scalar, decay: Scalar, mu: Scalar
 //     ) -> tuple[Array, Array]:
 //         """Momentum whose gradient is taken one step ahead (Nesterov)."""
 //         g = g + decay * w
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(128) update(
     real *_target,
     const real *_grad,
     real *_m_,
-    const float mu,
-    const float decay) {
+    const float decay,
+    const float mu) {
     long long _row = 0;  // the span that this block's tile is of
     for (long long _beyond = _count; _beyond - _row > 1;) {
         const long long _middle = (_row + _beyond) / 2;

@@ -6,10 +6,10 @@
 //         g: Array,
 //         v: Array,
 //         step: Scalar,
+//         decay: Scalar,
 //         rho: Scalar,
 //         one_minus_rho: Scalar,
 //         eps: Scalar,
-//         decay: Scalar,
 //     ) -> tuple[Array, Array]:
 //         """Divide by the root of the moving average of squared gradients."""
 //         g = g + decay * w
@@ -34,10 +34,10 @@ extern "C" __global__ void __launch_bounds__(128) update(
     real *_target,
     const real *_grad,
     real *_v_,
+    const float decay,
     const float rho,
     const float one_minus_rho,
-    const float eps,
-    const float decay) {
+    const float eps) {
     long long _row = 0;  // the span that this block's tile is of
     for (long long _beyond = _count; _beyond - _row > 1;) {
         const long long _middle = (_row + _beyond) / 2;

@@ -343,6 +343,24 @@ def test_it_ends_in_good_order_and_goes_on(tmp_path: Path) -> None:
             server.kill()
 
 
+def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Of examples, after a server that was killed; each gradient of 1 takes off the rate."""
+    flags = ["--policy", "asgd", "--port", "0", "--state", str(tmp_path / "s"), "--lr", "1"]
+    flags += ["--acks", "written", "--set", "schedule=warmup:1000"]
+    flags += ["--set", "schedule_unit=examples", "--set", "mini_batch=100"]
+    value = 0.0
+    for start in range(3):
+        server = Process("-m", "aiops.server", *flags)
+        try:
+            with aiops.Worker(server.line(), {"w": np.zeros(1)}) as worker:
+                for step in range(2):
+                    worker.step({"w": np.ones(1)})
+                    value -= (2 * start + step + 1) * 100 / 1000
+                    np.testing.assert_allclose(worker.params["w"], value)
+        finally:
+            server.kill()
+
+
 def test_a_folder_whose_lock_was_removed_is_still_locked(tmp_path: Path) -> None:
     with ServerThread(policy="asgd", state=tmp_path / "s"):
         (tmp_path / "s" / "LOCK").unlink()

@@ -28,8 +28,7 @@ from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from aiops.state.blocks import FORMAT
 from aiops.state.snapshot_file import SnapshotPlan
-from tests.contract.cases import CASES as POLICIES
-from tests.sim.turns.cases import FEWER, TASK, of_case, random_pieces, simulation
+from tests.sim.turns.cases import FEWER, POLICIES, TASK, of_case, random_pieces, simulation
 from tests.sim.turns.lines import ByteLine, in_pieces
 from tests.sim.turns.wide_task import WideTask
 

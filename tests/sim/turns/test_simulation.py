@@ -358,6 +358,8 @@ class TestRefused:
             simulation("softsync", set=("n=9",)).engine()
         with pytest.raises(ConflictError, match="simulate a cluster"):
             simulation("average").engine()
+        with pytest.raises(ConflictError, match=r"no time.*simulate a cluster"):
+            simulation("asgd", set=("schedule_unit=seconds",)).engine()
         with pytest.raises(ConflictError, match="hardsync"):
             simulation("hardsync", gate="bfasgd").engine()
 

@@ -25,9 +25,9 @@ from aiops.model.layout import Array
 from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.steady import SteadyTurn
-from tests.contract.cases import CASES as POLICIES
 from tests.recording import Recording
 from tests.seeds import examples
+from tests.sim.turns.cases import POLICIES
 
 START: dict[str, Array] = {
     "w": np.linspace(-2, 2, 60).reshape(10, 6).astype(np.float32),
