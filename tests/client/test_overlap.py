@@ -268,3 +268,36 @@ class TestSettings:
     def test_the_servers_memory_is_of_no_use(self) -> None:
         with serve() as server, pytest.raises(UsageError, match="arrays of its own"):
             Worker(server.url, START, overlap=True, views=True)
+
+
+class TestFrameworks:
+    """Gradients live in the framework's memory, which it uses again; parameters come into its."""
+
+    def test_torch(self) -> None:
+        torch = pytest.importorskip("torch")
+        from aiops.client.torch import RemoteOptimizer
+
+        with serve() as server:
+            weight = torch.nn.Parameter(torch.zeros(4))
+            with RemoteOptimizer([("w", weight)], server.url, overlap=2) as optimizer:
+                for step in range(STEPS):
+                    optimizer.zero_grad(set_to_none=False)
+                    weight.sum().backward()
+                    optimizer.step()
+                    assert -step - 1 <= float(weight.detach()[0]) <= 1 - step
+                assert optimizer.refresh() == STEPS
+                assert weight.tolist() == [-STEPS] * 4
+            assert gradients_at(server) == STEPS
+
+    def test_jax(self) -> None:
+        jax = pytest.importorskip("jax")
+        from aiops.client.jax import RemoteTree
+
+        with serve() as server:
+            with RemoteTree({"w": jax.numpy.zeros(4)}, server.url, overlap=2) as tree:
+                for step in range(STEPS):
+                    tree.step(jax.grad(lambda params: params["w"].sum())(tree.params))
+                    assert -step - 1 <= float(tree.params["w"][0]) <= 1 - step
+                assert tree.refresh() == STEPS
+                assert tree.params["w"].tolist() == [-STEPS] * 4
+            assert gradients_at(server) == STEPS
