@@ -12,12 +12,13 @@ import pytest
 
 from aiops import AsyncWorker, Client, Worker, testing
 from aiops.client import variables
-from aiops.errors import BadPush, UsageError
+from aiops.errors import BadPush, ConnectionLost, UsageError
 from aiops.lab.slow_link import SlowLink
 from aiops.model.layout import Array
 from aiops.serving.server import Server
 from aiops.testing import ServerMachine
 from tests import transports
+from tests.certificates import ours
 from tests.seeds import seeds
 from tests.support import PATIENCE, ServerThread
 
@@ -75,6 +76,20 @@ def test_gradients_in_the_workers_room(depth: int) -> None:
                 worker.step(room)
             assert worker.refresh() == STEPS
         assert value_of(server) == -STEPS
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_over_tls(depth: int) -> None:
+    """In records, of which many make up a gradient, both ways at once."""
+    start = {"w": np.zeros(300_000, np.float32)}
+    server = ServerThread(
+        policy="asgd", kernels="numpy", set={"lr": 1.0}, **ours().settings(mutual=False)
+    )
+    with server, Worker(server.url, start, overlap=depth, tls=ours().anonymous) as worker:
+        for _ in range(STEPS):
+            worker.step(ones(start))
+        assert worker.refresh() == STEPS
+        assert (worker.params["w"] == -STEPS).all()
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -206,6 +221,27 @@ def test_ctrl_c_does_not_wait_for_a_slow_link(depth: int) -> None:
 
 
 class TestFaults:
+    @pytest.mark.parametrize("transport", ["tcp", "near", "shards"])
+    @pytest.mark.parametrize("depth", DEPTHS)
+    def test_connections_that_are_lost(
+        self, depth: int, transport: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is under way is sent again, in order: none is lost, none overtakes another."""
+        transports.choose(transport, monkeypatch)
+
+        def cut(server: Server) -> None:
+            for peer in list(server.connections.peers.values()):
+                peer.link.fault(ConnectionLost("cut"))
+
+        with serve() as server:
+            with Worker(server.url, START, overlap=depth) as worker:
+                for step in range(STEPS):
+                    worker.step(ones(START))
+                    if step % 3 == 2:
+                        server.call(cut)
+            assert gradients_at(server) == STEPS
+            assert value_of(server) == -STEPS
+
     @pytest.mark.parametrize("seed", seeds(4))
     @pytest.mark.parametrize("depth", DEPTHS)
     def test_a_server_that_dies_and_comes_back(self, depth: int, seed: int) -> None:
