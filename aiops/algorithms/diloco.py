@@ -76,8 +76,8 @@ class DiLoCo(LocalTraining, Optimised):
     A step of a worker is an inner one, with one mini-batch of µ examples; every H steps their
     change is pushed. An update, and so a version, is of one push of each of the λ workers, and
     stands for λ·H·µ examples; in ``async`` of one push, for H·µ. With fragments a round of H steps
-    has P updates, each of other tensors. ``schedule`` counts updates; ``inner_schedule`` counts
-    each worker's own steps. So ``lr`` is the outer learning rate, and not that of the usual
+    has P updates, each of other tensors. By default ``schedule`` counts updates; ``inner_schedule``
+    counts each worker's own steps. So ``lr`` is the outer learning rate, and not that of the usual
     training loop, which is ``inner_lr``.
 
     Source

@@ -34,8 +34,8 @@ class Downpour(Optimised):
     -----
     A step of a worker is one mini-batch of µ examples, and is a local step; every n_push steps
     their sum is pushed. An update, and so a version, is of one push, and stands for n_push·µ
-    examples of one worker. ``schedule`` counts updates, at the server and in local steps: λ for
-    n_push steps of each worker.
+    examples of one worker. By default ``schedule`` counts updates, at the server and in local
+    steps: λ for n_push steps of each worker.
 
     Source
     ------

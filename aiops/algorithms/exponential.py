@@ -25,8 +25,8 @@ class Exponential(SASGD):
     Steps
     -----
     A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
-    version, is of one gradient, and stands for µ examples. ``schedule`` counts updates, those of
-    all λ workers together: λ for each step of one worker.
+    version, is of one gradient, and stands for µ examples. By default ``schedule`` counts updates,
+    those of all λ workers together: λ for each step of one worker.
 
     Source
     ------

@@ -38,9 +38,10 @@ class FedBuff(Modulated, LocalTraining, Trimmed, Optimised):
     Steps
     -----
     A step of a worker is a local one, with one mini-batch of µ examples; every H steps their change
-    is pushed. An update, and so a version, is of K pushes, and stands for K·H·µ examples.
-    ``schedule`` counts updates; ``inner_schedule`` counts each worker's own steps. So ``lr`` is the
-    server's learning rate, and not that of the usual training loop, which is ``inner_lr``.
+    is pushed. An update, and so a version, is of K pushes, and stands for K·H·µ examples. By
+    default ``schedule`` counts updates; ``inner_schedule`` counts each worker's own steps. So
+    ``lr`` is the server's learning rate, and not that of the usual training loop, which is
+    ``inner_lr``.
 
     Source
     ------

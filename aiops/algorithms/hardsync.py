@@ -58,8 +58,8 @@ class Hardsync(Trimmed, Optimised):
     Steps
     -----
     A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
-    version, is of one gradient of each of the λ workers, and stands for λ·µ examples. ``schedule``
-    counts updates, which are as many as each worker's steps.
+    version, is of one gradient of each of the λ workers, and stands for λ·µ examples. By default
+    ``schedule`` counts updates, which are as many as each worker's steps.
 
     Source
     ------

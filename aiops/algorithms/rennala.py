@@ -38,7 +38,7 @@ class Rennala(Optimised):
     -----
     A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
     version, is of B gradients at one point, and stands for B·µ examples; those that are ignored
-    count for nothing. ``schedule`` counts updates.
+    count for nothing. By default ``schedule`` counts updates.
 
     Source
     ------

@@ -41,9 +41,9 @@ class Ringmaster(Optimised):
     Steps
     -----
     A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
-    version, is of one gradient, and stands for µ examples; one that is ignored makes none.
-    ``schedule`` counts updates, those of all λ workers together: at most λ for each step of one
-    worker.
+    version, is of one gradient, and stands for µ examples; one that is ignored makes none. By
+    default ``schedule`` counts updates, those of all λ workers together: at most λ for each step of
+    one worker.
 
     Source
     ------

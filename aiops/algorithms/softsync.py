@@ -35,8 +35,8 @@ class Softsync(Modulated, Trimmed, Optimised):
     Steps
     -----
     A step of a worker is one mini-batch of µ examples, and pushes its gradient. An update, and so a
-    version, is of c = ⌊λ/n⌋ gradients, and stands for c·µ examples. ``schedule`` counts updates:
-    about n for each step of one worker.
+    version, is of c = ⌊λ/n⌋ gradients, and stands for c·µ examples. By default ``schedule`` counts
+    updates: about n for each step of one worker.
 
     Source
     ------

@@ -70,9 +70,9 @@ class SSP(Optimised):
     Steps
     -----
     A step of a worker is one mini-batch of µ examples, and pushes its gradient, also where it is a
-    local step too. An update, and so a version, is of one gradient, and stands for µ examples.
-    ``schedule`` counts updates, those of all λ workers together: λ for each step of one worker. A
-    clock counts one worker's steps.
+    local step too. An update, and so a version, is of one gradient, and stands for µ examples. By
+    default ``schedule`` counts updates, those of all λ workers together: λ for each step of one
+    worker. A clock counts one worker's steps.
 
     Source
     ------
