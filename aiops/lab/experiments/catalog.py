@@ -20,6 +20,7 @@ from aiops.lab.experiments.papers import (
     model_average_straggler,
     no_delay_discrepancy,
     no_delay_scaling,
+    one_rule,
     poisoned_workers,
     softsync_cifar10,
     softsync_speedup,
@@ -48,6 +49,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         average_codecs.EXPERIMENT,
         all_policies.EXPERIMENT,
         poisoned_workers.EXPERIMENT,
+        one_rule.EXPERIMENT,
     )
 }
 """All that there are, in the order in which one would read them."""

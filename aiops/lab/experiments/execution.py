@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,22 +55,64 @@ class ConvNetSimulation:
 
 @lru_cache(maxsize=1)
 def _convnet(dataset: str, weight_decay: float) -> Task:
+    with _pytorch("the convolutional network"):
+        from aiops.lab.experiments.convnet import ConvNet
+
+        return ConvNet(dataset, weight_decay)
+
+
+@dataclass(frozen=True)
+class TransformerSimulation:
+    """A simulation of a small transformer (`aiops.lab.experiments.gpt`), in PyTorch.
+
+    Attributes
+    ----------
+    simulation
+        What is run; its ``dataset`` and ``hidden`` have no meaning here.
+    width, blocks, context
+        The transformer's.
+    """
+
+    simulation: Simulation
+    width: int = 64
+    blocks: int = 3
+    context: int = 64
+
+    @property
+    def task(self) -> Task:
+        """The transformer, which all runs of a process share."""
+        return _transformer(self.width, self.blocks, self.context)
+
+    def __call__(self, on_progress: OnProgress) -> Result:
+        """Run it."""
+        return simulated(self.simulation, self.task, on_progress)
+
+
+@lru_cache(maxsize=1)
+def _transformer(width: int, blocks: int, context: int) -> Task:
+    with _pytorch("the transformer"):
+        from aiops.lab.experiments.gpt import ByteGPT
+
+        return ByteGPT(width, blocks, context)
+
+
+@contextmanager
+def _pytorch(what: str) -> Iterator[None]:
+    """Import PyTorch within this, or say what needs it."""
     try:
         import torch
 
-        from aiops.lab.experiments.convnet import ConvNet
+        torch.set_num_threads(1)  # sums in another order would be other sums
+        yield
     except ImportError:
         raise UsageError(
-            "the convolutional network needs PyTorch, which is not here:"
-            " pip install 'aiops-ps[torch]'"
+            f"{what} needs PyTorch, which is not here: pip install 'aiops-ps[torch]'"
         ) from None
-    torch.set_num_threads(1)  # sums in another order would be other sums
-    return ConvNet(dataset, weight_decay)
 
 
 def task_of(work: RunWork) -> Task:
     """Return the task of a piece of work; by default the perceptron of its simulation."""
-    if isinstance(work, ConvNetSimulation):
+    if isinstance(work, ConvNetSimulation | TransformerSimulation):
         return work.task
     run = work if isinstance(work, Simulation) else work.simulation
     return perceptron(run.dataset, run.hidden)

@@ -7,7 +7,11 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from aiops.lab.experiments.execution import ConvNetSimulation, task_of
+from aiops.lab.experiments.execution import (
+    ConvNetSimulation,
+    TransformerSimulation,
+    task_of,
+)
 from aiops.lab.experiments.experiment import Experiment, Scale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Runs, unique
@@ -76,7 +80,8 @@ def memory(case: PlannedRun) -> int:
     """Return about how many bytes a run needs: a client holds one version at most."""
     run = case.simulation
     size = sum(array.nbytes for array in task_of(case.work).initial(0).values())
-    beside = _BESIDE_TORCH if isinstance(case.work, ConvNetSimulation) else _BESIDE
+    in_torch = isinstance(case.work, ConvNetSimulation | TransformerSimulation)
+    beside = _BESIDE_TORCH if in_torch else _BESIDE
     return min(run.clients, run.iterations) * size + beside
 
 

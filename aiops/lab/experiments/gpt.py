@@ -1,0 +1,156 @@
+"""A small transformer that learns to write the documentation of Python, in PyTorch: a `Task`.
+
+It reads bytes, so it needs no tokenizer, and the text ships with every Python: the topics of its
+``help()``, about 0.7 MB. Blocks are those of GPT-2 (Radford et al. 2019), with the embedding as the
+last layer too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from aiops.client.params import Params
+from aiops.errors import UsageError
+from aiops.model.layout import Array, Ints
+
+_BYTES = 256
+_DEVIATION = 0.02  # of initial weights, as GPT-2's
+_HELD_OUT = 10  # one of ten bytes, at the end, is for validation
+_WINDOWS = 256  # validated
+_CHUNK = 32  # of them at a time
+
+
+class ByteGPT:
+    """The transformer, its text, and its gradient.
+
+    Parameters
+    ----------
+    width
+        Of the residual stream; a head has 32.
+    blocks
+        Of attention and perceptron.
+    context
+        Bytes that it sees.
+
+    Raises
+    ------
+    UsageError
+        When the width is no multiple of 32.
+    """
+
+    def __init__(self, width: int = 64, blocks: int = 3, context: int = 64) -> None:
+        if width % 32 or width < 32:
+            raise UsageError(f"a width of {width}: give a multiple of 32")
+        self._heads, self._blocks, self._context = width // 32, blocks, context
+        text = np.frombuffer(_text(), np.uint8).astype(np.int64)
+        cut = len(text) - len(text) // _HELD_OUT
+        self._text, self._held_out = torch.tensor(text[:cut]), torch.tensor(text[cut:])
+        self.examples = cut - context - 1
+        self.shapes = _shapes(width, blocks, context)
+        self._own = threading.local()
+
+    def initial(self, seed: int) -> dict[str, Array]:
+        """Return fresh parameters, float32."""
+        random = np.random.default_rng([seed, 3])
+        params: dict[str, Array] = {}
+        for name, shape in self.shapes.items():
+            if len(shape) == 1:
+                params[name] = np.full(shape, float(name.endswith("scale")), np.float32)
+                continue
+            last = name.endswith(("out", "down"))  # added to the stream once in each block
+            deviation = _DEVIATION / math.sqrt(2 * self._blocks) if last else _DEVIATION
+            params[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
+        return params
+
+    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
+        """Write the gradient of the mean cross-entropy; ``rows``: where windows begin."""
+        weights = self._weights(params)
+        for weight in weights.values():
+            weight.grad = None
+        self._cost(weights, self._text, np.asarray(rows, np.int64)).backward()
+        for name, weight in weights.items():
+            out[name][...] = weight.grad.numpy()
+
+    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the mean cross-entropy in nats per byte, and the share of bytes guessed wrong."""
+        weights = self._weights(params)
+        starts = np.linspace(0, len(self._held_out) - self._context - 1, _WINDOWS).astype(np.int64)
+        cost, wrong, count = 0.0, 0, 0
+        with torch.no_grad():
+            for first in range(0, _WINDOWS, _CHUNK):
+                scores, wanted = self._scores(
+                    weights, self._held_out, starts[first : first + _CHUNK]
+                )
+                cost += float(functional.cross_entropy(scores, wanted, reduction="sum"))
+                wrong += int((scores.argmax(1) != wanted).sum())
+                count += len(wanted)
+        return cost / count, wrong / count
+
+    def _cost(self, weights: Mapping[str, Any], text: Any, starts: Ints) -> Any:
+        return functional.cross_entropy(*self._scores(weights, text, starts))
+
+    def _scores(self, weights: Mapping[str, Any], text: Any, starts: Ints) -> tuple[Any, Any]:
+        """Return the scores of the next byte at each place of some windows, and these bytes."""
+        places = torch.from_numpy(starts)[:, None] + torch.arange(self._context + 1)
+        windows = text[places]
+        x = weights["bytes"][windows[:, :-1]] + weights["places"]
+        for block in range(self._blocks):
+            x = self._block(x, {n: weights[f"{block}.{n}"] for n in _IN_BLOCK})
+        x = functional.layer_norm(x, x.shape[-1:], weights["norm.scale"], weights["norm.shift"])
+        return (x @ weights["bytes"].T).flatten(0, 1), windows[:, 1:].flatten()
+
+    def _block(self, x: Any, own: Mapping[str, Any]) -> Any:
+        many, length, width = x.shape
+        h = functional.layer_norm(x, (width,), own["norm1.scale"], own["norm1.shift"])
+        split = (h @ own["in"].T).view(many, length, 3, self._heads, 32).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(*split.unbind(), is_causal=True)
+        x = x + seen.transpose(1, 2).reshape(many, length, width) @ own["out"].T
+        h = functional.layer_norm(x, (width,), own["norm2.scale"], own["norm2.shift"])
+        return x + functional.gelu(h @ own["up"].T) @ own["down"].T
+
+    def _weights(self, params: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the parameters as this thread's tensors."""
+        weights: dict[str, Any] | None = getattr(self._own, "weights", None)
+        if weights is None:
+            weights = {n: torch.zeros(s, requires_grad=True) for n, s in self.shapes.items()}
+            self._own.weights = weights
+        for name, weight in weights.items():
+            weight.detach().numpy()[...] = params[name]
+        return weights
+
+
+_IN_BLOCK = (
+    *("norm1.scale", "norm1.shift", "in", "out"),
+    *("norm2.scale", "norm2.shift", "up", "down"),
+)
+
+
+def _shapes(width: int, blocks: int, context: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"bytes": (_BYTES, width), "places": (context, width)}
+    norm = (width,)
+    each = {
+        "norm1.scale": norm,
+        "norm1.shift": norm,
+        "in": (3 * width, width),
+        "out": (width, width),
+        "norm2.scale": norm,
+        "norm2.shift": norm,
+        "up": (4 * width, width),
+        "down": (width, 4 * width),
+    }
+    for block in range(blocks):
+        shapes |= {f"{block}.{name}": shape for name, shape in each.items()}
+    return {**shapes, "norm.scale": norm, "norm.shift": norm}
+
+
+def _text() -> bytes:
+    topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
+    return "".join(topics[name] for name in sorted(topics)).encode()
