@@ -111,7 +111,8 @@ class ByteGPT:
         many, length, width = x.shape
         h = functional.layer_norm(x, (width,), own["norm1.scale"], own["norm1.shift"])
         split = (h @ own["in"].T).view(many, length, 3, self._heads, 32).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(*split.unbind(), is_causal=True)
+        query, key, value = split.unbind()
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + seen.transpose(1, 2).reshape(many, length, width) @ own["out"].T
         h = functional.layer_norm(x, (width,), own["norm2.scale"], own["norm2.shift"])
         return x + functional.gelu(h @ own["up"].T) @ own["down"].T
