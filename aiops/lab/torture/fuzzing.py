@@ -64,8 +64,12 @@ def fuzz(target: str, corpus: Path, seconds: int) -> FuzzResult:
     (corpus / target).mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", __name__, target, str(corpus), str(seconds)]
     began = time.monotonic()
+    env = {
+        **clean_environment(),
+        "NUMBA_DISABLE_JIT": "1",
+    }  # it cannot compile what is instrumented
     done = subprocess.run(
-        words, check=False, capture_output=True, env=clean_environment(), timeout=seconds + _GRACE
+        words, check=False, capture_output=True, env=env, timeout=seconds + _GRACE
     )
     said = done.stderr
     counts = _RUNS.findall(said)

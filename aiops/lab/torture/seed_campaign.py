@@ -88,6 +88,10 @@ def _of_attacks(results: list[AttackResult]) -> dict[str, Any]:
     }
 
 
+def _of_lines(results: list[AttackResult]) -> dict[str, Any]:
+    return {**_of_attacks(results), "frames": sum(result.frames for result in results)}
+
+
 def _total(counts: Iterable[Counter[str]]) -> dict[str, int]:
     return dict(sorted(sum(counts, Counter[str]()).items()))
 
@@ -111,7 +115,7 @@ KINDS: Mapping[str, SeedKind[Any]] = {
     ),
     "lines": SeedKind(
         *(tuple(PARTNERS), draw_lines, lambda plan: LineTrial(plan).run()),
-        *(lambda result: 1, 1, _of_attacks),
+        *(lambda result: 1, 1, _of_lines),
     ),
 }
 """By what they torture; the name of the command."""
