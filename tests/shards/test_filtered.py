@@ -296,15 +296,19 @@ class Poisoner:
         if self.params is None:
             self.params = Params(talk.info.layout)
             return actor.requests.fetch(self.params)
-        if actor.request is not None and isinstance(actor.request.error, Restarted):
-            return actor.requests.fetch(self.params)  # its version is lost
+        if self.params.version < 0 or (
+            actor.request is not None and isinstance(actor.request.error, Restarted)
+        ):
+            return actor.requests.fetch(self.params)  # none has arrived, or its version is lost
         if not self.left:
             return None
         self.left -= 1
         draw = np.random.default_rng([self.number, self.left])
         size = 1e5 if self.left % 9 == 4 else -1.0 if self.number == 3 else 1.0
         grads = {
-            name: (size * (array + draw.standard_normal(array.shape))).astype(array.dtype)
+            name: (size * (np.clip(array, -10, 10) + draw.standard_normal(array.shape))).astype(
+                array.dtype
+            )  # what the first ones do to the parameters does not grow with these
             for name, array in self.params.items()
         }
         if self.left % 5 == 2:
