@@ -115,6 +115,11 @@ class ScheduleFree(Algorithm):
 
     Note
     ----
+    Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 2, 4, 8
+    and 16 equal workers: 1.458, 1.493, 1.607, 1.845 and 2.244 nats; ``asgd`` with AdamW at the best
+    of four rates, with cosine decay: 2.054, 2.285, 2.612, 2.844 and 2.971
+    (``aiops experiment run one-rule --full``).
+
     Where parameters are to be compared between runs, compare at the same τ̄: what is published is
     ahead of y by what τ̄ updates are expected to do, and so a little noisier than y, which is as
     good as x (Defazio et al. return x).

@@ -53,7 +53,7 @@ class Lead:
 
     def __init__(self) -> None:
         engine = servers(2, "robust")
-        lead: Any = engine._lead
+        lead: Any = engine.lead
         self.updating = lead._model.updating
         self.measuring = self.updating._measuring
         self.store = engine.stores[0]

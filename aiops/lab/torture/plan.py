@@ -141,6 +141,7 @@ PROCESS_VARIANTS: Mapping[str, Variant] = {
     "eamsgd": _set("eamsgd", "kappa=0.05", additive=False, plain=True),
     "dcasgd": _set("dcasgd", additive=False),
     "gap-aware": _set("gap-aware", additive=False),
+    "schedule-free": _set("schedule-free", additive=False),
     "nesterov": _set("asgd", "optimizer=nesterov", additive=False),
     "adagrad": _set("asgd", "optimizer=adagrad", additive=False),
     "rmsprop": _set("asgd", "optimizer=rmsprop", additive=False),
