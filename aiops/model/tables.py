@@ -313,7 +313,15 @@ class Tables(Mapping[str, NamedTable]):
         tensors: Iterable[str] = (),
     ) -> Tables:
         """Return the tables of a message; ``described`` is as the property is."""
-        named = [(row[0], Table(*row[1:])) for row in described]
+        named = list[tuple[Any, Table]]()
+        for row in described:
+            try:
+                name, *fields = row
+                named.append((name, Table(*fields)))
+            except (TypeError, ValueError):  # a peer wrote the row
+                raise UsageError(
+                    f"a table is described by {len(row)} values: {row!r:.80}"
+                ) from None
         tables = dict(named)
         if len(tables) < len(named):
             raise UsageError("two tables have the same name; names must differ")

@@ -185,3 +185,9 @@ class TestParts:
     def test_too_many_rows_are_refused_before_anything_else(self, count: int) -> None:
         with pytest.raises(BadPush, match="at most 1,048,576"):
             counts(NAMED, (Part(0, count, "raw", 8, 0),), push=False)
+
+
+@pytest.mark.parametrize("row", [(), ("t",), ("t", 3), ("t", *range(40))])
+def test_a_description_of_too_few_or_too_many_values(row: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError, match=f"described by {len(row)} values"):
+        Tables.from_description([row])
