@@ -102,6 +102,7 @@ class Collecting:
         at, high = self._placement.edges[shard : shard + 2]
         for part in parts:
             if (part.start, part.nbytes, part.codec) != (at, part.stop - part.start, RAW):
+                at = -1
                 break
             at = part.stop
         if at != high:

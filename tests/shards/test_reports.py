@@ -151,7 +151,7 @@ class TestCollecting:
         parts = self.part(self.low, middle), self.part(middle, self.high)
         assert collecting.came(1, parts)
 
-    def test_less(self, collecting: Collecting) -> None:
+    def test_less_or_more(self, collecting: Collecting) -> None:
         low, high = self.low, self.high
         for parts in (
             (),
@@ -160,9 +160,13 @@ class TestCollecting:
             (self.part(low, low + 4), self.part(low + 8, high)),
             (self.part(0, high),),
             (self.part(low, high, "int8"),),
+            (self.part(low, high), self.part(0, low)),  # the lead's own bytes behind the right ones
+            (self.part(low, high), self.part(low, high)),
         ):
             with refused:
                 collecting.came(1, parts)
+            with refused:
+                collecting.sink(1, parts)
         assert collecting.missing == {1}
 
 
