@@ -41,13 +41,16 @@ class TrafficCount:
         self.states: dict[int, Mapping[str, Any]] = {}
         self.tables: dict[int, Mapping[str, Any]] = {}
 
-    def ask(self, event: Received) -> list[Order]:
-        """Have a request wait for the count under way, or else begin one."""
+    def ask(self, event: Received, now: float) -> list[Order]:
+        """Have a request wait for the count under way, or else begin one.
+
+        It may have come long before ``now``, and waited behind a push of its client.
+        """
         self._asked.append(event)
         if len(self._asked) > 1:
             return []
         self._number, self._missing = self._number + 1, set(self._followers)
-        self._since = event.time
+        self._since = now
         self._volume, self.clients = 0, {}
         message = CountTraffic(self._number)
         return [Order(shard, message) for shard in self._followers]

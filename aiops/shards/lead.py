@@ -306,7 +306,7 @@ class Lead:
             refusal = Reply(event.peer, self._followers.unavailable(message.id))
             return [*self._housekeeping(), refusal]
         if isinstance(message, Stats) and self._model is not None and not lost:
-            return [*self._count.ask(event)]
+            return [*self._count.ask(event, self._now)]
         return self._decide(event)
 
     # ------------------------------------------------------------ followers
