@@ -262,6 +262,11 @@ class Placement:
         first, last = np.searchsorted(tensors, (self.firsts[shard], self.lasts[shard])).tolist()
         return slice(first, last)
 
+    def sizes(self, shard: int, tensors: Ints) -> Ints:
+        """Return the elements that a shard has of each of these rising tensors, of its `rows`."""
+        held = tensors[self.rows(shard, tensors)] - self.firsts[shard]
+        return self.layouts[shard].sizes[held]
+
     def sums(self, touched: Ints, sums: Sequence[Ints]) -> Ints:
         """Return the exact sums over whole tensors, int64[n], of the shards' sums over pieces."""
         total = np.zeros(len(touched), np.int64)

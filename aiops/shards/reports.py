@@ -1,4 +1,4 @@
-"""Check the reports of followers before their lead takes them, and write those that have faults.
+"""Check the reports of followers before their lead takes them, and write faults of portions.
 
 A lead's own part of the model, and all of its clients, outlive whatever a follower says.
 """
@@ -14,6 +14,7 @@ from aiops.errors import Refused, RemoteProtocolError, refusal
 from aiops.filters.arithmetic import Values
 from aiops.model.layout import Ints
 from aiops.model.parts import LARGEST
+from aiops.store.finite_guard import largest_sums
 from aiops.wire.fields import LONGEST
 from aiops.wire.server_messages import ShardState
 
@@ -116,18 +117,19 @@ def read_sums(data: bytes, shard: int) -> Ints:
     return np.frombuffer(data, "<i8").astype(np.int64)
 
 
-def check_statistic(sums: Ints, shard: int, shards: int) -> None:
-    """Check the sums of a statistic over a follower's part of the model.
+def check_statistic(sums: Ints, sizes: Ints, shard: int) -> None:
+    """Check the sums of a statistic by tensor; ``sizes``: the elements that the follower holds.
 
-    None is below 0, and those of all shards together overflow nothing: else the lead would take
-    them for the refusal of an update that it has made.
+    Those of all shards together overflow nothing, and the lead takes none for the refusal of an
+    update that it has made.
 
     Raises
     ------
     RemoteProtocolError
-        When one is.
+        When one is above or below what as many elements can have.
     """
-    if len(sums) and not (sums.min() >= 0 and sums.max() <= LONGEST // shards):
+    most = largest_sums(sizes)
+    if len(sums) and not ((-most <= sums) & (sums <= most)).all():
         raise RemoteProtocolError(f"shard {shard} has a sum that is none of a statistic")
 
 

@@ -225,7 +225,7 @@ class Updating:
         elif isinstance(job, UpdateJob) and job.round is UpdateRound.MEASURE:
             check_squares(sums, event.shard)
         elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
-            check_statistic(sums, event.shard, len(placement))
+            check_statistic(sums, placement.sizes(event.shard, job.touched), event.shard)
             self.versions[event.shard - 1] = self._computing
             read = message.seed, message.values
             self._measuring.computed(event.shard, self._computing, *read)

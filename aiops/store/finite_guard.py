@@ -25,6 +25,7 @@ from itertools import product
 
 import numpy as np
 
+from aiops.kernels.interface import STATISTIC_CAP
 from aiops.kernels.ranges import Interval, bounded_for
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array, Ints
@@ -53,6 +54,14 @@ def refusal(tensor: int) -> Ints:
     It stands for the sums of a statistic, and none of those is as small.
     """
     return np.array([_REFUSED, tensor], np.int64)
+
+
+def largest_sums(sizes: Ints) -> Ints:
+    """Return the largest magnitudes of the statistic's sums over tensors of these sizes.
+
+    They fit int64 (`aiops.algorithms.model_support`), also of all tensors together.
+    """
+    return sizes * int(STATISTIC_CAP)
 
 
 def refused_tensor(sums: Ints) -> int | None:

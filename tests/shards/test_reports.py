@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.algorithms.asgd import ASGD
 from aiops.durable.standby import StandbyPosition, goes_on
 from aiops.errors import RemoteProtocolError, refusal
+from aiops.kernels import STATISTIC_CAP, Rule
 from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.placement import RAW, Placement
@@ -24,11 +26,11 @@ from aiops.shards.reports import (
 )
 from aiops.shards.snapshot_sets import SnapshotSets
 from aiops.store.finite_guard import refusal as refused_update
-from aiops.wire.fields import LONGEST
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL
 from aiops.wire.server_messages import ShardState, TrafficCounted
 from aiops.wire.standby_messages import StandbyWelcome
+from tests.shards.test_filtered import run, servers
 
 refused = pytest.raises(RemoteProtocolError)
 
@@ -84,11 +86,45 @@ def test_sums() -> None:
 
 
 def test_a_statistic_is_not_taken_for_the_refusal_of_an_update_that_was_made() -> None:
-    check_statistic(np.array([0, LONGEST // 3]), 1, 3)
-    check_statistic(np.zeros(0, np.int64), 1, 3)
-    for sums in (refused_update(5), np.array([0, LONGEST // 3 + 1]), np.array([-1])):
+    """It may be below 0: a rule may report any array of its state."""
+    sizes, cap = np.array([3, 1]), int(STATISTIC_CAP)
+    check_statistic(np.array([0, cap]), sizes, 1)
+    check_statistic(np.array([-3 * cap, -1]), sizes, 1)
+    check_statistic(np.zeros(0, np.int64), sizes, 1)
+    most = 3 * cap
+    for sums in (refused_update(1), np.array([0, cap + 1]), np.array([-most - 1, 0])):
         with refused:
-            check_statistic(sums, 1, 3)
+            check_statistic(sums, sizes, 1)
+
+
+class Direction(ASGD):
+    """Reports the mean of its gradients, which may be below 0."""
+
+    name = "direction"
+
+    def rule(self) -> Rule:
+        return Rule(averaged, {"m": 0.0}, statistic="m")
+
+
+def averaged(w: Any, g: Any, m: Any, step: Any) -> tuple[Any, ...]:
+    m = 0.5 * m + 0.5 * g
+    return w - step * g, m
+
+
+def test_a_statistic_below_0_is_that_of_one_server() -> None:
+    one, two = (servers(shards, "off", f"{__name__}:Direction") for shards in (1, 2))
+    assert run(one, 20) == run(two, 20)
+    sums = one.stores[0].sums
+    assert sums.min() < 0 < sums.max()
+    assert two.stores[0].sums.tolist() == sums.tolist()
+
+
+def test_the_statistic_of_a_follower_is_as_large_as_its_part_of_each_tensor_allows() -> None:
+    rows = (("a", "float32", (8,)), ("b", "float32", (6,)), ("c", "float32", (10,)))
+    placement, all = Placement.even(Layout(rows), 2), np.arange(3)
+    assert placement.sizes(0, all).tolist() == [8, 4]
+    assert placement.sizes(1, all).tolist() == [2, 10]
+    assert placement.sizes(1, np.array([0, 2])).tolist() == [10]
 
 
 @pytest.mark.parametrize("squares", [-1.0, np.nan, np.inf])
