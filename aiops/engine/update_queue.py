@@ -173,7 +173,7 @@ class UpdateQueue:
         self._modulated = np.zeros((2, tensors))  # of that sum, per tensor: modulations, gradients
         self._even: dict[int, tuple[Array, float, Array]] = {}  # a cache of `_steps`, by staleness
         self._level_scalars: tuple[int, float, Array | None] = (-1, 0.0, None)  # of `_scalars`
-        self._sent: Lease | None = None  # on what the update reads, if no member has one
+        self._sent: Lease | None = None  # on what the update reads
         self.staleness: Counter[int] = Counter()
         self.total_staleness = 0
         self.ignored = 0
@@ -190,7 +190,7 @@ class UpdateQueue:
 
     @property
     def reads(self) -> Version | None:
-        """The version that the outstanding update reads, if no member holds it."""
+        """The version that the outstanding update reads beside the current one, or None."""
         return self._sent.version if self._sent is not None else None
 
     # ------------------------------------------------------------ the steady exchange
@@ -619,13 +619,16 @@ class UpdateQueue:
         """Return the version that the rule reads beside the parameters, which the worker was sent.
 
         If it is not held any more (the connection was lost meanwhile), this is the current version.
+        It is leased until the update is done, since its worker may leave before. A lease also keeps
+        the update from being done in place.
         """
-        cover, lease = push.sink.cover, push.member.sent
-        if lease is not None:
-            versions = lease.version.tensor_versions[cover.tensors]
-            if np.array_equal(versions, cover.bases):
-                return lease.version
-        self._sent = self._store.lease()  # it also keeps the update from being done in place
+        cover, sent = push.sink.cover, push.member.sent
+        if sent is None or not np.array_equal(
+            sent.version.tensor_versions[cover.tensors], cover.bases
+        ):
+            self._sent = self._store.lease()
+        else:
+            self._sent = sent.shared()
         return self._sent.version
 
     # ------------------------------------------------------------ state

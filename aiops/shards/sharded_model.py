@@ -154,8 +154,7 @@ class ShardedModel:
         for version, replica in sorted(wanted - held):
             effects.append(Order(shard, HoldVersion(0, version, True, replica)))
         effects += again  # it may be computed in place
-        self._held |= held & self.updating.reads  # which stay until the step is ordered
-        for version, replica in sorted(held - wanted - self.updating.reads):
+        for version, replica in sorted(held - wanted):
             effects.append(Order(shard, HoldVersion(0, version, False, replica)))
         return effects
 
@@ -184,10 +183,9 @@ class ShardedModel:
             held = self._wanted()
             for version, replica in sorted(held - self._held):
                 orders += self._all(HoldVersion(0, version, True, replica))
-            needed = held | self._held & self.updating.reads
-            for version, replica in sorted(self._held - needed):
+            for version, replica in sorted(self._held - held):
                 orders += self._all(HoldVersion(0, version, False, replica))
-            self._held = needed
+            self._held = held
         return orders
 
     def send(self, effect: Reply, lease: Lease, client: tuple[str, int] | None) -> list[Effect]:

@@ -134,16 +134,6 @@ class Updating:
             update.orders[shard] = Order(shard, RunUpdate(update.ticket, number, version, work))
         return [*update.orders.values()]
 
-    @property
-    def reads(self) -> set[tuple[int, bool]]:
-        """The version that the step will read, if it is not ordered yet; True: the replica's."""
-        jobs = [update.job for update in self._outstanding.values()]
-        return {
-            (job.sent.number, self._of_replica(job.sent))
-            for job in jobs
-            if isinstance(job, UpdateJob) and job.sent and job.round is not UpdateRound.STEP
-        }
-
     def resume(self, shard: int, state: ShardState, version: int) -> list[Effect] | None:
         """Go on with a follower that came back, or has a lead that came back.
 

@@ -267,6 +267,10 @@ class Lease:
         if pool is not None:
             version.readers.add(self)
 
+    def shared(self) -> Lease:
+        """Return another lease on the same version, which ends by itself."""
+        return Lease(self.version, self._pool)
+
     def borrowed_views(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to be copied before the lease is released, one list per part.
 
