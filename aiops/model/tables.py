@@ -313,15 +313,14 @@ class Tables(Mapping[str, NamedTable]):
         tensors: Iterable[str] = (),
     ) -> Tables:
         """Return the tables of a message; ``described`` is as the property is."""
-        named = list[tuple[Any, Table]]()
-        for row in described:
-            try:
-                name, *fields = row
-                named.append((name, Table(*fields)))
-            except (TypeError, ValueError):  # a peer wrote the row
+        rows = list(described)
+        for row in rows:
+            if not 3 <= len(row) <= 1 + len(_TRAITS):
                 raise UsageError(
-                    f"a table is described by {len(row)} values: {row!r:.80}"
-                ) from None
+                    f"a table is described by {len(row)} values, and has a name, rows, a width and"
+                    f" up to {len(_TRAITS) - 2} others"
+                )
+        named = [(row[0], Table(*row[1:])) for row in rows]
         tables = dict(named)
         if len(tables) < len(named):
             raise UsageError("two tables have the same name; names must differ")
