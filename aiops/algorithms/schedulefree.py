@@ -9,6 +9,7 @@ from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.per_tensor import PerTensor
+from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, sqrt
 from aiops.model.matrices import as_matrix
@@ -66,7 +67,7 @@ class ScheduleFree(Algorithm):
     τ̄ is the mean staleness of the last 64 or so gradients, which the server measures.
 
     A gradient is never divided by its own staleness. The rate falls with the mean, which changes
-    slowly: α(τ̄) = α · min(1, t/warm-up) / (1 + τ̄/4).
+    slowly: α(τ̄) = α / (1 + τ̄/4).
 
     With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
@@ -86,8 +87,9 @@ class ScheduleFree(Algorithm):
         β₂, memory of the mean square s.
     power : float, default 2
         p: the later a step, the more x is made of it.
-    warmup : int, default 100
-        Updates over which the rate rises from 0.
+    schedule : str, default ``warmup:100``
+        The rate rises over the first 100 updates, since it is at first that stale gradients are
+        most wrong, and needs no end. Keep the warm-up in another one.
     ahead : float, default 1
         What k is multiplied by; with 0 workers are sent y.
     eps : float, default 1e-8
@@ -103,9 +105,9 @@ class ScheduleFree(Algorithm):
     Steps
     -----
     A step of a worker is one mini-batch of µ examples, and one push. Each push that is used is an
-    update, which makes a version, so t = 1, 2, ... and ``warmup`` count the pushes of all workers,
-    each of µ examples. ``schedule`` counts them too, and is not needed: a falling rate would be
-    one more average. Staleness is in updates: with λ equal workers τ̄ is λ − 1.
+    update, and so a version. t = 1, 2, ... and ``schedule`` count the pushes of all workers, each
+    of µ examples. A rate that falls is not needed: it would be one more average. Staleness is in
+    updates: with λ equal workers τ̄ is λ − 1.
 
     Source
     ------
@@ -129,9 +131,9 @@ class ScheduleFree(Algorithm):
 
     Example
     -------
-    >>> pace, *_rest = ScheduleFree(warmup=100).scalars(update=50, staleness=2.0)
-    >>> round(pace, 3)
-    0.333
+    >>> pace, *_rest = ScheduleFree().scalars(update=1, staleness=4.0)
+    >>> pace
+    0.5
     """
 
     family = "staleness-aware"
@@ -141,7 +143,7 @@ class ScheduleFree(Algorithm):
     beta: float = 0.8
     beta2: float = 0.99
     power: float = 2.0
-    warmup: int = 100
+    schedule: str = "warmup:100"
     ahead: float = 1.0
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -154,11 +156,20 @@ class ScheduleFree(Algorithm):
         self.require("beta", 0 <= self.beta < 1, "in [0, 1)")
         self.require("beta2", 0 <= self.beta2 < 1, "in [0, 1)")
         self.require("power", 0 <= self.power <= 100, "in [0, 100]")
-        self.require("warmup", self.warmup >= 0, "0 or more")
         self.require("ahead", 0 <= self.ahead <= 10, "in [0, 10]")
         self.require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
         self.require("eps", self.eps > 0, "positive")
         self.require("weight_decay", self.weight_decay >= 0, "0 or more")
+
+    def check(self, workers: int | None, relaxed: bool = False) -> None:
+        """Refuse ``clip`` where workers push directions."""
+        super().check(workers, relaxed)
+        if self.clip and self.orthogonal:
+            raise ConflictError(
+                "schedule-free: workers push directions of matrices, whose length says nothing of"
+                " their gradients', so the server cannot clip these: set orthogonal=false, or clip"
+                " gradients before you hand them to step()"
+            )
 
     def rule(self) -> Rule:
         """Return the update, in z − x and ŷ − x, which are 0 at first."""
@@ -175,16 +186,15 @@ class ScheduleFree(Algorithm):
         t, k = update, self.ahead * staleness / (1 + staleness / _FAR)
         share = min(1.0, (self.power + 1) / (t + self.power))
         after = min(1.0, (self.power + 1) / (t + 1 + self.power))  # of the next update
-        pace = min(1.0, t / self.warmup if self.warmup else 1.0) / (1 + staleness / 4)
-        lean = 1 - self.beta + k * self.beta * after
-        return pace, *self._of_step(t), share, 1 - share, lean, k * (1 - self.beta)
+        pace, lean = 1 / (1 + staleness / 4), 1 - self.beta + k * self.beta * after
+        return pace, self._root(t), share, 1 - share, lean, k * (1 - self.beta)
 
     def row_scalars(self, update: int) -> tuple[float, ...]:
         """Return those with which x takes each step of z: rows are not averaged."""
-        return 1.0, *self._of_step(update), 1.0, 0.0, 0.0, 0.0
+        return 1.0, self._root(update), 1.0, 0.0, 0.0, 0.0
 
-    def _of_step(self, t: int) -> tuple[float]:
-        return (1 / math.sqrt(1 - self.beta2**t),)
+    def _root(self, t: int) -> float:
+        return 1 / math.sqrt(1 - self.beta2**t)
 
     @property
     def patterned(self) -> tuple[str, ...]:
@@ -206,11 +216,6 @@ class ScheduleFree(Algorithm):
         """Add to the plan the memory of the momentum that workers orthogonalise."""
         orthogonal = {"orthogonal": self.momentum} if self.orthogonal else {}
         return {**super().plan(workers), **orthogonal}
-
-    @property
-    def linear(self) -> bool:
-        """False: the mean square normalises gradients."""
-        return False
 
     @property
     def second_moments(self) -> bool:

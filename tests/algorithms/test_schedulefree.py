@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.algorithms.schedulefree import ScheduleFree
-from aiops.errors import UsageError
+from aiops.errors import ConflictError, UsageError
 from tests.inline import Inline
 
 
@@ -24,7 +24,7 @@ class Plain:
     def step(self, g: Any, staleness: float) -> Any:
         a, p = self.settings, self.settings.power
         self.t += 1
-        rate = a.lr * min(1, self.t / a.warmup) / (1 + staleness / 4)
+        rate = a.lr * min(1, self.t / 5) / (1 + staleness / 4)
         self.s = a.beta2 * self.s + (1 - a.beta2) * g * g
         root = np.sqrt(self.s / (1 - a.beta2**self.t))
         d = rate * (g / (root + a.eps) + a.weight_decay * self.sent)
@@ -42,7 +42,7 @@ class Plain:
 @pytest.mark.parametrize("settings", [{}, {"ahead": 0.0}, {"weight_decay": 0.1, "beta": 0.9}])
 def test_it_follows_its_equations(settings: dict[str, Any], staleness: int) -> None:
     """Through an engine, with gradients that are all as stale."""
-    chosen = {"lr": 0.02, "warmup": 5, "orthogonal": False, **settings}
+    chosen = {"lr": 0.02, "schedule": "warmup:5", "orthogonal": False, **settings}
     inline, rng = Inline("schedule-free", chosen), np.random.default_rng(0)
     start = rng.normal(size=6)
     inline.define({"w": start})
@@ -77,7 +77,7 @@ def test_rows_take_their_steps_without_an_average() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("beta", 1.0), ("beta2", 1.0), ("power", -1.0), ("warmup", -1), ("ahead", 11.0), ("eps", 0.0)],
+    [("beta", 1.0), ("beta2", 1.0), ("power", -1.0), ("ahead", 11.0), ("eps", 0.0)],
 )
 def test_settings_out_of_range(setting: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"schedule-free: {setting} must be"):
@@ -96,3 +96,9 @@ def test_decay_may_differ_between_tensors() -> None:
     algorithm = ScheduleFree(weight_decay=0.1, per_tensor="weight_decay=0@*bias")
     assert algorithm.tensor_scalars("bias") == (0.0,)
     assert algorithm.tensor_scalars("w") == (0.1,)
+
+
+def test_directions_cannot_be_clipped() -> None:
+    with pytest.raises(ConflictError, match="orthogonal=false"):
+        ScheduleFree(clip=1.0).check(None)
+    ScheduleFree(clip=1.0, orthogonal=False).check(None)

@@ -95,8 +95,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "softsync-2": ("softsync", {"n": 2}),
     "softsync-4": ("softsync", {"n": 4}),
     "softsync-adam": ("softsync", {"optimizer": "adam", "lr": 0.02}),
-    "schedule-free": ("schedule-free", {"lr": 0.02, "warmup": 10}),
-    "schedule-free-plain": ("schedule-free", {"orthogonal": False, "lr": 0.02, "warmup": 10}),
+    "schedule-free": ("schedule-free", {"lr": 0.02, "schedule": "warmup:10"}),
+    "schedule-free-plain": (
+        "schedule-free",
+        {"orthogonal": False, "lr": 0.02, "schedule": "warmup:10"},
+    ),
     "ssp-0": ("ssp", {"s": 0}),
     "ssp-local": ("ssp", {"s": 2, "get_model_frequency": 3}),
     **{

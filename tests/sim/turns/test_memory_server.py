@@ -49,9 +49,9 @@ PLAIN = 2 * 650 * 4
 """Bytes of an exchange of logistic regression on digits, there and back."""
 
 
-SETTINGS: dict[str, dict[str, float]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "fasgd": {"lr": 0.01},
-    "schedule-free": {"lr": 0.05, "warmup": 10},  # its steps are of one length
+    "schedule-free": {"lr": 0.05, "schedule": "warmup:10"},  # its steps are of one length
 }
 
 
