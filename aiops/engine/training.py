@@ -16,7 +16,7 @@ from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import DistributeModel, Effect, Options, Received, Warm
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member, Membership
-from aiops.engine.receive import PushSink
+from aiops.engine.receive import CopiedIncoming, PushSink
 from aiops.engine.registration import Definition, table_stores
 from aiops.engine.replies import Replies
 from aiops.engine.run_warnings import RunWarnings
@@ -138,6 +138,8 @@ class Training:
         self.screen: PushScreen | None = None
         if options.filter != "off":
             self.screen = PushScreen(options.filter, layout, options.backend, held)
+            # What is lent may change between the filters and the update: workers are not trusted.
+            admission.incoming = CopiedIncoming
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),

@@ -7,12 +7,14 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.filters.screen import LEARNT, QUARANTINE, SEEDING
+from aiops.model.arena import aligned
 from aiops.model.layout import Array
 from aiops.model.parts import Part
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.fields import MAX_REASON
 from aiops.wire.messages import Ack, Error, Push
+from aiops.wire.shared_payloads import LentPayload
 from tests.inline import Inline
 
 WORKERS = 6
@@ -204,3 +206,16 @@ def test_what_cannot_be_is_refused_with_a_sentence() -> None:
         Inline("asgd", filter="kardam:0.6")
     with pytest.raises(UsageError, match="more than 1"):
         Inline("asgd", filter="norm:0.5")
+
+
+class TestLent:
+    @pytest.mark.parametrize("filter", ["off", "norm:5"])
+    def test_what_a_worker_lends_is_copied_before_it_is_looked_at(self, filter: str) -> None:
+        inline = Inline("asgd", {"lr": 0.01}, filter=filter)
+        inline.define({"w": np.zeros(50, np.float32)})
+        inline.join(1)
+        push = Push(1, 1, False, -1, (Part(0, 200, "raw", 200, 0),), (), False, 1)
+        sink = inline.engine.admission.sink_for(push)
+        assert sink is not None
+        lent = LentPayload(aligned(200), lambda: None)
+        assert sink.adopt(lent) == (filter == "off"), "a worker that is trusted changes nothing"
