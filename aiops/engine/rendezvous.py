@@ -192,8 +192,8 @@ class Rendezvous:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.rounds = state["rounds"]
-        self._votes.restore(state.get("votes", [[], {}]))  # earlier states have none
-        self._lengths = [(name, nbytes) for name, nbytes in state.get("lengths", ())]
+        self._votes.restore(state["votes"])
+        self._lengths = [(name, nbytes) for name, nbytes in state["lengths"]]
         self._participants.clear()
         for peer, request, *numbers in state["participants"]:
             message = None if request is None else decode(request)

@@ -20,7 +20,7 @@ from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Applied, Apply, Effect, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
-from aiops.engine.lag import Lag
+from aiops.engine.mean_staleness import MeanStaleness
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
@@ -126,8 +126,8 @@ class UpdateQueue:
         Whether that is a pause, during which no worker is overdue.
     pace
         Updates per second.
-    lag
-        The mean staleness of late, if the rule has scalars.
+    mean_staleness
+        The one of late, if the rule has scalars.
     recall
         The gradients kept to be applied again.
     position
@@ -151,7 +151,8 @@ class UpdateQueue:
     ) -> None:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
-        self.held, self.recall, self.pace, self.lag = held, GradientCache(recall), Pace(), Lag()
+        self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
+        self.mean_staleness = MeanStaleness()
         self._screen, self.warnings = screen, warnings
         warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
@@ -265,7 +266,7 @@ class UpdateQueue:
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
         if scalars is not None:
-            self.lag.note(staleness)
+            self.mean_staleness.note(staleness)
         return known[2], scalars
 
     def worked(self, now: float) -> None:
@@ -610,7 +611,7 @@ class UpdateQueue:
                 job.scalars = self._scalars(job.touched)
             job.target = store.begin()
         if push is not None and store.rule.scalars:  # last: those are by the gradients before it
-            self.lag.note(push.staleness)
+            self.mean_staleness.note(push.staleness)
         self.tickets += 1
         self._outstanding = (self.tickets, job, push, decision)
         return Apply(self.tickets, job)
@@ -653,7 +654,7 @@ class UpdateQueue:
             "staleness": list(self.staleness.items()),
             "totals": [self.total_staleness, self.ignored],
             "pace": self.pace.state(),
-            "lag": self.lag.state(),
+            "mean_staleness": self.mean_staleness.state(),
             "recall": self.recall.state(number),
             "screen": None if self._screen is None else self._screen.state(),
             "position": None if self.position is None else self.position.state(),
@@ -676,14 +677,13 @@ class UpdateQueue:
         self.staleness = Counter(dict(state["staleness"]))
         self.total_staleness, self.ignored = state["totals"]
         self.pace.restore(state["pace"])
-        self.lag.restore(state["lag"])
+        self.mean_staleness.restore(state["mean_staleness"])
         self.recall.restore(state["recall"], gradients)
-        if self._screen is not None and state.get("screen") is not None:
+        if self._screen is not None and state["screen"] is not None:
             self._screen.restore(state["screen"])
         if self.position is not None:
             self.position.restore(state["position"])
-        if "warnings" in state:  # it is missing in older ones
-            self.warnings.restore(state["warnings"], self._store)
+        self.warnings.restore(state["warnings"], self._store)
 
     # ------------------------------------------------------------ learning rates
 
@@ -730,19 +730,20 @@ class UpdateQueue:
         store = self._store
         if not store.rule.scalars:
             return None
-        level, lag, scalars = store.current.level, self.lag.mean, self._algorithm.scalars
+        level, scalars = store.current.level, self._algorithm.scalars
+        mean = self.mean_staleness.mean
         if level is None:
             versions = store.current.tensor_versions[touched].tolist()
-            rows = {version: scalars(version + 1, lag) for version in set(versions)}
+            rows = {version: scalars(version + 1, mean) for version in set(versions)}
             mine = np.array([rows[version] for version in versions], np.float64)
             return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
-        known_level, known_lag, found = self._level_scalars
-        if found is None or known_level != level or known_lag != lag:
-            row = np.array(scalars(level + 1, lag), np.float64)
+        known_level, known_mean, found = self._level_scalars
+        if found is None or known_level != level or known_mean != mean:
+            row = np.array(scalars(level + 1, mean), np.float64)
             found = np.tile(row, (len(self._sum), 1))
             if self._own_scalars.size:
                 found = np.hstack([found, self._own_scalars])
-            self._level_scalars = level, lag, found
+            self._level_scalars = level, mean, found
         return found if touched is store.layout.all else found[touched]
 
 

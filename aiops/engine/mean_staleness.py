@@ -8,8 +8,12 @@ from typing import Any
 _MEMORY = 64
 
 
-class Lag:
+class MeanStaleness:
     """A moving mean of staleness; of the first 64 gradients the plain one.
+
+    A gradient counts for at most 64 more than four times the mean before it. So a worker that comes
+    back with one of thousands of updates ago does not slow all others down, while a mean that truly
+    rises is followed: it may double within 15 gradients.
 
     Attributes
     ----------
@@ -21,10 +25,11 @@ class Lag:
         self.mean = 0.0
         self._count = 0  # of gradients, up to the memory
 
-    def note(self, staleness: int) -> None:
+    def note(self, staleness: float) -> None:
         """Take a gradient into account."""
         if self._count < _MEMORY:
             self._count += 1
+        staleness = min(staleness, _MEMORY + 4 * self.mean)
         self.mean += (staleness - self.mean) / self._count
 
     def state(self) -> list[Any]:

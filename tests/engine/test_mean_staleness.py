@@ -1,0 +1,54 @@
+"""The mean staleness of late."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiops.engine.mean_staleness import MeanStaleness
+
+
+def test_at_first_it_is_the_plain_mean() -> None:
+    found = MeanStaleness()
+    assert found.mean == 0
+    for staleness in (4, 0, 2):
+        found.note(staleness)
+    assert found.mean == pytest.approx(2)
+
+
+def test_it_forgets() -> None:
+    found = MeanStaleness()
+    for _ in range(100):
+        found.note(100)
+    for _ in range(640):
+        found.note(3)
+    assert found.mean == pytest.approx(3, abs=0.01)
+
+
+def test_it_goes_on_from_its_state() -> None:
+    found, other = MeanStaleness(), MeanStaleness()
+    for staleness in (3, 1, 7):
+        found.note(staleness)
+    other.restore(found.state())
+    found.note(2)
+    other.note(2)
+    assert other.mean == found.mean
+
+
+def test_one_gradient_moves_it_little() -> None:
+    found = MeanStaleness()
+    for _ in range(200):
+        found.note(3)
+    found.note(5000)
+    assert 4 < found.mean < 5
+    for _ in range(64):
+        found.note(3)
+    assert found.mean == pytest.approx(3, abs=1)
+
+
+def test_it_follows_a_staleness_that_stays() -> None:
+    found = MeanStaleness()
+    for _ in range(200):
+        found.note(3)
+    for _ in range(640):
+        found.note(5000)
+    assert found.mean == pytest.approx(5000, rel=0.01)
