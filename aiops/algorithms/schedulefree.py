@@ -73,9 +73,9 @@ class ScheduleFree(Algorithm):
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
     whose longer side is m has α · sqrt(64/m), so that each step changes what it makes of a vector
     about as much. Of matrices that are more than 16 times as long as wide, and of all that is no
-    matrix, the gradient is pushed, and the rate is α. Workers pay for that with about 20·m²·n
-    operations for a matrix of m × n, m ≤ n. A `Client` that pushes by itself, without a `Worker`,
-    pushes gradients as they are.
+    matrix, the gradient is pushed, and the rate is α. Workers pay for that with 20·m²·n to
+    30·m²·n operations for a matrix of m × n, m ≤ n. A `Client` that pushes by itself, without a
+    `Worker`, pushes gradients as they are.
 
     Settings
     --------

@@ -109,6 +109,8 @@ def _direct(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrat
 def directions_for(plan: Mapping[str, Any], params: Params) -> Directions | None:
     """Return what makes directions of gradients before a strategy gets them, if the plan says so.
 
+    None: it does not, or no tensor is a matrix.
+
     Raises
     ------
     UsageError
@@ -118,7 +120,7 @@ def directions_for(plan: Mapping[str, Any], params: Params) -> Directions | None
         return None
     from aiops.client.strategies.directions import Directions
 
-    return Directions(plan, params.layout)
+    return Directions(plan, params.layout) or None
 
 
 def _accumulate(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:

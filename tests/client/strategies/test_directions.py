@@ -103,20 +103,67 @@ def test_a_direction_has_the_dtype_of_its_gradient(dtype: str) -> None:
     assert found.dtype == dtype_named(dtype)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_passed_on_and_forgotten(value: float) -> None:
-    made, broken = directions(), drawn("square")
-    broken[2, 3] = value
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, -2e18, 1e60])
+def test_what_servers_refuse_is_passed_on_and_forgotten(value: float, dtype: str) -> None:
+    made, broken = directions(dtype), drawn("square", dtype=dtype)
+    with np.errstate(over="ignore"):
+        broken[2, 3] = value
     assert made.of({"square": broken})["square"] is broken
-    wanted = directions().of({"square": drawn("square")})["square"]
-    np.testing.assert_array_equal(made.of({"square": drawn("square")})["square"], wanted)
+    wanted = directions(dtype).of({"square": drawn("square", dtype=dtype)})["square"]
+    found = made.of({"square": drawn("square", dtype=dtype)})["square"]
+    np.testing.assert_array_equal(found, wanted)
+    assert np.isfinite(found.astype(np.float32)).all()
 
 
-def test_another_shape_or_name_is_passed_on() -> None:
+def test_another_shape_dtype_or_name_is_passed_on() -> None:
     strange, unknown = np.ones((4, 16), np.float32), np.ones((8, 8), np.float32)
-    found = directions().of({"square": strange, "what": unknown})
-    assert found["square"] is strange
-    assert found["what"] is unknown
+    wider, whole = np.ones((64, 4)), np.ones((6, 4, 3, 3), np.int64)
+    given = {"square": strange, "what": unknown, "long": wider, "torch": whole}
+    made = directions()
+    found = made.of(given)
+    assert all(found[name] is value for name, value in given.items())
+    assert not any(momentum.any() for momentum in made.arrays().values())
+
+
+class Exported:
+    """A tensor that is had by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self._array.__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class Elsewhere(Exported):
+    """One that cannot be had, as on a device without a way to the host."""
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        raise BufferError("it stays there")
+
+    def __array__(self, *asked: Any, **more: Any) -> Any:
+        raise BufferError("it stays there")
+
+    def __dlpack_device__(self) -> Any:
+        return 2, 0
+
+
+def test_tensors_of_other_frameworks() -> None:
+    wanted = directions().of({"square": drawn("square")})["square"]
+    found = directions().of({"square": Exported(drawn("square"))})["square"]
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(UsageError, match=r"'square'.*a CUDA device"):
+        directions().of({"square": Elsewhere(drawn("square"))})  # type: ignore[dict-item]
+
+
+def test_the_order_of_bytes_makes_no_difference() -> None:
+    wanted = directions().of({"square": drawn("square")})["square"]
+    found = directions().of({"square": drawn("square").astype(">f4")})["square"]
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, "0.5", None, float("nan")])
@@ -128,3 +175,8 @@ def test_a_plan_that_is_none(value: Any) -> None:
 
 def test_without_a_word_in_the_plan_there_are_none() -> None:
     assert directions_for({}, Params(Layout([("w", "float32", (2, 2))]))) is None
+
+
+def test_without_a_matrix_there_are_none() -> None:
+    params = Params(Layout([("b", "float32", (2,)), ("longer", "float32", (65, 4))]))
+    assert directions_for({"orthogonal": 0.5}, params) is None
