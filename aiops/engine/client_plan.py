@@ -49,6 +49,8 @@ class ClientPlan:
         The codecs of gradients, and of parameters.
     recall
         Bytes of gradients to keep, so that the gate can have them applied again.
+    most_batches
+        The mini-batches that a push may be made of: several only where a gate adds them up.
 
     Raises
     ------
@@ -72,11 +74,13 @@ class ClientPlan:
             among = {"budget": rate, "codec": codec, "tls": options.tls}
             self.fields["average"] = {**self.fields["average"], **among}
         self.gate: Gate | None = None
+        self.most_batches = 1
         gate, self.recall = self._chosen_gate(algorithm, options), 0
         if gate is not None:
             self.fields |= gate.plan(algorithm)
             self.gate = Gate.from_plan(self.fields["gate"])
             self.recall = options.recall if gate.skipped == "reapply" else 0
+            self.most_batches = gate.longest + 1 if gate.skipped == "accumulate" else 1
         pushed = () if "average" in self.fields else options.push_codec
         self.pushed = CodecChoice.of(pushed)
         self.fetched = CodecChoice.of(options.fetch_codec)

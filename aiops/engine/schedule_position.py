@@ -17,16 +17,25 @@ from aiops.algorithms.schedules import SECONDS, UPDATES
 class SchedulePosition:
     """The position of one run, in the unit of its schedule.
 
+    Parameters
+    ----------
+    algorithm, workers
+        They give the unit, and the examples of a mini-batch.
+    most
+        The mini-batches that a push counts as at most, whatever its worker says. More would let one
+        worker move the schedule of all to its end.
+
     Attributes
     ----------
     now
         The time of the present event, in seconds.
     """
 
-    def __init__(self, algorithm: Algorithm, workers: int | None) -> None:
+    def __init__(self, algorithm: Algorithm, workers: int | None, most: int) -> None:
         self._seconds = algorithm.schedule_unit == SECONDS
         plan = algorithm.plan(workers)
         steps = int(plan.get("push_every", 1)) if plan.get("routine") == "local" else 1
+        self._most = most
         self._each = steps * algorithm.mini_batch  # examples of a push of one mini-batch, or cycle
         self.now = 0.0
         self._begun: float | None = None  # the time of the first push
@@ -37,9 +46,9 @@ class SchedulePosition:
         self._collected = 0  # of those in the sum in progress
 
     @classmethod
-    def of(cls, algorithm: Algorithm, workers: int | None) -> SchedulePosition | None:
+    def of(cls, algorithm: Algorithm, workers: int | None, most: int) -> SchedulePosition | None:
         """Return the position at the start of a run; None: the schedule counts updates."""
-        return None if algorithm.schedule_unit == UPDATES else cls(algorithm, workers)
+        return None if algorithm.schedule_unit == UPDATES else cls(algorithm, workers, most)
 
     def at(self, batches: int = 0) -> float:
         """Return the position of an update.
@@ -56,7 +65,7 @@ class SchedulePosition:
     def used(self, batches: int) -> None:
         """Count a push that is used: ``batches`` mini-batches, or cycles of local steps."""
         self._note()
-        self._collected += batches
+        self._collected += min(batches, self._most)
 
     def rows_used(self) -> None:
         """Note a push of rows, which belongs to a mini-batch that is counted elsewhere."""

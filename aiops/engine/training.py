@@ -143,7 +143,7 @@ class Training:
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),
-            *(warnings, self.delta_replies, plan.recall, self.screen),
+            *(warnings, self.delta_replies, plan, self.screen),
         )
         self.data_sets = DataSets(membership, options.worker_deadline)
         self.shortcut: Shortcut | None = None

@@ -16,6 +16,7 @@ import numpy as np
 
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
 from aiops.engine import validation
+from aiops.engine.client_plan import ClientPlan
 from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Applied, Apply, Effect, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
@@ -107,8 +108,8 @@ class UpdateQueue:
         Those that depend on the statistic are given before an update.
     delta_replies
         Its updates of the delta replica come before all that is queued; None: there is none.
-    recall
-        Bytes of gradients kept to be applied again.
+    plan
+        The client plan.
     screen
         Measures pushes, and decides which are used (``--filter``); None: all are.
 
@@ -146,22 +147,22 @@ class UpdateQueue:
         held: HeldPushes,
         warnings: RunWarnings,
         delta_replies: DeltaReplies | None,
-        recall: int,
+        plan: ClientPlan,
         screen: PushScreen | None = None,
     ) -> None:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
-        self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
+        self.held, self.recall, self.pace = held, GradientCache(plan.recall), Pace()
         self.mean_staleness = MeanStaleness()
         self._screen, self.warnings = screen, warnings
         warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
         self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
-        self.position = SchedulePosition.of(algorithm, workers)
+        self.position = SchedulePosition.of(algorithm, workers, plan.most_batches)
         self._linear = algorithm.linear
         self._trims = bool(algorithm.trimming(workers).share)
-        self._recompute = bool(algorithm.plan(workers).get("recompute"))
+        self._recompute = bool(plan.fields.get("recompute"))
         self._queue: deque[QueueItem] = deque()
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
         self._working: tuple[int, OnApplied] | None = None  # the same for rows and the replica
@@ -579,11 +580,9 @@ class UpdateQueue:
             cover, staleness = push.sink.cover, push.staleness
             job.pushed = cover.tensors
             self._count(staleness, 1)
-            if self.position is None:
-                rate = self._rate(store.current.number)
-            else:  # a gradient that is applied again is no new example
+            if self.position is not None:  # a gradient that is applied again is no new example
                 self.position.used(push.message.count if isinstance(push.message, Push) else 0)
-                rate = self._rate(self.position.at())
+            rate = self._rate_now()
             known = self._even.get(staleness)
             if stale is None and cover.whole and known is not None and known[1] == rate:
                 scales, _rate, steps = known
@@ -704,6 +703,11 @@ class UpdateQueue:
         rows = slice(count) if self._factors is None else cover.tensors
         return known[0][:count], known[2][rows]
 
+    def _rate_now(self) -> float:
+        """Return the learning rate of the next update (`at_once` has it with one call less)."""
+        position = self.position
+        return self._rate(self._store.version if position is None else position.at())
+
     def _even_steps(self, staleness: int, rate: float) -> tuple[Array, float, Array]:
         """Compute and cache modulations and learning rates for tensors of equal staleness."""
         if len(self._even) > 1024:
@@ -717,8 +721,7 @@ class UpdateQueue:
 
     def _collected_steps(self, touched: Ints) -> Array:
         """Return the learning rate of each tensor for a step with the collected sum."""
-        at = self._store.version if self.position is None else self.position.at()
-        steps = np.full(len(touched), self._rate(at))
+        steps = np.full(len(touched), self._rate_now())
         if self._factors is not None:
             steps *= self._factors[touched]
         if not self._linear:  # gradients that were weighted have their modulation already

@@ -45,14 +45,29 @@ def test_examples_are_those_of_the_pushes_that_were_used(unit: str) -> None:
     assert run.engine.report()["schedule"] == 39.0
 
 
-def test_a_sum_of_several_mini_batches_counts_as_all_of_them() -> None:
-    run = Run("asgd", EXAMPLES)
+@pytest.mark.parametrize(
+    ("gate", "count", "counted"),
+    [
+        ("constant:longest=7", 7, 7),
+        ("constant:longest=6", 7, 7),
+        ("constant:longest=6", 8, 7),
+        ("constant:longest=6,skipped=discard", 2, 1),
+        ("constant:longest=6,skipped=reapply", 2, 1),
+        ("", 1, 1),
+        ("", 1 << 20, 1),
+    ],
+)
+def test_a_sum_counts_as_the_mini_batches_that_the_plan_allows(
+    gate: str, count: int, counted: int
+) -> None:
+    """A worker that claims more does not move the schedule of all others to its end."""
+    run = Run("asgd", EXAMPLES, gate=gate, recall=1000)
     sent = run.receive
     run.receive = lambda peer, message, data=b"": sent(  # type: ignore[method-assign]
-        peer, Push(message.id, message.seq, False, -1, message.parts, count=7), data
+        peer, Push(message.id, message.seq, False, -1, message.parts, count=count), data
     )
     run.push(1, ONE)
-    assert run.rate() == 70 / 1000
+    assert run.rate() == counted * 10 / 1000
 
 
 def test_gradients_that_are_collected_count_with_their_step() -> None:

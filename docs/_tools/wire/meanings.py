@@ -135,7 +135,9 @@ MEANINGS: Mapping[str, str] = {
     " model version held (−1: none; one not reached counts as −1). `have` then does not count.",
     "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
     " false.",
-    "count": "The number of mini-batches whose gradients the push is made of: at least 1.",
+    "count": "The number of mini-batches whose gradients the push is made of: at least 1. In a"
+    " schedule of examples or tokens it counts as one without a gate that accumulates, and as"
+    " `longest` + 1 at most with one.",
     "current": "The model version of the parameters in this answer. It differs from `version` (the"
     " model's after this push) in the answer to a repeated push, and where increments come.",
     "used": "Whether the gradient is, or will be, part of an update. False: the policy ignores it"
