@@ -107,7 +107,7 @@ class TrainingLoop:
     strategy
         The strategy that the client plan names.
     direct
-        True if each gradient travels as it is, so that no program is needed for a step.
+        True if each gradient travels by itself, so that no program is needed for a step.
 
     Raises
     ------
@@ -135,8 +135,7 @@ class TrainingLoop:
         # Those under way, the oldest first, each with the number of its step.
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
         self._directions = directions_for(self._plan, params)
-        plain = self._directions is None and "gate" not in self._plan
-        self.direct = plain and type(self.strategy) is Direct
+        self.direct = "gate" not in self._plan and type(self.strategy) is Direct
 
     @property
     def _plan(self) -> Mapping[str, Any]:
@@ -159,16 +158,25 @@ class TrainingLoop:
                 " with a function params → gradients"
             )
 
-    # A gradient that travels as it is takes no program: the worker calls `begin`, exchanges it for
-    # the parameters, and calls `took`, or drives `failed`.
+    # A gradient that travels by itself takes no program: the worker calls `begin`, exchanges what
+    # that returns for the parameters, and calls `took`, or drives `failed`.
 
-    def begin(self, *, again: bool) -> None:
-        """Begin such a step (`direct`): computing is over. Raises as `check` does."""
+    def begin(self, gradients: Gradients, *, again: bool) -> Gradients:
+        """Begin such a step (`direct`): computing is over; return what travels.
+
+        Raises
+        ------
+        UsageError
+            As `check` and `Directions.of`.
+        """
         if not again and self._info.plan.get("recompute"):
             self.check(again=again)
+        if self._directions is not None:
+            gradients = self._directions.of(gradients)
         now = self._clock()
         self.compute_seconds += now - self._since
         self._since = now
+        return gradients
 
     def took(self, receipt: Receipt) -> Receipt:
         """Take what came of it, and the step is over; return it."""

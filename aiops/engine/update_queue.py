@@ -575,14 +575,14 @@ class UpdateQueue:
         store = self._store
         direct = decision.divide == 1 and not self._collected and push is not None
         gradient = None if push is None else push.sink.take()
-        job = UpdateJob(store, store.cost, gradient=gradient)
+        job, position = UpdateJob(store, store.cost, gradient=gradient), self.position
+        if push is not None and position is not None:  # one applied again is no new example
+            position.used(push.message.count if isinstance(push.message, Push) else 0)
+        rate = self._rate(store.current.number if position is None else position.at())
         if push is not None:
             cover, staleness = push.sink.cover, push.staleness
             job.pushed = cover.tensors
             self._count(staleness, 1)
-            if self.position is not None:  # a gradient that is applied again is no new example
-                self.position.used(push.message.count if isinstance(push.message, Push) else 0)
-            rate = self._rate_now()
             known = self._even.get(staleness)
             if stale is None and cover.whole and known is not None and known[1] == rate:
                 scales, _rate, steps = known
@@ -603,7 +603,7 @@ class UpdateQueue:
             if not direct:
                 touched = np.flatnonzero(self._sum)
                 job.touched = store.layout.all if len(touched) == len(self._sum) else touched
-                job.steps = self._collected_steps(touched)
+                job.steps = self._collected_steps(touched, rate)
                 job.factor = 1.0 if self._trims else 1.0 / decision.divide  # of a mean, or a sum
             job.clip = self._algorithm.clip
             if store.rule.scalars:
@@ -703,11 +703,6 @@ class UpdateQueue:
         rows = slice(count) if self._factors is None else cover.tensors
         return known[0][:count], known[2][rows]
 
-    def _rate_now(self) -> float:
-        """Return the learning rate of the next update (`at_once` has it with one call less)."""
-        position = self.position
-        return self._rate(self._store.version if position is None else position.at())
-
     def _even_steps(self, staleness: int, rate: float) -> tuple[Array, float, Array]:
         """Compute and cache modulations and learning rates for tensors of equal staleness."""
         if len(self._even) > 1024:
@@ -719,9 +714,9 @@ class UpdateQueue:
         known = self._even[staleness] = (scales, rate, steps)
         return known
 
-    def _collected_steps(self, touched: Ints) -> Array:
+    def _collected_steps(self, touched: Ints, rate: float) -> Array:
         """Return the learning rate of each tensor for a step with the collected sum."""
-        steps = np.full(len(touched), self._rate_now())
+        steps = np.full(len(touched), rate)
         if self._factors is not None:
             steps *= self._factors[touched]
         if not self._linear:  # gradients that were weighted have their modulation already

@@ -341,6 +341,19 @@ def test_it_is_taken_for_all_but_the_first(model: str, policy: str) -> None:
         assert twins.halves[0].params.version == 10
 
 
+def test_a_worker_that_pushes_directions_takes_it() -> None:
+    """What travels is the momentum, orthogonalised; each worker has its own."""
+    with Twins(policy="schedule-free", face="worker") as twins:
+        before = twins.halves[0].params.copy()
+        for seed in range(5):
+            twins.both(lambda half, seed=seed: with_the_same_arrays(half, seed))
+            twins.both(lambda half, seed=seed: with_nan(half, seed))
+            twins.both(lambda half, seed=seed: with_room(half, seed))
+        assert twins.short == 9
+        moved = twins.halves[0].params["w"] - before["w"]
+        assert np.abs(moved).max() > 1e-4
+
+
 def test_numbers_that_need_another_width_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     with Twins() as twins:
         for _ in range(300):

@@ -194,8 +194,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     async def _exchange(
         self, steps: TrainingLoop, gradients: Gradients, again: bool
     ) -> Receipt | None:
-        """Take a step in which the gradient travels as it is."""
-        steps.begin(again=again)
+        """Take a step in which the gradient travels by itself."""
+        gradients = steps.begin(gradients, again=again)
         try:
             receipt = await self._client.exchange(steps.params, gradients)
         except BaseException as error:

@@ -194,9 +194,9 @@ class Worker(WorkerFacade, Closing):
         return receipt
 
     def _exchange(self, gradients: Gradients, again: bool) -> Receipt | None:
-        """Take a step in which the gradient travels as it is."""
+        """Take a step in which the gradient travels by itself."""
         steps = self._begun
-        steps.begin(again=again)
+        gradients = steps.begin(gradients, again=again)
         try:
             with self._lock:
                 receipt = self._client.exchange(steps.params, gradients)
