@@ -46,7 +46,7 @@ from aiops.codecs import checked_codec
 from aiops.codecs.block_codec import BlockCodec
 from aiops.common import urls
 from aiops.engine.client_plan import AUTO
-from aiops.engine.events import Effect, Reply, WakeAt
+from aiops.engine.events import Effect, Note, Reply, WakeAt
 from aiops.engine.round_votes import Count, RoundVotes
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout, compute_dtype
@@ -59,6 +59,12 @@ from aiops.wire.ring_proofs import ring_name, ring_token
 
 _CHOSEN = ("bf16", "int8")
 """The codecs that a budget chooses from, the gentlest first. fp16 takes as many bytes as bf16."""
+
+_LOST = (
+    "all workers that average are new, and examples have been seen: the workers that had their"
+    " effect are gone, and the model with them unless they saved it; begin again with another name"
+    " of the data set, or have these workers begin with a model that was saved"
+)
 
 
 @dataclass(slots=True)
@@ -312,7 +318,8 @@ class Rendezvous:
         settles = any(request.settles for request in ready.values())
         if settles:
             self._votes.open(self.rounds, ready, counts=self._shared(ready, now))
-        return [
+        notes = [] if settled or not self._votes.counted else [Note(_LOST)]
+        return notes + [
             Reply(peer, Round(request.id, self.rounds, rank, *known, base, settles, codec))
             for rank, (peer, request) in enumerate(ready.items())
         ]

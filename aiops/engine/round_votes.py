@@ -51,6 +51,11 @@ class RoundVotes:
         """Begin a round; ``counts``: whether its examples are seen once it is taken."""
         self._open[number] = _OpenRound(tuple(peers), counts)
 
+    @property
+    def counted(self) -> bool:
+        """Whether the examples of one of the last rounds have been seen."""
+        return any(self._taken.values())
+
     def report(self, peer: int, message: SettleRound, count: Count) -> list[Effect]:
         """Take a member's report; answer all members if it settles the round."""
         number = message.number

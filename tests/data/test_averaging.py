@@ -159,6 +159,8 @@ async def test_a_worker_that_was_away_begins_anew(caplog: pytest.LogCaptureFixtu
 def train(url: str, number: int, folder: str, dies: bool) -> None:
     """Train in a process of its own, until all is seen.
 
+    The first ones begin when all are there: what one has trained alone is lost with it.
+
     ``dies``: it is killed when the ring of its third round with examples is through, and the server
     has not heard of it.
     """
@@ -174,6 +176,7 @@ def train(url: str, number: int, folder: str, dies: bool) -> None:
         RoundsClient.settle_round = die  # type: ignore[method-assign]
     with ModelAverager(url, params, timeout=PATIENCE) as averager:
         Path(folder, f"begun-{number}").touch()
+        eventually(Path(folder, "all-there").exists, "the others are there")
         batches = data.batches(averager, np.arange(EXAMPLES), **settings())
         for batch in batches:
             with averager.step():
@@ -183,7 +186,6 @@ def train(url: str, number: int, folder: str, dies: bool) -> None:
     np.save(Path(folder, str(number)), params["seen"])
 
 
-@pytest.mark.xfail(strict=False, reason="docs/robustness.md, defect 169: a mini-batch is missing")
 def test_processes_that_are_killed(tmp_path: Path) -> None:
     """One between a round and its vote, one at any instant; both are replaced."""
     average = {"interval": 0.05, "grace": 0.2}
@@ -200,6 +202,9 @@ def test_processes_that_are_killed(tmp_path: Path) -> None:
             return sum(row["epoch"] * EXAMPLES + row["seen"] + row["seen_ahead"] for row in rows)
 
         running = {number: start(number) for number in range(3)}
+        ready = "all average"
+        eventually(lambda: server.call(lambda s: s.engine.report()["averages"]["averaging"]) == 3, ready)
+        (tmp_path / "all-there").touch()
         assert running.pop(0).wait(PATIENCE) == -signal.SIGKILL
         running[3] = start(3)
         eventually(lambda: seen() >= 45, "some are seen")

@@ -35,9 +35,9 @@ def gathered(*peers: int, **settings: Any) -> Inline:
     return inline
 
 
-def ready(inline: Inline, peer: int, *, settles: bool = True) -> None:
+def ready(inline: Inline, peer: int, *, settles: bool = True, rounds: int = 1) -> None:
     digest, nonce = inline.engine.defined_store.layout.digest, bytes([peer]) * 16
-    message = JoinRound(3, "10.0.0.1", 1000 + peer, 1, digest, nonce, b"", settles)
+    message = JoinRound(3, "10.0.0.1", 1000 + peer, rounds, digest, nonce, b"", settles)
     inline.receive(peer, message)
 
 
@@ -119,6 +119,19 @@ def test_a_stranger_to_the_round_settles_nothing() -> None:
     assert report(inline, 4, number) == VOID
     assert report(inline, 1, number + 7, 1) == VOID
     assert seen(inline) == 0
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_model_that_is_gone_with_its_last_worker_is_named(learnt: bool) -> None:
+    inline = gathered(1)
+    if learnt:
+        report(inline, 1, join(inline, 1).number, 1)
+    inline.receive(1, Leave(5))
+    for peer in (2, 3):
+        inline.join(peer)
+        ready(inline, peer, settles=False, rounds=0)
+    assert len(inline.notes) == learnt
+    assert all("the model with them" in note for note in inline.notes)
 
 
 def test_alone_it_counts_only_if_no_other_worker_averages() -> None:
