@@ -201,9 +201,11 @@ def test_processes_that_are_killed(tmp_path: Path) -> None:
             rows = server.call(lambda s: s.engine.report()["data_sets"])
             return sum(row["epoch"] * EXAMPLES + row["seen"] + row["seen_ahead"] for row in rows)
 
+        def averaging() -> int:
+            return int(server.call(lambda s: s.engine.report()["averages"]["averaging"]))
+
         running = {number: start(number) for number in range(3)}
-        ready = "all average"
-        eventually(lambda: server.call(lambda s: s.engine.report()["averages"]["averaging"]) == 3, ready)
+        eventually(lambda: averaging() == 3, "all average")
         (tmp_path / "all-there").touch()
         assert running.pop(0).wait(PATIENCE) == -signal.SIGKILL
         running[3] = start(3)
