@@ -318,8 +318,10 @@ class Rendezvous:
         settles = any(request.settles for request in ready.values())
         if settles:
             self._votes.open(self.rounds, ready, counts=self._shared(ready, now))
-        notes = [] if settled or not self._votes.counted else [Note(_LOST)]
-        return notes + [
+        effects: list[Effect] = []
+        if not settled and self._votes.counted:
+            effects.append(Note(_LOST))
+        return effects + [
             Reply(peer, Round(request.id, self.rounds, rank, *known, base, settles, codec))
             for rank, (peer, request) in enumerate(ready.items())
         ]
