@@ -69,4 +69,4 @@ class Rennala(Optimised):
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Add to the plan that gradients of older parameters are of no use."""
-        return {**super().plan(workers), "overlap": "newest"}
+        return {**super().plan(workers), "no_overlap": "newest"}

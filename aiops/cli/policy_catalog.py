@@ -145,7 +145,7 @@ def _overlap(plan: Mapping[str, Any]) -> str:
     """Return whether exchanges overlap with computing."""
     if "average" in plan:
         return "there are no exchanges with a server"
-    if plan.get("overlap") in ("free", "cycle", "mix"):
+    if plan.get("overlap", "none") != "none":
         return "always"
     why = no_overlap(plan)
     return f"no: {why}" if why else "`overlap=True` in the worker"

@@ -25,14 +25,17 @@ AUTO = "auto"
 def plan_of(algorithm: Algorithm, workers: int | None) -> dict[str, Any]:
     """Return an algorithm's plan, with the reason for which exchanges and computing do not overlap.
 
-    ``overlap`` is then ``waits`` (for other workers) or ``sent`` (what a worker was sent last is
-    compared with what it pushes), unless the algorithm's own plan has it.
+    ``no_overlap`` is then ``waits`` (for other workers) or ``sent`` (what a worker was sent last is
+    compared with what it pushes), unless the algorithm's own plan has it. Workers that step by
+    themselves between two exchanges are told by their routine.
     """
     plan = algorithm.plan(workers)
+    if plan["routine"] in ("local", "elastic"):
+        return plan
     if algorithm.policy(workers).awaits_workers:
-        plan.setdefault("overlap", "waits")
+        plan.setdefault("no_overlap", "waits")
     elif algorithm.rule().reads:
-        plan.setdefault("overlap", "sent")
+        plan.setdefault("no_overlap", "sent")
     return plan
 
 

@@ -17,9 +17,9 @@ calls a driver may pass on an answer at any time, but not between computing a gr
 it: the gradient belongs to `LocalStrategy.params` as they were.
 
 The plan's keys: ``routine`` names the strategy; ``push_every``, ``fetch_every`` (steps), ``inner``
-(an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
-``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate``, ``worker`` and
-``orthogonal`` are explained where they are used. A plan comes from a server, so its values are
+(an optimiser and its settings, `aiops.algorithms.optimizers`), ``no_overlap``, ``overlap``,
+``limit``, ``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate``, ``worker``
+and ``orthogonal`` are explained where they are used. A plan comes from a server, so its values are
 checked (`aiops.client.strategies.plan`).
 """
 
@@ -81,20 +81,25 @@ _NO_OVERLAP: Mapping[str, str] = {
     "sent": "its rule compares a gradient with the parameters that its worker was sent last, and"
     " these would be newer than those that it was computed at",
     "newest": "only gradients of the newest parameters are used, and these would be a step older",
+}
+"""Why a worker may not overlap exchanges and computing: by the plan's ``no_overlap``."""
+
+_LOCAL_STEPS: Mapping[str, str] = {
     "local": "a worker takes several steps for each exchange, so have it take more of them"
     " (--set local_steps=N; diloco also has --set overlap=true)",
     "elastic": "a worker takes p steps for each exchange, so have it take more of them (--set p=N)",
 }
-"""Why a worker may not overlap exchanges and computing: by the plan's ``overlap``, or routine."""
+"""The same by the routine, unless the plan's ``overlap`` has it done in any case."""
 
 
 def no_overlap(plan: Mapping[str, Any]) -> str:
     """Return why workers may not compute on while a push is answered; empty: they may."""
-    word = str(plan.get("overlap", "none"))
-    if word in ("free", "cycle", "mix"):  # they do
+    if "no_overlap" in plan:
+        word = str(plan["no_overlap"])
+        return _NO_OVERLAP.get(word, f"the server refuses it, because of {word!r}")
+    if plan.get("overlap", "none") != "none":
         return ""
-    why = _NO_OVERLAP.get(word) or _NO_OVERLAP.get(str(plan.get("routine", "direct")), "")
-    return why or ("" if word == "none" else f"the server refuses it, because of {word!r}")
+    return _LOCAL_STEPS.get(str(plan.get("routine")), "")
 
 
 def _direct(plan: Mapping[str, Any], params: Params, overlap: int) -> LocalStrategy:

@@ -212,8 +212,8 @@ def test_local_steps_stay_on_top_of_what_is_fetched() -> None:
 
 
 AT_ONCE = {
-    *("asgd", "sasgd", "fasgd", "exponential", "ringmaster", "softsync"),
-    "downpour",
+    *("asgd", "sasgd", "fasgd", "exponential", "ringmaster", "schedule-free"),
+    *("softsync", "downpour"),
 }
 BY_PLAN = {"no-delay"}
 """Its plan has workers compute on in any case."""
@@ -252,4 +252,4 @@ def test_policies_that_do_not_answer_at_once_refuse_it(
 
 def test_a_server_that_says_no_for_another_reason() -> None:
     with pytest.raises(UsageError, match="the server refuses it, because of 'moon'"):
-        routine_of(1, {**PLAN, "overlap": "moon"})
+        routine_of(1, {**PLAN, "no_overlap": "moon"})
