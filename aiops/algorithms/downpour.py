@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.local_training import InnerOptimizer, count_updates
+from aiops.algorithms.local_training import InnerOptimizer, refuse_other_schedules
 from aiops.algorithms.server_optimizer import Optimised
 
 
@@ -68,7 +68,7 @@ class Downpour(Optimised):
         super().__post_init__()
         self.require("n_push", self.n_push >= 1, "1 or more")
         self.require("n_fetch", self.n_fetch >= 1, "1 or more")
-        count_updates(self)
+        refuse_other_schedules(self)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Return the plan of accruing workers."""

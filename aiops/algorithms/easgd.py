@@ -9,7 +9,7 @@ from typing import Any
 
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.local_training import InnerOptimizer, count_updates, refuse_clip
+from aiops.algorithms.local_training import InnerOptimizer, refuse_clip, refuse_other_schedules
 from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar
@@ -75,7 +75,7 @@ class EASGD(Algorithm):
         self.require("p", self.p >= 1, "1 or more")
         self.require("kappa", 0 <= self.kappa <= 0.95, "0 (β/λ), or up to 0.95")
         refuse_clip(self)
-        count_updates(self)
+        refuse_other_schedules(self)
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
         """Refuse a moving rate that depends on an unknown number of workers."""

@@ -65,7 +65,7 @@ def refuse_clip(algorithm: Algorithm) -> None:
         )
 
 
-def count_updates(algorithm: Algorithm) -> None:
+def refuse_other_schedules(algorithm: Algorithm) -> None:
     """Refuse schedules that workers, which follow them in their own steps, cannot follow."""
     if algorithm.schedule_unit != UPDATES or algorithm.schedule_start:
         raise ConflictError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Algorithm, Policy
-from aiops.algorithms.local_training import InnerOptimizer, count_updates, refuse_clip
+from aiops.algorithms.local_training import InnerOptimizer, refuse_clip, refuse_other_schedules
 from aiops.algorithms.policies import Barrier
 from aiops.errors import UsageError
 
@@ -82,7 +82,7 @@ class NoDelay(Algorithm):
                 f" {self.tau_max}"
             )
         refuse_clip(self)
-        count_updates(self)
+        refuse_other_schedules(self)
 
     @property
     def rate_hint(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Decision, Policy
-from aiops.algorithms.local_training import InnerOptimizer, count_updates
+from aiops.algorithms.local_training import InnerOptimizer, refuse_other_schedules
 from aiops.algorithms.server_optimizer import Optimised
 
 
@@ -113,7 +113,7 @@ class SSP(Optimised):
         why = " (local steps run one ahead)" if least else ""
         self.require("s", self.s >= least, f"{least} or more{why}")
         if self.get_model_frequency > 1:
-            count_updates(self)
+            refuse_other_schedules(self)
 
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that holds workers that are too far ahead."""
