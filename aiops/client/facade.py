@@ -16,7 +16,6 @@ from aiops.client.requests import Requests
 from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.session import Session, checked_stream, stream
-from aiops.client.strategies.overlapped import Overlapped
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.common.tls_files import Tls
@@ -265,8 +264,8 @@ class WorkerFacade(SessionFacade):
 
         With ``overlap`` the arrays are others for each step.
         """
-        strategy = self._steps.strategy
-        return strategy.room() if isinstance(strategy, Overlapped) else super().room()
+        room = self._steps.strategy.room()
+        return super().room() if room is None else room
 
     @property
     def _steps(self) -> TrainingLoop:
@@ -315,11 +314,6 @@ class WorkerFacade(SessionFacade):
         """The learning rate of a gradient, as the server announced it (1 where there is none)."""
         inner = self.plan.get("inner", {})
         return float(inner.get("lr", self.settings.get("lr", 1.0)))
-
-    @property
-    def lr_setting(self) -> str:
-        """The server's setting that has `lr`: ``inner_lr`` where ``lr`` is the server's own."""
-        return "inner_lr" if "inner_lr" in self.settings else "lr"
 
     @property
     def version(self) -> int:

@@ -31,7 +31,6 @@ as an argument, and `step` pushes their gradients::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,8 +144,17 @@ class RemoteTree(Remote):
         ]
         arrays = dict(zip(self._names, map(np.asarray, _jax.device_get(leaves)), strict=True))
         self.last: Receipt | None = None
-        worker = partial(Worker, url, arrays, tables=tables, overlap=overlap)
-        self._hold(worker(token=token, name=name, timeout=timeout))
+        self._hold(
+            Worker(
+                url,
+                arrays,
+                tables=tables,
+                overlap=overlap,
+                token=token,
+                name=name,
+                timeout=timeout,
+            )
+        )
         self.params = self._current()
 
     def lookup(self, name: str, ids: Any) -> LookedUpRows:

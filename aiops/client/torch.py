@@ -36,7 +36,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -139,8 +138,17 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
         arrays = {tensor.name: to_array(tensor.param.detach().cpu()) for tensor in self._trained}
         tables = {path: layer.table for path, layer in self.embeddings.items()} or None
-        worker = partial(Worker, url, arrays, tables=tables, overlap=overlap)
-        self._hold(worker(token=token, name=name, timeout=timeout))
+        self._hold(
+            Worker(
+                url,
+                arrays,
+                tables=tables,
+                overlap=overlap,
+                token=token,
+                name=name,
+                timeout=timeout,
+            )
+        )
         try:
             self.server_lr = self.worker.lr
             self._adopt()
@@ -313,7 +321,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         if self.worker.plan.get("linear") and rate:
             return lr / rate
         if not math.isclose(lr, rate, rel_tol=1e-6):
-            name = self.worker.lr_setting
+            name = ServerValues(self.worker.policy, self.worker.settings).setting("lr")
             raise UsageError(
                 f"group {number}: lr is {lr:g}, but the server trains with {rate:g}, and"
                 f" {self.worker.policy} normalises gradients, so a worker cannot change it by"

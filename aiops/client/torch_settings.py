@@ -151,14 +151,14 @@ class ServerValues:
         self._policy, self._settings = policy, settings
         self._others = PerTensor.of(str(settings.get("per_tensor", "")))
 
-    def _key(self, option: str) -> str:
-        """Return the name of a setting: the workers' own optimiser's, where there is one."""
+    def setting(self, option: str) -> str:
+        """Return the setting that has an option: the workers' own optimiser's, if there is one."""
         inner = f"inner_{option}"
         return inner if inner in self._settings else option
 
     def rate(self, tensor: str, usual: float) -> float:
         """Return the learning rate of a tensor; ``usual``: that of tensors without their own."""
-        return self._others.value(self._key("lr"), tensor, usual)
+        return self._others.value(self.setting("lr"), tensor, usual)
 
     def check_decays(self, wanted: Mapping[str, float | None]) -> None:
         """Check that the server has the weight decays of the groups here.
@@ -170,7 +170,7 @@ class ServerValues:
         UsageError
             When a tensor's is another there; the text has the flags with which it is the same.
         """
-        key = self._key("weight_decay")
+        key = self.setting("weight_decay")
         usual = float(self._settings.get(key, 0.0))
         has = {name: self._others.value(key, name, usual) for name in wanted}
         asked = {name: value for name, value in wanted.items() if value is not None}

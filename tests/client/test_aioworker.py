@@ -14,6 +14,7 @@ import uvloop
 import aiops
 from aiops import testing
 from aiops.client import AsyncClient, AsyncWorker, Params
+from aiops.client.asyncio.worker import _TaskTransfer
 from aiops.errors import (
     BadPush,
     ConnectionLost,
@@ -389,10 +390,9 @@ class TestPlans:
             worker._client.timeout = 1.0
             await worker.step(ones(worker.params))
             await until(lambda: waiting_at(server) == 1, "the first push")
-            background = worker._background
+            ((_step, background),) = worker._steps._background
             server.stop()
             await asyncio.sleep(0)
-            assert background is not None
             await until(lambda: background.over, "what became of it")
             with pytest.raises(Unavailable, match="shutting down"):
                 await worker.step(ones(worker.params))
@@ -405,8 +405,8 @@ class TestPlans:
             async with AsyncWorker(server.url, START) as one, AsyncWorker(server.url, START) as two:
                 await one.step(ones(START))
                 await until(lambda: waiting_at(server) == 1, "the first push")
-                background = one._background
-                assert background is not None
+                background = one._steps._background[0][1]
+                assert isinstance(background, _TaskTransfer)
                 await cancel(background.task)
                 with pytest.raises(ConnectionLost, match="in the background was cancelled"):
                     await one.step(ones(START))
@@ -503,8 +503,8 @@ class TestCancelled:
             await one.stats()
             await cancel(step)
             np.testing.assert_array_equal(one.params["w"], -2)
-            assert one._background is not None
-            assert not one._background.over
+            ((_step, background),) = one._steps._background
+            assert not background.over
             await two.step(ones(START))
             assert await one.refresh() == 1
             assert value_of(server) == -1

@@ -132,7 +132,7 @@ def test_a_gradient_is_sent_while_the_last_answer_comes(
             await asyncio.sleep(0.001)
             version = gradients_at(server)
             assert worker.params.version == 0
-            assert not worker._background.over
+            assert not worker._steps._background[-1][1].over
         server.call(lambda s: pause(s, False))
         closed = worker.close()
         if kind is AsyncWorker:

@@ -172,7 +172,9 @@ class TestOrders:
         server = Server(DIRECT)
         fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
         server.version = 7
-        receipt, orders = self.drive(server, Restarted("anew"), fetch, again=again)
+        receipt, orders = self.drive(
+            server, Restarted("the server was restarted"), fetch, again=again
+        )
         assert [type(order) for order in orders] == [Send, Send]
         assert server.steps.params.version == 7
         assert (receipt is None) == again, "the gradient belonged to other parameters"
@@ -190,7 +192,9 @@ class TestOrders:
             return taken
 
         drive(server.steps.step(ONES, again=False), fetch)  # a local step: nothing travels
-        receipt, orders = self.drive(server, Restarted("anew"), NotReady("none"), offer, fetch)
+        receipt, orders = self.drive(
+            server, Restarted("the server was restarted"), NotReady("it has no model"), offer, fetch
+        )
         assert [type(order) for order in orders] == [Send, Send, Offer, Send]
         assert receipt is not None
         assert not receipt.used
@@ -206,13 +210,24 @@ class TestOrders:
             server.info.connection = ("me", server.info.connection[1] + 1)
             return True
 
-        none = NotReady("none")
-        answers = [Restarted("anew"), none, offer, none, offer, none, offer, fetch]
+        none = NotReady("it has no model")
+        answers = [
+            Restarted("the server was restarted"),
+            none,
+            offer,
+            none,
+            offer,
+            none,
+            offer,
+            fetch,
+        ]
         assert self.drive(server, *answers)[0] is None
         with pytest.raises(NotReady):  # it has taken the offer, and has no model
-            self.drive(server, Restarted("anew"), none, True, none)
+            self.drive(server, Restarted("the server was restarted"), none, True, none)
 
-    @pytest.mark.parametrize("error", [Restarted("anew"), NotReady("none")])
+    @pytest.mark.parametrize(
+        "error", [Restarted("the server was restarted"), NotReady("it has no model")]
+    )
     def test_a_push_or_a_fetch_that_a_restarted_server_refuses(self, error: Exception) -> None:
         server = Server(DIRECT)
         fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
@@ -230,7 +245,9 @@ class TestOrders:
         assert drive(server.steps.refresh(), carry_out) == 7
         assert not answers
 
-    @pytest.mark.parametrize("error", [Restarted("anew"), NotReady("none")])
+    @pytest.mark.parametrize(
+        "error", [Restarted("the server was restarted"), NotReady("it has no model")]
+    )
     @pytest.mark.parametrize("plan", sorted(PLANS))
     def test_the_rest_is_pushed_to_a_restarted_server(self, plan: str, error: Exception) -> None:
         """Steps that the server has not taken are pushed once, whenever it was restarted."""
@@ -409,8 +426,8 @@ class TestOverlap:
         server = Server({}, 2)
         for _ in range(2):
             self.step(server)
-        self.fail(0, Restarted("anew"))
-        self.fail(1, Restarted("anew"))
+        self.fail(0, Restarted("the server was restarted"))
+        self.fail(1, Restarted("the server was restarted"))
         server.version = 7
         receipt = self.step(server, again=again)
         assert (receipt is None) == again
@@ -426,8 +443,12 @@ class TestOverlap:
         self.step(server)
         server.see_to(self.begun[0])
         self.step(server)
-        self.fail(1, NotReady("none"))
-        answers: list[Any] = [NotReady("none"), True, lambda order: server.carry(order.transfer)]
+        self.fail(1, NotReady("it has no model"))
+        answers: list[Any] = [
+            NotReady("it has no model"),
+            True,
+            lambda order: server.carry(order.transfer),
+        ]
 
         def carry_out(order: Op) -> Any:
             answer = answers.pop(0)

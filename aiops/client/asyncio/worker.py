@@ -125,7 +125,6 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         self._session = self._client._session
         self._initial, self._tables, self._views = initial(params, tables), tables, views
         self._overlap = variables.overlap(overlap)
-        self._background: _TaskTransfer | None = None  # the last one
         self._carrying: set[asyncio.Task[Receipt | None]] = set()
         self._busy = self._transferring = False  # in a step; in the part of it that uses the server
         self._transferred = asyncio.Event()
@@ -340,10 +339,10 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             case Offer(params):
                 return await self._client.offer(params, self._tables)
             case SendInBackground(transfer):
-                self._background = _TaskTransfer(self._client, transfer)
-                self._carrying.add(self._background.task)
-                self._background.task.add_done_callback(self._carrying.discard)
-                return self._background
+                begun = _TaskTransfer(self._client, transfer)
+                self._carrying.add(begun.task)
+                begun.task.add_done_callback(self._carrying.discard)
+                return begun
             case JoinBackground(_TaskTransfer() as background):
                 await asyncio.wait([background.task])  # which has a deadline of its own
                 return None

@@ -52,6 +52,10 @@ class LocalStrategy:
         """
         raise NotImplementedError
 
+    def room(self) -> Params | None:
+        """Return the strategy's room for the next gradient; None: any is as good as another."""
+        return None
+
     def keep(self) -> None:
         """Copy what was applied, if `transfer` is to find it: the caller changes its arrays."""
 
