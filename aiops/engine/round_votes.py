@@ -53,7 +53,7 @@ class RoundVotes:
 
     @property
     def counted(self) -> bool:
-        """Whether the examples of one of the last rounds have been seen."""
+        """True if the examples of one of the last rounds have been seen."""
         return any(self._taken.values())
 
     def report(self, peer: int, message: SettleRound, count: Count) -> list[Effect]:
