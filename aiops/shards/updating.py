@@ -48,8 +48,20 @@ class _Update:
     asked: set[int] = field(default_factory=set)  # shards that take part in the present round
     missing: set[int] = field(default_factory=set)  # those that have not reported it
     begun: set[int] = field(default_factory=set)  # shards that have done an earlier round
+    made: set[int] = field(default_factory=set)  # followers that have made the step already
     sums: list[Ints] = field(default_factory=list)  # by shard
     orders: dict[int, Order] = field(default_factory=dict)  # by shard, of the present round
+
+    def note_made(self, shard: int, *, made: bool) -> None:
+        """Note whether a follower has made the step: then its result is finite on all shards."""
+        (self.made.add if made else self.made.discard)(shard)
+
+    def ask_again(self, shard: int) -> list[Order]:
+        """Return the orders of those who reported otherwise before this follower had come."""
+        wrong = self.asked - {0, shard} if shard in self.made else set[int]()
+        wrong = {each for each in wrong if self.sums[each][0] >= 0}
+        self.missing |= wrong
+        return [self.orders[each] for each in sorted(wrong)]
 
 
 class Updating:
@@ -160,8 +172,10 @@ class Updating:
             if shard in update.missing:
                 again.append(update.orders[shard])
                 expected.add(self._computing)
-            elif rehearsing:  # an earlier start of the lead may have ordered the step
+            if rehearsing:  # an earlier start of the lead may have ordered the step
                 expected.add(self._computing)
+                update.note_made(shard, made=version < state.version == self._computing)
+                again += update.ask_again(shard)
             elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
                 expected = {self._computing}
         if shard not in self._placement.used:  # it has rows of tables alone
@@ -211,6 +225,12 @@ class Updating:
         if len(sums) not in expected:
             raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
         if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
+            others = update.made - {event.shard}
+            if sums[0] >= 0 and others:
+                raise RemoteProtocolError(
+                    f"shard {event.shard} would refuse update {message.id}, which shard"
+                    f" {min(others)} has made"
+                )
             self._take_proof(event.shard, job, message, int(sums[0]))
         elif isinstance(job, UpdateJob) and job.round is UpdateRound.MEASURE:
             check_squares(sums, event.shard)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from aiops.durable.commit_gate import Acks
-from aiops.engine.events import JournalEnded
-from aiops.errors import RolledBack
+from aiops.engine.events import JournalEnded, Reported
+from aiops.errors import RemoteProtocolError, RolledBack
+from aiops.store.finite_guard import Proof
+from aiops.wire.server_messages import UpdateDone
 from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_orders_of_events import MODEL, POLICIES, SINGLE, Checker, final
@@ -78,6 +80,33 @@ def test_a_lead_begins_again_if_a_follower_has_lost_an_update_of_no_version() ->
     assert not world.lead_brain.refusal(1, state)
     lost = replace(state, update=state.update - 1)
     assert isinstance(world.lead_brain.refusal(1, lost), RolledBack)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: bool) -> None:
+    """An earlier start of the lead had ordered the step, so all had found its result finite."""
+    world = KeptWorld(3, 3)
+    world.actors = [Actor(world, f"worker-{n}", Checker(2.0**n, 4)) for n in range(3)]
+    lead: Any = world.lead_brain
+    while not (lead._model is not None and lead._model.updating._outstanding):
+        world.step()
+    updating, hosts, version = lead._model.updating, list[Any](world.hosts), lead.engine.version
+    [update] = updating._outstanding.values()
+    assert update.missing == {0, 1, 2}
+    states = {n: hosts[n].coordinator.state() for n in (1, 2)}
+    made = replace(states[2], version=version + 1, update=update.ticket)
+    bad = UpdateDone(update.ticket, np.array([0], "<i8").tobytes(), Proof().packed())
+    if early:
+        assert updating.done(Reported(0.0, 1, bad), bad) == []
+        orders = updating.resume(2, made, version)
+        assert [each.shard for each in orders] == [2, 1], "the other one is asked again"
+    else:
+        updating.resume(2, made, version)
+    with pytest.raises(RemoteProtocolError, match="shard 1 would refuse update .* shard 2 has"):
+        updating.done(Reported(0.0, 1, bad), bad)
+    assert 1 in update.missing
+    updating.resume(2, states[2], version)  # it has not made it, after all
+    assert updating.done(Reported(0.0, 1, bad), bad) == []
 
 
 @pytest.mark.parametrize("seed", seeds(4))
