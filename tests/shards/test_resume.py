@@ -102,7 +102,7 @@ def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: boo
         assert [each.shard for each in orders] == [2, 1], "the other one is asked again"
     else:
         updating.resume(2, made, version)
-    with pytest.raises(RemoteProtocolError, match="shard 1 would refuse update .* shard 2 has"):
+    with pytest.raises(RemoteProtocolError, match="shard 1 would refuse update"):
         updating.done(Reported(0.0, 1, bad), bad)
     assert 1 in update.missing
     updating.resume(2, states[2], version)  # it has not made it, after all
