@@ -453,9 +453,7 @@ class Engine:
 
     def restore(self, state: Sequence[Any]) -> None:
         """Continue with what `state` returned, before there is a model."""
-        self.now, self._started = state[:2]
-        ending = state[2] if len(state) > 2 else None  # it and the next are missing in older ones
-        self.paused = state[3] if len(state) > 3 else ""
+        self.now, self._started, ending, self.paused = state
         if ending is not None:  # rows that follow have refused pushes
             self._stopping = Stopping(*ending)
             self.rendezvous.stop()

@@ -113,8 +113,7 @@ def restore(
     forgotten = [Member.from_state(row, layout, versions.lease) for row in owners["forgotten"]]
     members = {member.number: member for member in (*forgotten, *engine.membership)}
     _restore_updates(training, owners, members, read, queued or _no_journal, kept)
-    if "data" in owners:  # else it was written before servers handed out examples
-        training.data_sets.restore(owners["data"], members)
+    training.data_sets.restore(owners["data"], members)
     effects: list[Effect] = [
         effect for effect in training.begun if not isinstance(effect, DistributeModel)
     ]
@@ -123,12 +122,11 @@ def restore(
     return effects
 
 
-_FREE = ("heartbeat", "shard_bytes")
-"""Options that a journal needs and a state does not: the state of one server is the same."""
-
-
 def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """Refuse to restore into an engine that decides otherwise.
+
+    A journal needs the heartbeat, and of one server the least bytes of a shard; a state is the same
+    whatever they are.
 
     Parameters
     ----------
@@ -140,15 +138,12 @@ def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     UsageError
         Naming the first setting that differs.
     """
+    alone = kept["options"].get("shards") == 1  # a follower's have none
+    free = {"heartbeat", "shard_bytes"} if alone else {"heartbeat"}
     for group in ("algorithm", "options"):
         for name in {**kept[group], **mine[group]}:
             before, now = kept[group].get(name), mine[group].get(name)
-            free = name in _FREE and kept["options"].get("shards", 1) == 1
-            free |= before is None and now in (
-                False,
-                "off",
-            )  # a setting that is newer than the state
-            if before != now and not (free or name == "heartbeat"):
+            if before != now and name not in free:
                 raise UsageError(
                     f"the state is of a server with {name}={before!r}, and this one has"
                     f" {name}={now!r}: give the same settings"

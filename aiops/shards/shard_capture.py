@@ -127,7 +127,7 @@ def restore_shard(follower: Follower, found: Captured, read: ReadArray) -> Shard
     held = {(number, mine): versions.lease(place) for number, mine, place in owners["held"]}
     shard.restore(owners["ticket"], held)
     follower.reached = owners["cut"]
-    follower.history = tuple((number, row) for number, row in owners.get("history", ()))
+    follower.history = tuple((number, row) for number, row in owners["history"])
     for number, rows in owners["kept"]:
         parts = tuple(Part(*row) for row in rows)
         data = aligned_array(read, f"portion/{number}", sum(part.nbytes for part in parts))

@@ -323,9 +323,7 @@ class SparseTable:
 
     def state(self) -> dict[str, int]:
         """Return the counts, for `restore`."""
-        counts = ["version", "made", "total_staleness", "rows_pushed"]
-        if self._eviction is not None:
-            counts.append("evicted")
+        counts = ("version", "made", "total_staleness", "rows_pushed", "evicted")
         return {name: getattr(self, name) for name in counts}
 
     def restore(self, state: Mapping[str, int], ids: Ints, records: Array) -> None:
@@ -335,7 +333,7 @@ class SparseTable:
         """
         self.version, self.made = state["version"], state["made"]
         self.total_staleness, self.rows_pushed = state["total_staleness"], state["rows_pushed"]
-        self.evicted = state.get("evicted", 0)
+        self.evicted = state["evicted"]
         self._store[ids] = records
         np.bitwise_or.at(self._bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
 

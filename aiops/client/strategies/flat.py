@@ -145,7 +145,7 @@ class LocalModel:
         self.x = wide(params)
         settings = types.SimpleNamespace(**inner)
         self._optimizer = optimizers.make(settings)
-        schedule = Schedule(inner.get("schedule", "constant"), inner.get("scale", 1.0))
+        schedule = Schedule(inner["schedule"], inner["scale"])
         self._lr, self._schedule = float(inner["lr"]), schedule
         self._clip = float(inner["clip"])
         others, names = PerTensor.of(inner["per_tensor"]), [t.name for t in self.layout.tensors]

@@ -272,8 +272,7 @@ class Gated(LocalStrategy):
         super().restore(state)
         self._steps, self._statistic, constants, passed, self._sent_once, random = state["gate"]
         self._constants, self._passed[:] = tuple(constants), passed
-        if "bounds" in state:  # it is missing in older ones
-            self._level, self._owed[:] = state["bounds"]
+        self._level, self._owed[:] = state["bounds"]
         self._random.bit_generator.state = random
         if self._model is not None:
             self._model.restore(state["model"])
