@@ -100,7 +100,7 @@ EXTRAS: Mapping[str, str] = {
     "numba": "kernels.numba_jit",
     "torch": "data.torch client.torch client.torch_params client.torch_settings"
     " client.torch_embedding client.torch_replica lab.experiments.convnet"
-    " lab.experiments.gpt",
+    " lab.experiments.gpt lab.experiments.torch_task",
     "jax": "client.jax",
     "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
     " ray.workers",

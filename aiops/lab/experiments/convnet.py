@@ -7,8 +7,7 @@ learning", 2016, section 5.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from aiops.client.params import Params
 from aiops.errors import UsageError
+from aiops.lab.experiments.torch_task import TorchTask
 from aiops.lab.workloads import load
 from aiops.lab.workloads.dataset import Dataset
 from aiops.model.layout import Array, Ints
@@ -26,7 +26,7 @@ _KERNEL = 5
 _CHUNK = 1000  # examples validated at a time
 
 
-class ConvNet:
+class ConvNet(TorchTask):
     """The network, its data, and its gradient.
 
     Images have the training images' mean taken off, and nothing else is done to them. Weights begin
@@ -52,12 +52,11 @@ class ConvNet:
                 f"the network takes images of 32 × 32 in three colours, not {found.shape}: give"
                 " cifar10"
             )
+        super().__init__(_shapes(found.classes))
         self.weight_decay, self.examples = weight_decay, len(found.train_x)
         mean = found.train_x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._x, self._y = _images(found.train_x, mean), torch.tensor(found.train_y)
         self._test = _images(found.test_x, mean), torch.tensor(found.test_y)
-        self.shapes = _shapes(found.classes)
-        self._own = threading.local()
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return fresh parameters, float32."""
@@ -71,49 +70,32 @@ class ConvNet:
 
     def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
         """Write the gradient of the mini-batch's mean cross-entropy, with the decay's."""
-        weights = self._weights(params)
-        for weight in weights.values():
-            weight.grad = None
-        chosen = torch.from_numpy(np.asarray(rows, np.int64))
-        cost = functional.cross_entropy(_scores(weights, self._x[chosen]), self._y[chosen])
-        cost.backward()
-        for name, weight in weights.items():
-            out[name][...] = weight.grad.numpy()
-            if weight.dim() > 1:
+        super().gradient(params, rows, out)
+        for name, shape in self.shapes.items():
+            if len(shape) > 1:
                 out[name][...] += self.weight_decay * params[name]
 
-    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
-        """Return the mean cross-entropy in nats, and the share of wrong classes, of the test."""
-        weights, (x, y) = self._weights(params), self._test
-        cost, wrong = 0.0, 0
-        with torch.no_grad():
-            for images, labels in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
-                scores = _scores(weights, images)
-                cost += float(functional.cross_entropy(scores, labels, reduction="sum"))
-                wrong += int((scores.argmax(1) != labels).sum())
-        return cost / len(y), wrong / len(y)
+    def scores(self, weights: Mapping[str, Any], rows: Ints) -> tuple[Any, Any]:
+        """Return those of some images, and their classes."""
+        chosen = torch.from_numpy(rows)
+        return _scores(weights, self._x[chosen]), self._y[chosen]
 
-    def _weights(self, params: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the parameters as this thread's tensors."""
-        weights: dict[str, Any] | None = getattr(self._own, "weights", None)
-        if weights is None:
-            weights = {n: _channels_last(torch.zeros(s)) for n, s in self.shapes.items()}
-            self._own.weights = {n: w.requires_grad_() for n, w in weights.items()}
-        for name, weight in weights.items():
-            weight.detach().numpy()[...] = params[name]
-        return weights
+    def tested(self, weights: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield those of all images of the test."""
+        for images, classes in zip(*(each.split(_CHUNK) for each in self._test), strict=True):
+            yield _scores(weights, images), classes
+
+    @staticmethod
+    def laid_out(tensor: Any) -> Any:
+        """Return images, or a weight, with channels last: pooling is ten times as fast."""
+        if tensor.dim() != 4:
+            return tensor
+        return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _images(x: Array, mean: Array) -> Any:
     """Return images as PyTorch has them: float32[n, colours, height, width]."""
-    return _channels_last(torch.tensor((x - mean).transpose(0, 3, 1, 2)))
-
-
-def _channels_last(tensor: Any) -> Any:
-    """Return images, or a convolution's weights, as they lie best: pooling is ten times as fast."""
-    if tensor.dim() != 4:
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
+    return ConvNet.laid_out(torch.tensor((x - mean).transpose(0, 3, 1, 2)))
 
 
 def _shapes(classes: int) -> dict[str, tuple[int, ...]]:

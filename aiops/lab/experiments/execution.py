@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,33 @@ def perceptron(dataset: str, hidden: int) -> PerceptronTask:
 
 
 @dataclass(frozen=True)
-class ConvNetSimulation:
+class TaskSimulation(ABC):
+    """A simulation of another task than the perceptron.
+
+    Attributes
+    ----------
+    simulation
+        What is run.
+    """
+
+    simulation: Simulation
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The task, of which all runs of a process share what they can."""
+
+    def __call__(self, on_progress: OnProgress) -> Result:
+        """Run it."""
+        return simulated(self.simulation, self.task, on_progress)
+
+
+class TorchSimulation(TaskSimulation):
+    """One whose task PyTorch computes (`aiops.lab.experiments.torch_task`)."""
+
+
+@dataclass(frozen=True)
+class ConvNetSimulation(TorchSimulation):
     """A simulation of the softsync paper's convolutional network, in PyTorch.
 
     Attributes
@@ -40,17 +67,12 @@ class ConvNetSimulation:
         Times the weights (not the biases), added to the gradient.
     """
 
-    simulation: Simulation
     weight_decay: float = 0.004
 
     @property
     def task(self) -> Task:
         """The network on the simulation's data, which all runs of a process share."""
         return _convnet(self.simulation.dataset, self.weight_decay)
-
-    def __call__(self, on_progress: OnProgress) -> Result:
-        """Run it."""
-        return simulated(self.simulation, self.task, on_progress)
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +84,7 @@ def _convnet(dataset: str, weight_decay: float) -> Task:
 
 
 @dataclass(frozen=True)
-class TransformerSimulation:
+class TransformerSimulation(TorchSimulation):
     """A simulation of a small transformer (`aiops.lab.experiments.gpt`), in PyTorch.
 
     Attributes
@@ -73,7 +95,6 @@ class TransformerSimulation:
         The transformer's.
     """
 
-    simulation: Simulation
     width: int = 64
     blocks: int = 3
     context: int = 64
@@ -82,10 +103,6 @@ class TransformerSimulation:
     def task(self) -> Task:
         """The transformer, which all runs of a process share."""
         return _transformer(self.width, self.blocks, self.context)
-
-    def __call__(self, on_progress: OnProgress) -> Result:
-        """Run it."""
-        return simulated(self.simulation, self.task, on_progress)
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +129,7 @@ def _pytorch(what: str) -> Iterator[None]:
 
 def task_of(work: RunWork) -> Task:
     """Return the task of a piece of work; by default the perceptron of its simulation."""
-    if isinstance(work, ConvNetSimulation | TransformerSimulation):
+    if isinstance(work, TaskSimulation):
         return work.task
     run = work if isinstance(work, Simulation) else work.simulation
     return perceptron(run.dataset, run.hidden)
@@ -141,7 +158,7 @@ def reported(outcome: SimulationResult) -> Result:
 
 
 @dataclass(frozen=True)
-class InitializedSimulation:
+class InitializedSimulation(TaskSimulation):
     """A simulation from other initial weights than He's: the paper does not state its own.
 
     Attributes
@@ -154,7 +171,6 @@ class InitializedSimulation:
         deviation 1, as in the code of FRED that its author published. Biases begin at 0.
     """
 
-    simulation: Simulation
     initial: str
 
     def __post_init__(self) -> None:
@@ -169,10 +185,6 @@ class InitializedSimulation:
         return _InitializedTask(
             perceptron(self.simulation.dataset, self.simulation.hidden), self.initial
         )
-
-    def __call__(self, on_progress: OnProgress) -> Result:
-        """Run it."""
-        return simulated(self.simulation, self.task, on_progress)
 
 
 def initialized(simulation: Simulation, initial: str) -> RunWork:

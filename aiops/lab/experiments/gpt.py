@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import importlib
 import math
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from aiops.client.params import Params
 from aiops.errors import UsageError
+from aiops.lab.experiments.torch_task import TorchTask
 from aiops.model.layout import Array, Ints
 
 _BYTES = 256
@@ -28,7 +27,7 @@ _WINDOWS = 256  # validated
 _CHUNK = 32  # of them at a time
 
 
-class ByteGPT:
+class ByteGPT(TorchTask):
     """The transformer, its text, and its gradient.
 
     Parameters
@@ -49,13 +48,12 @@ class ByteGPT:
     def __init__(self, width: int = 64, blocks: int = 3, context: int = 64) -> None:
         if width % 32 or width < 32:
             raise UsageError(f"a width of {width}: give a multiple of 32")
+        super().__init__(_shapes(width, blocks, context))
         self._heads, self._blocks, self._context = width // 32, blocks, context
         text = np.frombuffer(_text(), np.uint8).astype(np.int64)
         cut = len(text) - len(text) // _HELD_OUT
         self._text, self._held_out = torch.tensor(text[:cut]), torch.tensor(text[cut:])
         self.examples = cut - context - 1
-        self.shapes = _shapes(width, blocks, context)
-        self._own = threading.local()
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return fresh parameters, float32."""
@@ -70,32 +68,15 @@ class ByteGPT:
             params[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
         return params
 
-    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
-        """Write the gradient of the mean cross-entropy; ``rows``: where windows begin."""
-        weights = self._weights(params)
-        for weight in weights.values():
-            weight.grad = None
-        self._cost(weights, self._text, np.asarray(rows, np.int64)).backward()
-        for name, weight in weights.items():
-            out[name][...] = weight.grad.numpy()
+    def scores(self, weights: Mapping[str, Any], rows: Ints) -> tuple[Any, Any]:
+        """Return those of the bytes of some windows, which begin at ``rows``, and the bytes."""
+        return self._scores(weights, self._text, rows)
 
-    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
-        """Return the mean cross-entropy in nats per byte, and the share of bytes guessed wrong."""
-        weights = self._weights(params)
+    def tested(self, weights: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield those of windows of the text that is held out."""
         starts = np.linspace(0, len(self._held_out) - self._context - 1, _WINDOWS).astype(np.int64)
-        cost, wrong, count = 0.0, 0, 0
-        with torch.no_grad():
-            for first in range(0, _WINDOWS, _CHUNK):
-                scores, wanted = self._scores(
-                    weights, self._held_out, starts[first : first + _CHUNK]
-                )
-                cost += float(functional.cross_entropy(scores, wanted, reduction="sum"))
-                wrong += int((scores.argmax(1) != wanted).sum())
-                count += len(wanted)
-        return cost / count, wrong / count
-
-    def _cost(self, weights: Mapping[str, Any], text: Any, starts: Ints) -> Any:
-        return functional.cross_entropy(*self._scores(weights, text, starts))
+        for first in range(0, _WINDOWS, _CHUNK):
+            yield self._scores(weights, self._held_out, starts[first : first + _CHUNK])
 
     def _scores(self, weights: Mapping[str, Any], text: Any, starts: Ints) -> tuple[Any, Any]:
         """Return the scores of the next byte at each place of some windows, and these bytes."""
@@ -116,16 +97,6 @@ class ByteGPT:
         x = x + seen.transpose(1, 2).reshape(many, length, width) @ own["out"].T
         h = functional.layer_norm(x, (width,), own["norm2.scale"], own["norm2.shift"])
         return x + functional.gelu(h @ own["up"].T) @ own["down"].T
-
-    def _weights(self, params: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the parameters as this thread's tensors."""
-        weights: dict[str, Any] | None = getattr(self._own, "weights", None)
-        if weights is None:
-            weights = {n: torch.zeros(s, requires_grad=True) for n, s in self.shapes.items()}
-            self._own.weights = weights
-        for name, weight in weights.items():
-            weight.detach().numpy()[...] = params[name]
-        return weights
 
 
 _IN_BLOCK = (

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from aiops.lab.experiments.execution import (
-    ConvNetSimulation,
-    TransformerSimulation,
+    TorchSimulation,
     task_of,
 )
 from aiops.lab.experiments.experiment import Experiment, Scale
@@ -80,7 +79,7 @@ def memory(case: PlannedRun) -> int:
     """Return about how many bytes a run needs: a client holds one version at most."""
     run = case.simulation
     size = sum(array.nbytes for array in task_of(case.work).initial(0).values())
-    in_torch = isinstance(case.work, ConvNetSimulation | TransformerSimulation)
+    in_torch = isinstance(case.work, TorchSimulation)
     beside = _BESIDE_TORCH if in_torch else _BESIDE
     return min(run.clients, run.iterations) * size + beside
 

@@ -1,0 +1,79 @@
+"""The base of tasks whose gradients PyTorch computes, with tensors of their own for each thread."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from aiops.client.params import Params
+from aiops.model.layout import Array, Ints
+
+
+class TorchTask(ABC):
+    """A `Task` that classifies: derive, and give the scores of a mini-batch and of the test.
+
+    Attributes
+    ----------
+    shapes
+        Those of the parameters, by name.
+    examples
+        To train with.
+    """
+
+    examples: int
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = dict(shapes)
+        self._own = threading.local()
+
+    @abstractmethod
+    def initial(self, seed: int) -> dict[str, Array]:
+        """Return fresh parameters, float32."""
+
+    @abstractmethod
+    def scores(self, weights: Mapping[str, Any], rows: Ints) -> tuple[Any, Any]:
+        """Return the scores of a mini-batch, ``float32[n, classes]``, and the classes it has."""
+
+    @abstractmethod
+    def tested(self, weights: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield the same of the test, a part at a time."""
+
+    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
+        """Write the gradient of the mini-batch's mean cross-entropy."""
+        weights = self.weights(params)
+        for weight in weights.values():
+            weight.grad = None
+        functional.cross_entropy(*self.scores(weights, np.asarray(rows, np.int64))).backward()
+        for name, weight in weights.items():
+            out[name][...] = weight.grad.numpy()
+
+    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the mean cross-entropy in nats, and the share of wrong classes, of the test."""
+        weights, cost, wrong, count = self.weights(params), 0.0, 0, 0
+        with torch.no_grad():
+            for scores, classes in self.tested(weights):
+                cost += float(functional.cross_entropy(scores, classes, reduction="sum"))
+                wrong += int((scores.argmax(1) != classes).sum())
+                count += len(classes)
+        return cost / count, wrong / count
+
+    def weights(self, params: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the parameters as this thread's tensors."""
+        weights: dict[str, Any] | None = getattr(self._own, "weights", None)
+        if weights is None:
+            made = {name: self.laid_out(torch.zeros(s)) for name, s in self.shapes.items()}
+            self._own.weights = weights = {n: w.requires_grad_() for n, w in made.items()}
+        for name, weight in weights.items():
+            weight.detach().numpy()[...] = params[name]
+        return weights
+
+    @staticmethod
+    def laid_out(tensor: Any) -> Any:
+        """Return a parameter as it lies in memory; override where another order is faster."""
+        return tensor
