@@ -204,7 +204,7 @@ def _passes_loop(
                 way, cross, changed = products_loop(
                     values, gradients[row], moves[row], before, points[row], own[5] > 0.0, lanes
                 )
-                if way > 0.0:
+                if 0.0 < way < np.inf:
                     weighed_loop(way, cross, changed, limits[1], own)
             else:
                 own[3] = 1.0

@@ -93,6 +93,7 @@ class CurvatureFilter(WorkerArrays):
         rows = dict.fromkeys(("gradients", "points", "moves"), ((size,), 0.0))
         super().__init__(**rows, sums=((6,), 0.0), means=((2,), math.nan))
 
+    @np.errstate(over="ignore", invalid="ignore")
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if its worker's mean is too low."""
         row, base, covered = seen.worker, seen.base, seen.covered
@@ -122,7 +123,7 @@ class CurvatureFilter(WorkerArrays):
         if seen.covered is not None:
             moved, change = moved * seen.covered, change * seen.covered
         way = dot(moved, moved)
-        if not way > 0:
+        if not 0 < way < math.inf:  # nothing moved, or too far for a float64
             return
         length = math.sqrt(way * dot(change, change))
         cosine = dot(moved, change) / length if length > 0 else 0.0

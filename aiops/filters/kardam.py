@@ -71,6 +71,7 @@ class KardamFilter(WorkerArrays):
         self._share = share
         self._used: list[int] = []  # the workers of the last 2f gradients that were used
 
+    @np.errstate(over="ignore", invalid="ignore")
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it by its coefficient, or for the workers of the last pushes."""
         row, base = seen.worker, seen.base
@@ -81,7 +82,7 @@ class KardamFilter(WorkerArrays):
             change = (seen.gradient - self.gradients[row]) * covered
             moved = (base - self.points[row]) * covered
             way = dot(moved, moved)
-            if way > 0:
+            if 0 < way < math.inf:
                 self.coefficients[row] = math.sqrt(dot(change, change) / way)
         self.gradients[row] = np.where(covered, seen.gradient, self.gradients[row])
         self.points[row] = np.where(covered, base, self.points[row])

@@ -64,7 +64,7 @@ from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
 from aiops.shards.followers import Followers
 from aiops.shards.gathering import SpreadPush
 from aiops.shards.measuring import PLAN
-from aiops.shards.reports import LOST, read_fault
+from aiops.shards.reports import LOST, check_largest, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
 from aiops.store.capture_job import CaptureJob
@@ -336,8 +336,7 @@ class Lead:
                     peer = model.gathering.peer_of(message.id)
                     why = f"its connection to {self._followers.name(shard)} is gone"
                     return [] if peer is None else [Drop(peer, why)]
-                if not message.largest >= 0:
-                    raise RemoteProtocolError(f"shard {shard} has a largest magnitude below 0")
+                check_largest(message.largest, shard)
                 sample = model.measuring.arrived(shard, message.seed, message.values)
                 found = read_fault(message.fault), message.largest, sample
                 return self._pass(model.gathering.arrived(message.id, shard, *found))

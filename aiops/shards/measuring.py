@@ -25,7 +25,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Ints, Layout
 from aiops.model.placement import Placement, empty_cover
 from aiops.shards.gathering import Gathering
-from aiops.shards.reports import check_sample
+from aiops.shards.reports import check_read_gradient, check_read_params
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import MeasureJob, Store
 from aiops.store.snapshots import Version
@@ -78,12 +78,20 @@ class Measuring:
         read = self._values(shard, seed, values)
         if read is None:
             return b"", b""
-        check_sample(read, shard)
+        check_read_gradient(read, shard)
         return seed, values
 
     def computed(self, shard: int, version: int, seed: bytes, values: bytes) -> None:
-        """Take what a follower has read of a version that it has computed."""
-        if self._values(shard, seed, values) is not None:
+        """Take what a follower has read of a version that it has computed.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the values make no sense.
+        """
+        read = self._values(shard, seed, values)
+        if read is not None:
+            check_read_params(read, shard)
             self._versions[shard] = version, values
 
     def known(self, job: MeasureJob) -> dict[int, Ints]:
@@ -109,9 +117,17 @@ class Measuring:
         """Return how many numbers a follower that is asked answers."""
         return 1 + self._counts[shard] * (1 if job.params is None else 2)
 
-    def gradient_of(self, sums: Ints, shard: int) -> Values:
-        """Return what is of the gradient in a follower's answer."""
-        return sums.view(np.float64)[: 1 + self._counts[shard]]
+    def check(self, sums: Ints, shard: int) -> None:
+        """Check a follower's answer.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the values make no sense.
+        """
+        gradient, params = np.split(sums.view(np.float64), [1 + self._counts[shard]])
+        check_read_gradient(gradient, shard)
+        check_read_params(params, shard)
 
     def joined(self, job: MeasureJob, sums: Sequence[Ints]) -> Ints:
         """Return the numbers of the whole model from those of all shards, in their order."""

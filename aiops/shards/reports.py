@@ -14,7 +14,7 @@ from aiops.errors import Refused, RemoteProtocolError, refusal
 from aiops.filters.arithmetic import Values
 from aiops.model.layout import Ints
 from aiops.model.parts import LARGEST
-from aiops.store.finite_guard import largest_sums
+from aiops.store.finite_guard import LIMIT, largest_sums
 from aiops.wire.fields import LONGEST
 from aiops.wire.server_messages import ShardState
 
@@ -146,16 +146,40 @@ def check_squares(sums: Ints, shard: int) -> None:
         raise RemoteProtocolError(f"shard {shard} has measured a norm that is none: {squares}")
 
 
-def check_sample(numbers: Values, shard: int) -> None:
-    """Check what a follower has read of a gradient, float64.
+def check_largest(largest: float, shard: int) -> None:
+    """Check the largest magnitude in a follower's portion of a push.
 
     Raises
     ------
     RemoteProtocolError
-        When one is more than a gradient can have, infinite, or no number.
+        When it is below 0, no number, or more than the survey of a push lets pass.
     """
-    if not np.abs(numbers).max(initial=0.0) < _READ:
+    if not 0 <= largest <= LIMIT:
+        raise RemoteProtocolError(f"shard {shard} has a largest magnitude of {largest}")
+
+
+def check_read_gradient(values: Values, shard: int) -> None:
+    """Check the values that a follower has read of its portion of a push, float64.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When one is more than a gradient can have, or no number.
+    """
+    if not np.abs(values).max(initial=0.0) < _READ:
         raise RemoteProtocolError(f"shard {shard} has read values that no gradient has")
+
+
+def check_read_params(values: Values, shard: int) -> None:
+    """Check the values that a follower has read of a version of its parameters, float64.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When one is infinite, or no number.
+    """
+    if not np.isfinite(values).all():
+        raise RemoteProtocolError(f"shard {shard} has read parameters that are not finite")
 
 
 def is_small(value: object, depth: int = 3) -> bool:

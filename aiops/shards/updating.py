@@ -25,7 +25,7 @@ from aiops.model.placement import Placement
 from aiops.shards.measuring import Measuring
 from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.shards.proofs import ShardProofs
-from aiops.shards.reports import check_sample, check_squares, check_statistic, read_sums
+from aiops.shards.reports import check_squares, check_statistic, read_sums
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.finite_guard import Proof, refusal
@@ -240,7 +240,7 @@ class Updating:
             read = message.seed, message.values
             self._measuring.computed(event.shard, self._computing, *read)
         elif isinstance(job, MeasureJob):
-            check_sample(self._measuring.gradient_of(sums, event.shard), event.shard)
+            self._measuring.check(sums, event.shard)
         return self._take(update, event.shard, sums, event.time)
 
     def _take(self, update: _Update, shard: int, sums: Ints, time: float) -> Applied | list[Effect]:

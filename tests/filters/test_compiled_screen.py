@@ -195,6 +195,34 @@ def test_a_barrier() -> None:
     assert passed > 150
 
 
+def test_parameters_whose_squares_overflow() -> None:
+    """A float64 has room for them: they are not compared, and nothing turns into NaN."""
+    world = World("mixed", 4, ("robust", False), ("robust", True))
+    cover = Cover(world.layout.all, world.layout.starts, True, None, None)
+    small = world.theta
+    for turn in range(120):
+        worker = turn % 4
+
+        def judge(
+            screen: PushScreen, gradient: Arena, base: int, current: Version, worker: int = worker
+        ) -> str | None:
+            here = cover._replace(level=base)
+            return screen.judge(worker, gradient.data, here, 1.0, None, current)
+
+        gradient = world.arena(world.draw.standard_normal(len(small))), world.seen[worker][0]
+        world.gradient = lambda worker, found=gradient: found  # type: ignore[misc,method-assign]
+        one, other = world.step(worker, judge)
+        assert one == other, turn
+        world.theta = world.theta.copy()
+        huge = turn % 40 in (20, 21, 30)
+        world.theta[:21] = world.draw.uniform(0.5, 1.0, 21) * (1e200 if huge else 1.0)
+        states = [screen.state() for screen in world.screens]
+        assert packed(states[0]) == packed(states[1]), turn
+        for kept in states[0]["filters"]:
+            if "sums" in kept:
+                assert not np.isnan(kept["sums"]).any(), turn
+
+
 @pytest.mark.parametrize("workers", [3, 150])
 def test_many_workers_are_compared_less_often_and_alike(workers: int) -> None:
     world = World("one", workers, ("robust", False), ("robust", True))

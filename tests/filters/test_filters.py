@@ -87,6 +87,22 @@ def test_curvature_refuses_flipped_signs_whatever_data_workers_have(own: bool) -
     assert honest < 0.05
 
 
+@pytest.mark.parametrize("kind", [CurvatureFilter, lambda size: KardamFilter(size, 0.25)])
+def test_parameters_whose_squares_overflow_are_not_compared(
+    kind: Callable[[int], CurvatureFilter | KardamFilter],
+) -> None:
+    """A float64 has room for them; NaN would stay in a worker's mean."""
+    filter, draw = kind(SIZE), np.random.default_rng(1)
+    for worker in range(3):
+        filter.forget(worker)
+    for turn, scale in enumerate([1.0] * 9 + [1e200, -1e308, 1e308] * 3 + [1.0] * 9):
+        base = scale * draw.uniform(0.5, 1.0, SIZE)
+        norms, theta = np.ones(2), base + draw.standard_normal(SIZE)
+        filter.judge(Observation(turn % 3, np.arange(2), norms, base / scale, None, base, theta))
+    for name, kept in filter.state().items():
+        assert not np.isnan(kept[:3]).any(), name
+
+
 def rounds(seed: int, count: int = 150) -> list[Observation]:
     """Pushes in a barrier: all workers compute on one version, and the sum of all moves it.
 

@@ -114,6 +114,18 @@ class TestAsking:
             lead.done(1.0)
         with pytest.raises(RemoteProtocolError, match="that no gradient has"):
             lead.done(1.0, *[np.inf] * 2 * lead.count)
+        with pytest.raises(RemoteProtocolError, match="that are not finite"):
+            lead.done(1.0, *[1.0] * lead.count, *[np.inf] * lead.count)
+
+    @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+    def test_parameters_that_are_not_finite_are_refused(self, wrong: float) -> None:
+        """One would be in the means of a worker for good."""
+        lead = Lead()
+        values = np.ones(lead.count)
+        values[-1] = wrong
+        with pytest.raises(RemoteProtocolError, match=r"shard 1 .* that are not finite"):
+            lead.measuring.computed(1, 0, SEED, values.tobytes())
+        assert lead.begin() != []
 
 
 def test_what_is_of_no_use_is_not_kept() -> None:

@@ -17,6 +17,7 @@ from aiops.model.placement import RAW, Placement
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import TrafficCount
 from aiops.shards.reports import (
+    check_largest,
     check_squares,
     check_state,
     check_statistic,
@@ -52,6 +53,15 @@ def test_a_state_that_is_right() -> None:
             generation=6,
         )
     )
+
+
+@pytest.mark.parametrize("largest", [-1e-9, 1.1e18, np.inf, -np.inf, np.nan])
+def test_a_largest_magnitude_that_no_push_has(largest: float) -> None:
+    """An infinite one would be in the norm filter's medians."""
+    check_largest(0.0, 1)
+    check_largest(1e18, 1)
+    with pytest.raises(RemoteProtocolError, match="shard 1 has a largest magnitude of"):
+        check_largest(largest, 1)
 
 
 @pytest.mark.parametrize(
