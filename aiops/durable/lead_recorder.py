@@ -244,10 +244,10 @@ class LeadReplayer(Replayer):
             if isinstance(job, UpdateJob):
                 job.round = UpdateRound.STEP  # it was made, so its result was finite on all
             mine = NONE if isinstance(job, MeasureJob) else apply.run()
+            if isinstance(job, UpdateJob | ReplicaJob):
+                self._lead.updated()
         if check_of(apply.ticket, self._sums) != mark.check or not self._agrees(job, mine):
             raise differs(self._row)
-        if isinstance(job, UpdateJob | ReplicaJob):
-            self._lead.updated()
         self._capture_done(apply)
         return Applied(mark.time, apply.ticket, self._sums)
 

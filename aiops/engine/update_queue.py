@@ -479,7 +479,7 @@ class UpdateQueue:
         self._working = (self.tickets, partial(self._read_sample, screen, push))
         largest = None if gradient.parts else sink.largest
         params = screen.reader(self._store.current)
-        job = MeasureJob(self._store, gradient, screen.measure, largest, params, screen.seed)
+        job = MeasureJob(self._store, gradient, screen.measure, largest, params)
         return [Apply(self.tickets, job)]
 
     def _read_sample(
@@ -487,8 +487,7 @@ class UpdateQueue:
     ) -> list[Effect]:
         """Take what a `MeasureJob` has measured, on all servers."""
         largest, values = float(sums[:1].view(np.float64)[0]), sums[1:].view(np.float64)
-        params = values[screen.size :]
-        values = values[: screen.size]
+        values, params = np.split(values, [screen.sample.size])
         return self._measured(screen, push, largest, values, now, params if len(params) else None)
 
     def _measured(

@@ -19,8 +19,7 @@ OFF = "off"
 ROBUST = "norm+curvature+agreement"
 """The filters that ``robust`` stands for: those that keep out most."""
 
-PARAMETERS = frozenset({"curvature", "kardam"})
-"""The filters that compare gradients with the parameters that they were computed on."""
+_COMPARING = frozenset({"curvature", "kardam"})
 
 _SHARE = 1 / 3
 _SETTINGS: Mapping[str, tuple[float, Callable[[float], bool], str] | None] = {
@@ -74,6 +73,11 @@ def chosen(text: str) -> dict[str, float]:
     return found
 
 
+def compares(text: str) -> bool:
+    """Return whether filters compare gradients with the parameters that they were computed on."""
+    return not _COMPARING.isdisjoint(chosen(text))
+
+
 def made(text: str, tensors: list[str], sample: Sample, seed: int) -> list[Filter]:
     """Return the filters of a description, in its order."""
     filters: list[Filter] = []
@@ -94,11 +98,5 @@ def most_bytes(text: str, layout: Layout) -> int:
     """Return the most bytes that the filters of a description keep, of the most workers."""
     sample = Sample(layout, 0)
     filters = made(text, [tensor.name for tensor in layout.tensors], sample, 0)
-    versions = 0 if PARAMETERS.isdisjoint(chosen(text)) else VERSIONS
+    versions = VERSIONS if compares(text) else 0
     return WORKERS * sum(each.row_bytes for each in filters) + 8 * sample.size * versions
-
-
-@functools.lru_cache(maxsize=2)
-def sampled_bytes(layout: Layout) -> int:
-    """Return the bytes of what is read of one gradient."""
-    return 8 * Sample(layout, 0).size

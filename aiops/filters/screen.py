@@ -36,9 +36,6 @@ REASONS = 64
 FIRST_SEED = bytes(8)
 """Of the positions at which the first pushes are read."""
 
-GRADIENTS, PARAMETERS = "gradients", "parameters"
-"""That of which filters look at values."""
-
 
 class Parameters(Protocol):
     """A version of the parameters: its number, and its values."""
@@ -79,8 +76,10 @@ class PushScreen:
     ----------
     spread
         Whether other servers hold parts of the model. Then `judge` is given all values.
-    seed
-        Of the positions that are read at present.
+    compares
+        Whether the filters compare gradients with the parameters, and so look at values of these.
+    sample
+        The positions that are read at present.
     refused
         Pushes that were refused so far.
     quarantined
@@ -94,11 +93,10 @@ class PushScreen:
         self.spread = held is not None and held.nbytes < layout.nbytes
         self._held = held if self.spread else None
         self._all = np.arange(len(layout.tensors) + 1)
-        self._compares = not choice.PARAMETERS.isdisjoint(choice.chosen(text))
+        self.compares = choice.compares(text)
         self._seen = 0  # pushes so far, until they are enough
         self._digest = b""  # of those that the sample is drawn of
-        self.seed = FIRST_SEED
-        self._sample, self._part = self._sampled(FIRST_SEED)
+        self.sample, self._part = self._sampled()
         self._filters: list[Filter] = []
         self._versions = SampledVersions(0)
         self._compiled = False  # set by `warm`, on another thread
@@ -112,14 +110,9 @@ class PushScreen:
     # ------------------------------------------------------------ measuring
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """That of which the filters look at values: `GRADIENTS`, and perhaps `PARAMETERS`."""
-        return (GRADIENTS, PARAMETERS) if self._compares else (GRADIENTS,)
-
-    @property
-    def size(self) -> int:
-        """The values of a gradient that it looks at."""
-        return self._sample.size
+    def seed(self) -> bytes:
+        """The seed of the sample: at first that which is known, then one that is drawn."""
+        return self._digest if self._seen >= SEEDING else FIRST_SEED
 
     def measure(self, data: Bytes, cover: Cover) -> Values:
         """Return the sampled values of a dense gradient, of the part of it that is here.
@@ -134,7 +127,7 @@ class PushScreen:
         None: it has them, or no filter needs them.
         """
         drawn = self.spread and self._seen >= SEEDING
-        lacking = drawn and self._compares and self._versions.find(current.number) is None
+        lacking = drawn and self.compares and self._versions.find(current.number) is None
         return self._part.read if lacking else None
 
     def judge(
@@ -180,7 +173,7 @@ class PushScreen:
             return _LEARNING
         learnt = self._seen >= SEEDING + LEARNT
         if self._compiled and learnt and self._loop is None:
-            self._loop = CompiledScreen(self._sample, self._versions, self._filters)
+            self._loop = CompiledScreen(self.sample, self._versions, self._filters)
         if (self._loop is not None and cover.whole and worker in self._rows) and self._passes(
             worker, payload, values, _base(cover), largest, current
         ):
@@ -228,7 +221,7 @@ class PushScreen:
     ) -> bool:
         """Note a push of a known worker in one call, if all filters let it pass."""
         assert self._loop is not None, "there is a loop"
-        row, params = self._rows[worker], current.arena.data if self._compares else NOTHING
+        row, params = self._rows[worker], current.arena.data if self.compares else NOTHING
         found = (gradient, values, params, largest, base, current.number)
         if not self._loop.passes(row, *found):
             return False
@@ -244,23 +237,22 @@ class PushScreen:
 
     def _draw(self) -> None:
         """Draw the positions of the sample, and make the filters."""
-        self.seed = self._digest
-        self._sample, self._part = self._sampled(self._digest)
+        self.sample, self._part = self._sampled()
         names = [tensor.name for tensor in self._layout.tensors]
-        self._filters = choice.made(self._text, names, self._sample, seed_number(self.seed))
-        self._versions = SampledVersions(self.size if self._compares else 0)
+        self._filters = choice.made(self._text, names, self.sample, seed_number(self.seed))
+        self._versions = SampledVersions(self.sample.size if self.compares else 0)
         self._loop = None  # it is of other filters
 
-    def _sampled(self, seed: bytes) -> tuple[Sample, SampleReader]:
-        """Return the sample of a seed, and what reads the part of it that is here."""
-        sample = Sample(self._layout, seed_number(seed))
+    def _sampled(self) -> tuple[Sample, SampleReader]:
+        """Return the sample of the seed, and what reads the part of it that is here."""
+        sample = Sample(self._layout, seed_number(self.seed))
         return sample, sample if self._held is None else sample.of(self._held)
 
     def _observed(
         self, worker: int, cover: Cover, largest: float, values: Values, current: Parameters
     ) -> Observation:
-        sample, versions, number = self._sample, self._versions, current.number
-        if self._compares and versions.find(number) is None:
+        sample, versions, number = self.sample, self._versions, current.number
+        if self.compares and versions.find(number) is None:
             versions.keep(number, sample.read(current.arena.data))
         base = _base(cover)
         norms = sample.norms(values, largest)
@@ -271,8 +263,8 @@ class PushScreen:
             norms if cover.whole else norms[tensors],
             values,
             None if cover.whole else sample.covered(cover),
-            versions.find(base) if self._compares else None,
-            versions.find(number) if self._compares else None,
+            versions.find(base) if self.compares else None,
+            versions.find(number) if self.compares else None,
         )
 
     def _row(self, worker: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-LONGEST = 16
+MOST_OBLONG = 16
 """A tensor that would be more times as long as wide is no matrix: an embedding, or the layer before
 a few classes."""
 
@@ -28,4 +28,4 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int] | None:
         return None
     rows, columns = max(((shape[0], size // shape[0]), (size // shape[-1], shape[-1])), key=min)
     narrow = min(rows, columns)
-    return (rows, columns) if narrow > 1 and max(rows, columns) <= LONGEST * narrow else None
+    return (rows, columns) if narrow > 1 and max(rows, columns) <= MOST_OBLONG * narrow else None

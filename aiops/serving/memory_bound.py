@@ -17,11 +17,12 @@ from aiops.engine.admission import BUFFERS, ROOM, Admission
 from aiops.engine.events import Options
 from aiops.engine.membership import DEPARTED
 from aiops.engine.steady_rows import ROOM as HEAD_BUFFERS
-from aiops.filters.choice import most_bytes, sampled_bytes
+from aiops.filters.choice import most_bytes
 from aiops.model.layout import Layout
 from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.net.memory_use import resident
 from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
+from aiops.shards.measuring import SAMPLES
 
 _log = logging.getLogger("aiops.server")
 
@@ -107,9 +108,8 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         if model.within is not None:  # a lead's filters look at all of it
             model = model.within[0]
         found["filters"] = most_bytes(options.filter, model) * (1 + holdings.kept)
-        if options.shards > 1:  # what followers have read of the pushes that there is room for
-            each = max(model.nbytes // options.shards, 1)
-            found["filters"] += max(ROOM // each, BUFFERS) * sampled_bytes(model)
+        if options.shards > 1:  # what followers have read of pushes
+            found["filters"] += SAMPLES
     if options.fetch_codec:
         found["delta replica"] = (live + 3) * nbytes  # its versions, and the increments
         found["answers"] = max(ANSWERS, live * nbytes)

@@ -155,7 +155,6 @@ class Gathering:
         self.known: dict[int, bool] = {}
         self._spread_to: dict[int, frozenset[int]] = {}  # the followers with portions of those
         self._largest: dict[int, dict[int, float]] = {}  # of those, by shard
-        self._samples: dict[int, dict[int, tuple[bytes, bytes]]] = {}  # the same
         self._pushes: dict[int, SpreadPush] = {}  # by number, until they are passed on
         self._queues: dict[int, deque[Received]] = {}  # by connection
         self.finished: list[FinishPush] = []
@@ -241,7 +240,6 @@ class Gathering:
         )
 
     def _note_finished(self, message: FinishPush) -> None:
-        self._samples.pop(message.id, None)  # filters have seen it
         if message.keep:
             self.known[message.id] = True
         elif self.known.pop(message.id, None) is None:
@@ -254,10 +252,6 @@ class Gathering:
     def largest(self, number: int) -> Mapping[int, float]:
         """Return the largest magnitude in each portion of a push, by shard, where it is known."""
         return self._largest.get(number, {})
-
-    def sample(self, number: int, shard: int) -> tuple[bytes, bytes]:
-        """Return a seed, and the values of a portion at its positions; empty: not known."""
-        return self._samples.get(number, {}).get(shard, (b"", b""))
 
     def portions(self, number: int) -> frozenset[int]:
         """Return the followers that have portions of a push."""
@@ -295,26 +289,23 @@ class Gathering:
         self._queues.setdefault(event.peer, deque()).append(event)
         return self._pass_on(event.peer)
 
+    def awaits(self, number: int, shard: int) -> bool:
+        """Return whether a follower's portion of a push is missing."""
+        push = self._pushes.get(number)
+        return push is not None and shard in push.missing
+
     def arrived(
-        self,
-        number: int,
-        shard: int,
-        fault: Refused | None,
-        largest: float,
-        sample: tuple[bytes, bytes] = (b"", b""),
+        self, number: int, shard: int, fault: Refused | None, largest: float
     ) -> list[Received]:
         """Note that a follower has its portion of a push, with its fault if it has one.
 
-        ``largest``: the largest magnitude in it. ``sample``: the values that filters look at, after
-        the seed of their positions.
+        ``largest``: the largest magnitude in it.
         """
         push = self._pushes.get(number)
         if push is None:
             return []  # its connection was lost meanwhile
         push.missing.discard(shard)
         self._largest.setdefault(number, {})[shard] = largest
-        if sample[0]:
-            self._samples.setdefault(number, {})[shard] = sample
         push.fault = push.fault or fault
         return self._pass_on(push.peer)
 

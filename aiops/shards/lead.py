@@ -67,6 +67,7 @@ from aiops.shards.measuring import PLAN
 from aiops.shards.reports import LOST, check_largest, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
+from aiops.shards.updating import Updating
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
 from aiops.wire.connection import Connection
@@ -328,7 +329,7 @@ class Lead:
             case TrafficCounted():
                 return self._report() if self._count.counted(shard, message) else []
             case UpdateDone() if model is not None:
-                return self._go_on(model.updating.done(event, message))
+                return self._go_on(model.updating, model.updating.done(event, message))
             case UpdateDone():
                 raise RemoteProtocolError(f"shard {shard} did update {message.id} unasked")
             case PushArrived() if model is not None:
@@ -337,8 +338,8 @@ class Lead:
                     why = f"its connection to {self._followers.name(shard)} is gone"
                     return [] if peer is None else [Drop(peer, why)]
                 check_largest(message.largest, shard)
-                sample = model.measuring.arrived(shard, message.seed, message.values)
-                found = read_fault(message.fault), message.largest, sample
+                model.measuring.arrived(message.id, shard, message.seed, message.values)
+                found = read_fault(message.fault), message.largest
                 return self._pass(model.gathering.arrived(message.id, shard, *found))
             case BudgetUsed():
                 self._budgets.reported(shard, message)
@@ -352,16 +353,16 @@ class Lead:
 
     def _on_applied(self, event: Applied) -> list[Effect]:
         if self._model is not None and self._model.updating.concerns(event):
-            return self._go_on(self._model.updating.applied(event))
+            return self._go_on(self._model.updating, self._model.updating.applied(event))
         return self._decide(event)
 
-    def _go_on(self, found: Applied | list[Effect]) -> list[Effect]:
+    def _go_on(self, updating: Updating, found: Applied | list[Effect]) -> list[Effect]:
         """Let the engine handle `Applied`, unless a shard was lost: then it is never published."""
         if not isinstance(found, Applied):
             return found
         if not self.kept and self._followers.lost:
             return []
-        if self._model is None or self._model.updating.measured != found.ticket:
+        if updating.completed == found.ticket:
             self.updated()
         return self._decide(found)
 
@@ -687,7 +688,7 @@ class Lead:
             "fetch_codec": fetched.announced if fetched else (),
         }
         if training.screen is not None:
-            plan[PLAN] = training.screen.wanted
+            plan[PLAN] = training.screen.compares
         model.updating.on_measured = self._on_measured
         self.sets.servers = model.holders
         orders = model.load(effect, self._followers.table(model.placement), plan)

@@ -20,7 +20,7 @@ import numpy as np
 
 from aiops.filters.arithmetic import Values
 from aiops.filters.sample import Sample, SampleReader, seed_number
-from aiops.filters.screen import FIRST_SEED, GRADIENTS, PARAMETERS
+from aiops.filters.screen import FIRST_SEED, PushScreen
 from aiops.model.arena import aligned
 from aiops.model.layout import Ints, Layout
 from aiops.model.placement import Placement, empty_cover
@@ -31,13 +31,20 @@ from aiops.store.parameters import MeasureJob, Store
 from aiops.store.snapshots import Version
 
 PLAN = "sampled"
-"""The key of `LoadShard.plan`: which values the lead's filters look at; absent: it has none."""
+"""The key of `LoadShard.plan`: whether the lead's filters look at values of the parameters, beside
+those of gradients; absent: it has no filters."""
 
 SAMPLE = "sample"
 """The key of work in `RunUpdate`: the seed of the positions at which to read a portion."""
 
 PARAMS = "params"
 """The key there for reading the version, too."""
+
+SAMPLES = 16 << 20
+"""Bytes of what followers have read of pushes that is kept. The rest the lead asks for again."""
+
+_SAMPLE = 512
+"""Those of the objects that hold what one follower has read of one push."""
 
 
 class Measuring:
@@ -48,27 +55,38 @@ class Measuring:
     placement
         The model's.
     gathering
-        It has what followers have said of their portions.
-    seed
-        Of the positions, at first; empty: the lead has no filters.
+        Of the pushes whose portions are arriving.
+    screen
+        The lead's filters, which say where values are read; None: it has none.
+
+    Attributes
+    ----------
+    kept
+        Bytes of what has been read of pushes, at most `SAMPLES`.
     """
 
-    def __init__(self, placement: Placement, gathering: Gathering, seed: bytes) -> None:
-        self._placement, self._gathering = placement, gathering
+    def __init__(
+        self, placement: Placement, gathering: Gathering, screen: PushScreen | None
+    ) -> None:
+        self._placement, self._gathering, self._screen = placement, gathering, screen
         self._seed, self._counts = b"", list[int]()  # of the positions on each shard
         self._versions: dict[int, tuple[int, bytes]] = {}  # by shard: number, and values
-        if seed:
-            self._draw(seed)
+        self._samples: dict[int, dict[int, bytes]] = {}  # values, by the push's number and shard
+        self.kept = 0
+        self._follow()
 
-    def _draw(self, seed: bytes) -> None:
-        """Count the positions of a seed on each shard; values at others are of no use any more."""
-        sample = Sample(self._placement.layout, seed_number(seed))
+    def _follow(self) -> None:
+        """Have the screen's positions; values at others are of no use any more."""
+        if self._screen is None or self._screen.seed == self._seed:
+            return
+        sample, self._seed = self._screen.sample, self._screen.seed
         self._counts = [sample.of(layout).size for layout in self._placement.layouts]
-        self._seed = seed
         self._versions.clear()
+        self._samples.clear()
+        self.kept = 0
 
-    def arrived(self, shard: int, seed: bytes, values: bytes) -> tuple[bytes, bytes]:
-        """Return what a follower has read of a portion, if it is of use: else nothing is kept.
+    def arrived(self, number: int, shard: int, seed: bytes, values: bytes) -> None:
+        """Keep what a follower has read of a portion that is awaited, if it is of use.
 
         Raises
         ------
@@ -77,9 +95,17 @@ class Measuring:
         """
         read = self._values(shard, seed, values)
         if read is None:
-            return b"", b""
+            return
         check_read_gradient(read, shard)
-        return seed, values
+        room = self.kept + len(values) + _SAMPLE <= SAMPLES
+        if room and self._gathering.awaits(number, shard):
+            self._samples.setdefault(number, {})[shard] = values
+            self.kept += len(values) + _SAMPLE
+
+    def finished(self, number: int) -> None:
+        """Drop what was read of a push: the filters have seen it, or will not."""
+        for values in self._samples.pop(number, {}).values():
+            self.kept -= len(values) + _SAMPLE
 
     def computed(self, shard: int, version: int, seed: bytes, values: bytes) -> None:
         """Take what a follower has read of a version that it has computed.
@@ -96,8 +122,7 @@ class Measuring:
 
     def known(self, job: MeasureJob) -> dict[int, Ints]:
         """Return what followers have measured already, by shard, as `MeasureJob.run` returns it."""
-        if job.seed != self._seed:
-            self._draw(job.seed)
+        self._follow()
         found = {}
         for shard in self._placement.used[1:]:
             numbers = self._gradient(job, shard)
@@ -111,7 +136,7 @@ class Measuring:
     def work(self, job: MeasureJob, shard: int) -> tuple[int, dict[str, Any]]:
         """Return what a follower is asked: the number of the push (0: none), and the work."""
         has = shard in self._gathering.portions(job.gradient.number)
-        return job.gradient.number * has, {SAMPLE: job.seed, PARAMS: job.params is not None}
+        return job.gradient.number * has, {SAMPLE: self._seed, PARAMS: job.params is not None}
 
     def length(self, job: MeasureJob, shard: int) -> int:
         """Return how many numbers a follower that is asked answers."""
@@ -145,8 +170,7 @@ class Measuring:
         if shard not in self._gathering.portions(number):
             return np.zeros(1 + self._counts[shard])
         largest = self._gathering.largest(number).get(shard)
-        seed, read = self._gathering.sample(number, shard)
-        values = self._values(shard, seed, read)
+        values = self._values(shard, self._seed, self._samples.get(number, {}).get(shard, b""))
         return None if values is None or largest is None else np.append(largest, values)
 
     def _version(self, job: MeasureJob, shard: int) -> Values | None:
@@ -167,20 +191,19 @@ class PartSampler:
     ----------
     whole, held
         The model, and the pieces that are here.
-    wanted
-        `GRADIENTS`, and perhaps `PARAMETERS`.
+    compares
+        Whether the filters look at values of the parameters, too.
 
     Raises
     ------
     ValueError
-        When it is anything else.
+        When that is neither true nor false.
     """
 
-    def __init__(self, whole: Layout, held: Layout, wanted: object) -> None:
-        if wanted not in ((GRADIENTS,), (GRADIENTS, PARAMETERS)):
-            raise ValueError(f"load_shard.plan.{PLAN}: {wanted!r} is not known here")
-        self._whole, self._held = whole, held
-        self._versions = wanted != (GRADIENTS,)
+    def __init__(self, whole: Layout, held: Layout, compares: object) -> None:
+        if not isinstance(compares, bool):
+            raise ValueError(f"load_shard.plan.{PLAN}: true or false was expected")
+        self._whole, self._held, self._compares = whole, held, compares
         self._seed, self._reader = FIRST_SEED, self._reads(FIRST_SEED)
 
     def _reads(self, seed: bytes) -> SampleReader:
@@ -194,7 +217,7 @@ class PartSampler:
 
     def of_version(self, version: Version) -> tuple[bytes, bytes]:
         """Return the seed, and the values of a version; nothing if they are not of use."""
-        if not self._versions or self._seed == FIRST_SEED:
+        if not self._compares or self._seed == FIRST_SEED:
             return b"", b""
         return self._seed, _packed(self._reader.read(version.arena.data))
 
@@ -230,7 +253,7 @@ class PartSampler:
             gradient, largest = Gradient(aligned(0), empty_cover()), 0.0
         reader = self._reader
         params = reader.read if reads else None
-        return MeasureJob(store, gradient, reader.of_gradient, largest, params, seed)
+        return MeasureJob(store, gradient, reader.of_gradient, largest, params)
 
 
 def _packed(values: Values) -> bytes:

@@ -117,6 +117,18 @@ def read_sums(data: bytes, shard: int) -> Ints:
     return np.frombuffer(data, "<i8").astype(np.int64)
 
 
+def check_count(sums: Ints, shard: int, *expected: int) -> None:
+    """Check how many sums there are.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When there are not as many as one of those expected.
+    """
+    if len(sums) not in expected:
+        raise RemoteProtocolError(f"shard {shard} has sums of {len(sums)} tensors")
+
+
 def check_statistic(sums: Ints, sizes: Ints, shard: int) -> None:
     """Check the sums of a statistic by tensor; ``sizes``: the elements that the follower holds.
 

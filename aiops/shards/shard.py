@@ -142,10 +142,10 @@ class Shard:
                 shard=order.shard,
                 parallel_map=machine.parallel_map,
             )
-        wanted = order.plan.get(PLAN)
+        compares = order.plan.get(PLAN)
         self._sampler: PartSampler | None = None
-        if wanted is not None:
-            self._sampler = PartSampler(placement.layout, layout, wanted)
+        if compares is not None:
+            self._sampler = PartSampler(placement.layout, layout, compares)
         self._buffers, self.order = buffers, replace(order, parts=())
         self.shard, self.shards = order.shard, len(placement)
         self.done: tuple[UpdateDone, UpdateRound] | None = None

@@ -88,8 +88,7 @@ class ShardedModel:
         self.alone = placement.used == [0]
         self.gathering = Gathering(placement, admission)
         self.holders: Sequence[int] = range(len(placement)) if self.spread else placement.used
-        seed = b"" if training.screen is None else training.screen.seed
-        self.measuring = Measuring(placement, self.gathering, seed)
+        self.measuring = Measuring(placement, self.gathering, training.screen)
         given = training.of_replica, self.holders, self.gathering.largest, self.measuring
         self.updating = Updating(placement, *given)
         # Versions that followers keep for rules that read them; True: those of the delta replica.
@@ -178,6 +177,7 @@ class ShardedModel:
         gathering, training, orders = self.gathering, self._training, list[Effect]()
         finished, gathering.finished[:] = list(gathering.finished), []
         for message in finished:
+            self.measuring.finished(message.id)
             orders += self._all(message)
         if training.store.rule.reads:
             held = self._wanted()

@@ -25,7 +25,7 @@ from aiops.model.placement import Placement
 from aiops.shards.measuring import Measuring
 from aiops.shards.orders import CAPTURE, REPLICA, work_of
 from aiops.shards.proofs import ShardProofs
-from aiops.shards.reports import check_squares, check_statistic, read_sums
+from aiops.shards.reports import check_count, check_squares, check_statistic, read_sums
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.finite_guard import Proof, refusal
@@ -86,8 +86,8 @@ class Updating:
     ----------
     versions
         The version that each follower has computed.
-    measured
-        The ticket of the last push that was measured, which is no update.
+    completed
+        The ticket of the last update that all shards have done; a push that was measured is none.
     on_measured
         Called with an update's number and its squared norm, before the round that follows from it
         is ordered; returns effects that come first.
@@ -106,8 +106,7 @@ class Updating:
         self._proofs = ShardProofs(placement, largest)
         self._outstanding: dict[int, _Update] = {}  # one or none, by its ticket
         self._computing = 0  # the version that the update makes
-        self._done = 0  # the last that all shards have done
-        self.measured = 0
+        self.completed = 0
         self.versions = [0] * (len(placement) - 1)
         self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
@@ -180,7 +179,7 @@ class Updating:
                 expected = {self._computing}
         if shard not in self._placement.used:  # it has rows of tables alone
             expected = {0}
-        if state.version not in expected or state.update < self._done:
+        if state.version not in expected or state.update < self.completed:
             return None
         self.versions[shard - 1] = state.version
         self._proofs.forget(shard)
@@ -209,39 +208,28 @@ class Updating:
         update, placement = self._outstanding.get(message.id), self._placement
         if update is None or event.shard not in update.missing:
             raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
-        sums, job = read_sums(message.sums, event.shard), update.job
-        if isinstance(job, ReplicaJob):
-            expected = [len(placement.layouts[event.shard].tensors)]
-        elif isinstance(job, CaptureJob):
-            expected = [0]
-        elif isinstance(job, MeasureJob):
-            expected = [self._measuring.length(job, event.shard)]
-        elif job.round is UpdateRound.REHEARSE:
-            expected = [1]
-        else:
-            rows = placement.rows(event.shard, job.touched)
-            measures = job.round is UpdateRound.MEASURE
-            expected = [0, 1 if measures else rows.stop - rows.start]
-        if len(sums) not in expected:
-            raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
-        if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
-            others = update.made - {event.shard}
-            if sums[0] >= 0 and others:
-                raise RemoteProtocolError(
-                    f"shard {event.shard} would refuse update {message.id}, which shard"
-                    f" {min(others)} has made"
-                )
-            self._take_proof(event.shard, job, message, int(sums[0]))
-        elif isinstance(job, UpdateJob) and job.round is UpdateRound.MEASURE:
-            check_squares(sums, event.shard)
-        elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
-            check_statistic(sums, placement.sizes(event.shard, job.touched), event.shard)
-            self.versions[event.shard - 1] = self._computing
-            read = message.seed, message.values
-            self._measuring.computed(event.shard, self._computing, *read)
-        elif isinstance(job, MeasureJob):
-            self._measuring.check(sums, event.shard)
-        return self._take(update, event.shard, sums, event.time)
+        shard, sums, job = event.shard, read_sums(message.sums, event.shard), update.job
+        match job:
+            case ReplicaJob():
+                check_count(sums, shard, len(placement.layouts[shard].tensors))
+            case CaptureJob():
+                check_count(sums, shard, 0)
+            case MeasureJob():
+                check_count(sums, shard, self._measuring.length(job, shard))
+                self._measuring.check(sums, shard)
+            case UpdateJob(round=UpdateRound.REHEARSE):
+                check_count(sums, shard, 1)
+                self._take_proof(shard, update, job, message, int(sums[0]))
+            case UpdateJob(round=UpdateRound.MEASURE):
+                check_count(sums, shard, 0, 1)
+                check_squares(sums, shard)
+            case UpdateJob():
+                sizes = placement.sizes(shard, job.touched)
+                check_count(sums, shard, 0, len(sizes))
+                check_statistic(sums, sizes, shard)
+                self.versions[shard - 1] = self._computing
+                self._measuring.computed(shard, self._computing, message.seed, message.values)
+        return self._take(update, shard, sums, event.time)
 
     def _take(self, update: _Update, shard: int, sums: Ints, time: float) -> Applied | list[Effect]:
         placement, job = self._placement, update.job
@@ -260,17 +248,24 @@ class Updating:
             return self._issue(update, job, UpdateRound.STEP, placement.used)
         del self._outstanding[update.ticket]
         if isinstance(job, MeasureJob):  # most followers have done nothing
-            self.measured = update.ticket
             return Applied(time, update.ticket, self._measuring.joined(job, update.sums))
-        self._done = update.ticket
+        self.completed = update.ticket
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
         if isinstance(job, CaptureJob):
             return Applied(time, update.ticket, NONE)
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
-    def _take_proof(self, shard: int, job: UpdateJob, message: UpdateDone, bad: int) -> None:
+    def _take_proof(
+        self, shard: int, update: _Update, job: UpdateJob, message: UpdateDone, bad: int
+    ) -> None:
         """Check and note how far a follower's proof reaches, after it has rehearsed a step."""
+        others = update.made - {shard}
+        if bad >= 0 and others:
+            raise RemoteProtocolError(
+                f"shard {shard} would refuse update {message.id}, which shard {min(others)} has"
+                " made"
+            )
         if not -1 <= bad < len(self._placement.layouts[shard].tensors):
             raise RemoteProtocolError(f"shard {shard} has rehearsed tensor {bad}")
         try:

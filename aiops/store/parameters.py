@@ -145,8 +145,6 @@ class MeasureJob:
         The gradient's largest magnitude, if that is known.
     params
         Takes the bytes of the current version, and returns values of it; None: none are wanted.
-    seed
-        Of the positions of these values.
     """
 
     store: Store
@@ -154,7 +152,6 @@ class MeasureJob:
     measure: Callable[[Bytes, Cover], Array]
     largest: float | None = None
     params: Callable[[Bytes], Array] | None = None
-    seed: bytes = b""
 
     @property
     def cost(self) -> int:

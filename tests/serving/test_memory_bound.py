@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from aiops.client import Client, Worker
-from aiops.engine.admission import BUFFERS
 from aiops.engine.events import Options
-from aiops.filters.sample import SAMPLED
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
 from aiops.serving.memory_bound import Holdings, terms
+from aiops.shards.measuring import SAMPLES
 from aiops.wire import messages
 from tests.peers import Peer, eventually, frame, push, serving
 
@@ -61,7 +60,7 @@ class TestTerms:
         assert filtered.keys() - plain.keys() == {"filters"}
         held = Placement.even(LAYOUT, 2).layouts[0]
         spread = terms(HOLDINGS, Options(live=4, filter="robust", shards=2), held)
-        assert spread["filters"] == filtered["filters"] + BUFFERS * 8 * SAMPLED
+        assert spread["filters"] == filtered["filters"] + SAMPLES
         counted = terms(given, Options(live=4, workers=3), LAYOUT)["workers' versions"]
         assert counted == 3 * LAYOUT.nbytes
 

@@ -22,6 +22,7 @@ from aiops.filters.screen import SEEDING, PushScreen
 from aiops.lab.torture.sharded_engine import ShardedEngine
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Layout
+from aiops.shards import measuring
 from aiops.store.snapshots import Version
 from aiops.wire.messages import Ack, Error
 from tests.seeds import seeds
@@ -111,6 +112,19 @@ def known(engine: ShardedEngine) -> Any:
     assert training is not None
     assert training.screen is not None
     return plain(training.screen.state())
+
+
+@pytest.mark.parametrize("room", [0, 1500])
+def test_they_do_where_there_is_no_room_for_what_followers_have_read(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lead asks again for what it did not keep."""
+    one = servers(1, "robust")
+    expected = run(one, 60)
+    monkeypatch.setattr(measuring, "SAMPLES", room)
+    three = servers(3, "robust")
+    assert run(three, 60) == expected
+    assert known(three) == known(one)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from aiops.engine.events import Applied, Order, Reported
 from aiops.errors import RemoteProtocolError
 from aiops.filters.sample import Sample
-from aiops.filters.screen import FIRST_SEED
+from aiops.filters.screen import FIRST_SEED, SEEDING
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
-from aiops.shards.measuring import PARAMS, SAMPLE, PartSampler
+from aiops.shards.measuring import PARAMS, SAMPLE, SAMPLES, Measuring, PartSampler
 from aiops.store.parameters import MeasureJob
 from aiops.wire.server_messages import RunUpdate, UpdateDone
 from tests.shards.test_filtered import servers
@@ -48,6 +49,14 @@ def test_the_parts_of_a_sample_are_the_sample(shards: int) -> None:
     assert sum(len(each) > 0 for each in found) == len(placement.used)
 
 
+def draw(measuring: Measuring, seed: bytes) -> None:
+    """Have the lead's filters draw the positions of a seed."""
+    screen = measuring._screen
+    assert screen is not None
+    screen._seen, screen._digest = SEEDING, seed
+    screen._draw()
+
+
 class Lead:
     """The updates of a lead with one follower, whose version is 0."""
 
@@ -58,7 +67,8 @@ class Lead:
         self.measuring = self.updating._measuring
         self.store = engine.stores[0]
         gradient: Any = type("Portion", (), {"number": 0, "data": b"", "parts": ()})()
-        self.job = MeasureJob(self.store, gradient, None, 1.0, bytes.__len__, SEED)  # type: ignore[arg-type]
+        self.job = MeasureJob(self.store, gradient, None, 1.0, bytes.__len__)  # type: ignore[arg-type]
+        draw(self.measuring, SEED)
         self.measuring.known(self.job)
         [_mine, self.count] = self.measuring._counts
 
@@ -128,30 +138,79 @@ class TestAsking:
         assert lead.begin() != []
 
 
-def test_what_is_of_no_use_is_not_kept() -> None:
+class Awaited:
+    """A gathering that awaits a follower's portions of these pushes."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = set(numbers)
+
+    def awaits(self, number: int, shard: int) -> bool:
+        return shard == 1 and number in self.numbers
+
+
+class TestSamples:
     """A follower that lies can neither fill its lead's memory, nor teach its filters nonsense."""
-    measuring = Lead().measuring
-    [_mine, count] = measuring._counts
-    fine = np.ones(count).tobytes()
-    assert measuring.arrived(1, SEED, fine) == (SEED, fine)
-    for seed, values in ((FIRST_SEED, fine), (SEED, 1000 * fine), (SEED, fine[:-1]), (b"", b"")):
-        assert measuring.arrived(1, seed, values) == (b"", b"")
-    with pytest.raises(RemoteProtocolError, match="that no gradient has"):
-        measuring.arrived(1, SEED, np.full(count, np.nan).tobytes())
-    with pytest.raises(RemoteProtocolError, match="that no gradient has"):
-        measuring.arrived(1, SEED, np.full(count, -1e300).tobytes())
+
+    @pytest.fixture
+    def measuring(self) -> Measuring:
+        found = Lead().measuring
+        found._gathering = Awaited(*range(1, 100_000))  # type: ignore[assignment]
+        return found
+
+    @pytest.fixture
+    def fine(self, measuring: Measuring) -> bytes:
+        return np.ones(measuring._counts[1]).tobytes()
+
+    def test_what_is_of_no_use_is_not_kept(self, measuring: Measuring, fine: bytes) -> None:
+        wrong = (FIRST_SEED, fine), (SEED, 1000 * fine), (SEED, fine[:-1]), (b"", b"")
+        for seed, values in wrong:
+            measuring.arrived(1, 1, seed, values)
+        measuring.arrived(0, 1, SEED, fine)  # nothing of such a push is awaited
+        assert measuring.kept == 0
+        measuring.arrived(1, 1, SEED, fine)
+        assert measuring._samples == {1: {1: fine}}
+
+    @pytest.mark.parametrize("value", [np.nan, -1e300])
+    def test_what_makes_no_sense_is_refused(self, measuring: Measuring, value: float) -> None:
+        values = np.full(measuring._counts[1], value).tobytes()
+        with pytest.raises(RemoteProtocolError, match="that no gradient has"):
+            measuring.arrived(1, 1, SEED, values)
+
+    def test_they_have_a_bound(self, measuring: Measuring, fine: bytes) -> None:
+        """However many pushes wait for the portions of another follower."""
+        count = 0
+        while len(measuring._samples) == count:
+            count += 1
+            measuring.arrived(count, 1, bytes(SEED), bytes(bytearray(fine)))
+        held = sum(
+            sys.getsizeof(theirs) + sys.getsizeof(values) + sys.getsizeof(number)
+            for number, theirs in measuring._samples.items()
+            for values in theirs.values()
+        )
+        assert held + sys.getsizeof(measuring._samples) <= measuring.kept <= SAMPLES
+        assert count > SAMPLES // (len(fine) + 1024)
+        for number in range(count + 1):
+            measuring.finished(number)
+            measuring.finished(number)
+        assert measuring.kept == 0
+
+    def test_those_at_positions_of_before_are_dropped(self, measuring: Measuring) -> None:
+        measuring.arrived(1, 1, SEED, np.ones(measuring._counts[1]).tobytes())
+        draw(measuring, bytes(7) + b"x")
+        measuring._follow()
+        assert (measuring.kept, measuring._samples) == (0, {})
 
 
 class TestFollowers:
     def test_a_lead_that_wants_something_else_is_refused(self) -> None:
         held = Placement.even(LAYOUT, 2).layouts[1]
-        for wanted in ((), "gradients", ("parameters",), ("gradients", "rows")):
-            with pytest.raises(ValueError, match="is not known here"):
-                PartSampler(LAYOUT, held, wanted)
+        for compares in ((), "gradients", 1, ("gradients",)):
+            with pytest.raises(ValueError, match="true or false was expected"):
+                PartSampler(LAYOUT, held, compares)
 
     @pytest.mark.parametrize("work", [{SAMPLE: b"1"}, {SAMPLE: 5}, {SAMPLE: SEED, PARAMS: 1}])
     def test_work_that_makes_no_sense_is_refused(self, work: dict[str, Any]) -> None:
         store: Any = None
-        sampler = PartSampler(LAYOUT, Placement.even(LAYOUT, 2).layouts[1], ("gradients",))
+        sampler = PartSampler(LAYOUT, Placement.even(LAYOUT, 2).layouts[1], False)
         with pytest.raises(ValueError, match="a seed of 8 bytes"):
             sampler.job(store, work, None, None)

@@ -224,8 +224,8 @@ MEANINGS: Mapping[str, str] = {
     "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use."
     " `spread_tables`, if rows of tables lie on all shards: the tables, as `define` has them;"
     " `rows`, if the follower begins with rows: how many of each, whose numbers and values are"
-    " the last payloads. `sampled`, if the lead has filters: that of which they look at values,"
-    " `gradients`, and perhaps `parameters`.",
+    " the last payloads. `sampled`, if the lead has filters: whether they look at values of"
+    " the parameters, beside those of gradients.",
     "left": "How many messages of the same answer follow.",
     "worker": "Whether the client's role at the lead is `worker`.",
     "standby": "Whether it is the standby of a lead, and asks that of a follower.",
