@@ -64,8 +64,10 @@ class RunWarnings:
 
     Attributes
     ----------
+    cautions
+        The warnings that are there from the start.
     given
-        The warnings so far, in order.
+        These, and those since, in order.
     total
         The sum of the statistic over all parameters, in the store's units, from which on downwards
         one may be due; -1: none.
@@ -91,8 +93,7 @@ class RunWarnings:
         own = gate is not None and self._budget is None
         if own and gate is not None and gate.starves_below(()) == math.inf:
             cautions += (_starving(gate, float(np.min(gate.own_share(None, ()))), ""),)
-        self.given = [*cautions]
-        self._cautions = len(self.given)
+        self.cautions, self.given = cautions, [*cautions]
         self.total, self.due = -1, False
 
     def begin(self, store: Store) -> None:
@@ -128,7 +129,7 @@ class RunWarnings:
 
     def state(self) -> dict[str, Any]:
         """Return the warnings given since the start, and those to come, for `restore`."""
-        return {"given": self.given[self._cautions :], "checks": [*self._checks]}
+        return {"given": self.given[len(self.cautions) :], "checks": [*self._checks]}
 
     def restore(self, state: Mapping[str, Any], store: Store) -> None:
         """Continue from what `state` returned."""

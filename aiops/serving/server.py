@@ -395,7 +395,7 @@ class Server:
         self.url = urls.write(host, self.port, tls=self._tls is not None)
         self._warn_of_clear_text(host)
         if not self.config.follower:
-            for text in self._engine.warnings.given:
+            for text in self._engine.warnings.cautions:
                 _log.warning("%s", text)
         self._memory.log()
         tls = None if self._tls is None else self._tls.target

@@ -142,6 +142,7 @@ class TestGate:
     ) -> None:
         engine = Engine(find("fasgd").make({}), Options(gate=gate))
         [text] = engine.warnings.given
+        assert engine.warnings.cautions == (text,)
         assert words in text
 
     def test_under_a_budget_it_is_the_budgets(self) -> None:

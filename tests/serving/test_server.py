@@ -43,6 +43,26 @@ def server() -> Iterator[ServerThread]:
         yield running
 
 
+def test_a_warning_of_the_run_is_logged_once_though_the_server_starts_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that follows from the settings is logged at each start, as these are given again."""
+    given = {"policy": "fasgd", "set": {"lr": 0.5}, "kernels": "numpy", "state": tmp_path}
+    for start in range(2):
+        with (
+            ServerThread(**given, push_codec=("topk:0.5",)) as server,
+            Client(server.url, role="worker", name="w") as client,
+        ):
+            params = client.define({"w": np.zeros(8, np.float32)})
+            for _ in range(200 if not start else 1):
+                client.exchange(params, ones(params, 1e-5))
+            near = client.stats()["warnings"]
+            assert ["within 10 %" in text for text in near] == [False, True]
+    logged = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [text in near for text in logged] == [True] * 3
+    assert ["within 10 %" in text for text in logged] == [False, True, False]
+
+
 class TestListening:
     @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
     def test_a_port_that_is_lost_before_it_listens(
