@@ -8,6 +8,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from aiops.errors import AiopsError
@@ -18,6 +19,7 @@ from aiops.sim.virtual.world import World
 
 _HONEST = 5  # steps at the end
 _LIMIT = 20_000.0  # virtual seconds
+_ROOT = Path(__file__).parents[3]  # of the package: reports are read on other machines
 
 
 @dataclass(slots=True)
@@ -112,4 +114,6 @@ def _told(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+    path = Path(place.filename)
+    file = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name
+    return f"{type(error).__name__}: {error} ({file}:{place.lineno})"

@@ -237,7 +237,6 @@ class AttackedFeed(AttackedByPartner, AttackedStandby):
         super().__init__(plan, self.line)
         self._were = dict[int, bytes]()  # by version: the parameters
         self._chance = Random(f"feed {plan.seed}")
-        self.folders = 1
 
     def settings(self) -> dict[str, Any]:
         """Return those of both."""
@@ -276,7 +275,6 @@ class AttackedFeed(AttackedByPartner, AttackedStandby):
         assert isinstance(loop, VirtualLoop)
         self._standby.crash()
         self._standby.disk = VirtualDisk(loop)
-        self.folders += 1
         await self._standby.start()
 
     async def recover(self) -> list[str]:

@@ -277,7 +277,9 @@ class Strangers:
                 break
             except ssl.SSLWantReadError:
                 sock.sendall(outward.read())
-                inward.write(sock.recv(_ROOM))
+                if not (came := sock.recv(_ROOM)):
+                    return b""  # closed amid the handshake
+                inward.write(came)
         sock.sendall(outward.read())
         tls.write(_greeting())
         record = bytearray(outward.read())
