@@ -44,8 +44,6 @@ def unheard(sock: HasOptions) -> float:
     """
     if _INFO is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return 0.0
-    if sock.fileno() < 0:  # uvloop's stand-in has another error than a socket that is closed
-        return 0.0
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, _INFO, _FIELDS.size)
         probes, packets, data, acknowledgement = _FIELDS.unpack(info)
@@ -100,7 +98,9 @@ class PathWatch:
 
     def _look(self) -> None:
         if self._sock is not None and self._sock.fileno() < 0:
-            self._timer = None  # a loop may close a connection, and tell its protocol nothing
+            # A loop may close a connection, and tell its protocol nothing. uvloop's stand-in would
+            # raise an error that is none of the system's.
+            self._timer = None
             return
         silence, limit = self._tell() if self._tell is not None else 0.0, self._limit()
         if silence < limit:

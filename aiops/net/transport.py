@@ -315,12 +315,12 @@ class MessageTransport(asyncio.BufferedProtocol):
             view = memoryview(buffer)
             self._out.append((view, lease))
             self._unsent += len(view)
+        self._newest = self._unsent - before
         if lease is not None:
             lease.sender = self
         self._pump()
         if lease is None and self._out and self.on_queued is not None:
             self.on_queued(self._unsent - before)
-        self._newest = sum(map(len, buffers))
         if self._behind:
             self._stop_reading("behind")
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,7 @@ class RunningServer:
 
     def _asked(
         self, ask: Callable[[Any], Any], seconds: float, rest: float = _PROMPT
-    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+    ) -> tuple[dict[int, Any], list[Exception]]:
         """Ask all heads at once: one of a pair may be waiting for a node, for however long.
 
         Returns
@@ -155,7 +155,7 @@ class RunningServer:
             ``rest`` seconds later. Then the errors of those that have failed.
         """
         asked = {ask(head): index for index, head in enumerate(self.heads)}
-        found, lost = dict[int, Any](), dict[int, Exception]()
+        found, lost = dict[int, Any](), list[Exception]()
         deadline = time.monotonic() + seconds
         while asked:
             left = max(0.0, deadline - time.monotonic())
@@ -167,7 +167,7 @@ class RunningServer:
                 found[index] = ray.get(there[0])
                 deadline = min(deadline, time.monotonic() + rest)
             except (ray.exceptions.RayError, AiopsError) as error:
-                lost[index] = error
+                lost.append(error)
         return found, lost
 
     def _answers(
@@ -185,9 +185,9 @@ class RunningServer:
         found, lost = self._asked(ask, seconds, rest)
         if found:
             return found
-        passing = [e for e in lost.values() if not isinstance(e, ray.exceptions.ActorDiedError)]
+        passing = [e for e in lost if not isinstance(e, ray.exceptions.ActorDiedError)]
         if _all_lost(lost, len(self.heads)) and not passing:
-            raise next(iter(lost.values()))
+            raise lost[0]
         raise next(iter(passing), UsageError(f"the server has not answered in {seconds:g} s"))
 
     def _agreed(self, ask: Callable[[Any], Any]) -> Any:
@@ -341,10 +341,10 @@ def _start_pair(
         raise
 
 
-def _all_lost(lost: Mapping[int, Exception], count: int) -> bool:
+def _all_lost(lost: Sequence[Exception], count: int) -> bool:
     """Return whether Ray has lost the actors of all heads."""
     errors = ray.exceptions.RayActorError
-    return sum(isinstance(error, errors) for error in lost.values()) == count
+    return sum(isinstance(error, errors) for error in lost) == count
 
 
 def _port() -> int:

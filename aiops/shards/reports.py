@@ -1,4 +1,4 @@
-"""Check the reports of followers before their lead takes them, and write faults of portions.
+"""Check what followers report to their lead; write and read faults of portions.
 
 A lead's own part of the model, and all of its clients, outlive whatever a follower says.
 """
@@ -37,8 +37,11 @@ _READ = 1e30
 """Above all values that filters look at: each is below 1e18, times the root of what it stands for,
 which is less than all elements of the largest model."""
 
+_DEPTH = 3
+"""Most containers of its in each other."""
+
 _LONGEST_TEXT = 1024
-"""Most characters or bytes of each."""
+"""Most characters or bytes of a text or byte string in it."""
 
 
 # ---------------------------------------------------------------- the state of a follower
@@ -194,9 +197,9 @@ def check_read_params(values: Values, shard: int) -> None:
         raise RemoteProtocolError(f"shard {shard} has read parameters that are not finite")
 
 
-def is_small(value: object, depth: int = 3) -> bool:
+def is_small(value: object) -> bool:
     """Return whether a plain value is as small as one that clients are told."""
-    return _count(value, depth) <= _VALUES
+    return _count(value, _DEPTH) <= _VALUES
 
 
 def _count(value: object, depth: int) -> int:

@@ -198,6 +198,10 @@ class Store:
     ----------
     current
         The newest version.
+    sums
+        int64[tensors], the statistic v summed over each tensor, in units of `STATISTIC_SCALE`.
+    total
+        The sum of those.
     cost
         Bytes that an update reads and writes, at most.
     guard

@@ -32,9 +32,6 @@ class Told:
         struct.pack_into("=I", self.info, 24, packets)
         struct.pack_into("=II", self.info, 52, data, acknowledgement)
 
-    def fileno(self) -> int:
-        return 7
-
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
         return bytes(self.info[:buflen])
 
