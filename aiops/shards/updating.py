@@ -167,16 +167,16 @@ class Updating:
             if shard in update.begun and state.update < update.ticket:
                 return None
             job = update.job
-            rehearsing = isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE
+            round = job.round if isinstance(job, UpdateJob) else None
             if shard in update.missing:
                 again.append(update.orders[shard])
                 expected.add(self._computing)
-            if rehearsing:  # an earlier start of the lead may have ordered the step
+            elif round is UpdateRound.STEP:  # it has done it
+                expected = {self._computing}
+            if round is UpdateRound.REHEARSE:  # an earlier start of the lead may have ordered more
                 expected.add(self._computing)
                 update.note_made(shard, made=version < state.version == self._computing)
                 again += update.ask_again(shard)
-            elif isinstance(job, UpdateJob) and job.round is UpdateRound.STEP:
-                expected = {self._computing}
         if shard not in self._placement.used:  # it has rows of tables alone
             expected = {0}
         if state.version not in expected or state.update < self.completed:

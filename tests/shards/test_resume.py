@@ -12,6 +12,7 @@ from aiops.durable.commit_gate import Acks
 from aiops.engine.events import JournalEnded, Reported
 from aiops.errors import RemoteProtocolError, RolledBack
 from aiops.store.finite_guard import Proof
+from aiops.store.parameters import UpdateRound
 from aiops.wire.server_messages import UpdateDone
 from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
@@ -107,6 +108,28 @@ def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: boo
     assert 1 in update.missing
     updating.resume(2, states[2], version)  # it has not made it, after all
     assert updating.done(Reported(0.0, 1, bad), bad) == []
+
+
+def test_a_follower_that_is_lost_amid_a_step_is_given_it_again() -> None:
+    """Whether or not it has made it: it may be killed before it does, and before it says so."""
+    world = KeptWorld(3, 3)
+    world.actors = [Actor(world, f"worker-{n}", Checker(2.0**n, 4)) for n in range(3)]
+    lead: Any = world.lead_brain
+    while not any(
+        update.job.round is UpdateRound.STEP and {1, 2} <= update.missing
+        for update in (lead._model.updating._outstanding.values() if lead._model else ())
+    ):
+        world.step()
+    updating, version = lead._model.updating, lead.engine.version
+    [update] = updating._outstanding.values()
+    state = list[Any](world.hosts)[1].coordinator.state()
+    before = replace(state, version=version, update=update.ticket)  # it has rehearsed it
+    assert updating.resume(1, before, version) == [update.orders[1]]
+    after = replace(before, version=version + 1)
+    assert updating.resume(1, after, version) == [update.orders[1]]
+    update.missing.discard(1)  # it has said it
+    assert updating.resume(1, before, version) is None
+    assert updating.resume(1, after, version) == []
 
 
 @pytest.mark.parametrize("seed", seeds(4))
