@@ -84,7 +84,7 @@ class CompiledScreen:
         limits += [agreement.USUAL, agreement.ALL, agreement.MOST]
         self._arrays = (
             *(sample.runs, sample.scales, sample.ends, versions.values, versions.numbers),
-            *(norm.norms, norm.medians, norm.counts, norm.median, norm.turn),
+            *(norm.norms, norm.medians, norm.counts, norm.median, norm.usual, norm.turn),
             *(curve.gradients, curve.points, curve.moves, curve.sums, curve.means),
             *(agree.signs, agree.means, agree.units, agree.counts, agree.scores, agree.closest),
             np.array(limits, float),
@@ -155,7 +155,7 @@ def _compiled() -> Any:
     ints, rows = (types.Array(types.int64, axes, "C") for axes in (1, 2))
     signature = types.boolean(
         *(read, read, one, rows, one, ints, two, ints),
-        *(three, two, one, one, ints),
+        *(three, two, one, one, one, ints),
         *(two, two, two, two, two),
         *(one, two, two, one, one, one),
         *(one, types.int64, types.int64, types.float64, types.int64, types.int64),
@@ -165,7 +165,7 @@ def _compiled() -> Any:
 
 def _passes_loop(
     gradient: Any, params: Any, values: Any, runs: Any, scales: Any, ends: Any, kept: Any,
-    kept_numbers: Any, norms: Any, norm_medians: Any, norm_counts: Any, median: Any, turn: Any,
+    kept_numbers: Any, norms: Any, norm_medians: Any, norm_counts: Any, median: Any, usual: Any, turn: Any,
     gradients: Any, points: Any, moves: Any, sums: Any, means: Any, signs: Any, directions: Any,
     units: Any, seen: Any, scores: Any, closest: Any, limits: Any, used: Any, row: Any,
     largest: Any, base: Any, number: Any,
@@ -175,12 +175,13 @@ def _passes_loop(
         read_loop(gradient, runs, scales, values)
 
     fresh, own_medians = np.empty(median.size), np.empty(median.size)
-    renewed, place, next_turn = np.empty(median.size), 0, 0
+    renewed, risen, place, next_turn = np.empty(median.size), np.empty(median.size), 0, 0
     if used & _NORM:
         copy_loop(median, renewed)
-        next_turn = refresh_loop(renewed, turn, norm_medians, room)
+        copy_loop(usual, risen)
+        next_turn = refresh_loop(renewed, risen, turn, norm_medians, room)
         norms_loop(values, ends, largest, fresh, lanes[0])
-        if not has_norms_loop(fresh, renewed, limits[0]):
+        if not has_norms_loop(fresh, renewed, risen, limits[0]):
             return False
         place = int(norm_counts[row]) % norms.shape[1]
         own_medians_loop(norms[row], place, fresh, np.empty(norms.shape[1:]), own_medians)
@@ -231,8 +232,9 @@ def _passes_loop(
         copy_loop(fresh, norms[row, place])
         copy_loop(own_medians, norm_medians[row])
         copy_loop(renewed, median)
+        copy_loop(risen, usual)
         norm_counts[row] += 1.0
-        turn[0] = next_turn
+        turn[0], turn[1] = next_turn, turn[1] + 1
     if used & _CURVATURE:
         if unread:
             copy_loop(met, kept[slot])

@@ -1,4 +1,4 @@
-"""The norm filter: refuse a gradient whose norm, in any tensor, is far above the median."""
+"""The norm filter: refuse a gradient whose norm, in any tensor, is far above what is usual."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ the model has unlearnt their data, and would be kept away from it for good."""
 
 _TURNS = 4  # the times that all medians are recomputed while each worker pushes once
 
+_FALL = 2.0 ** (-1 / (256 * _TURNS))
+"""The factor by which a usual norm falls at most each time: by half in 256 pushes of each worker."""
+
+_RISE = 1.05
+"""The factor by which it rises at most: a crowd that comes and goes does not leave its norm behind."""
+
 
 class NormFilter(WorkerArrays):
     """Compare the norm of each tensor with its median over the last pushes of all workers.
 
-    .. math:: g is used if ‖g_k‖ ≤ c · median_j ‖g_k⁽ʲ⁾‖ for every tensor k
+    .. math:: g is used if ‖g_k‖ ≤ c · max(m_k, u_k) for every tensor k, m_k = median_j ‖g_k⁽ʲ⁾‖
 
     The median is over the workers, of each worker's own over its last 8 pushes, used or not: it
     follows gradients that grow, and one that pushes often does not move it. Of an even number the
@@ -39,6 +45,13 @@ class NormFilter(WorkerArrays):
     not above norms of honest ones. The norm of a large tensor is that of its sample. The largest
     magnitude of the whole gradient is compared in the same way, so nothing large is hidden beside
     the sample. A gradient is not scaled down: a norm that large is not that of its mini-batch.
+
+    u is what is *usual*: the median too, but it falls slowly, by half in 256 pushes of each worker.
+    For workers that have data of their own have next to no gradients once the model has learnt
+    these, and those of a worker whose data it unlearns then are a thousand times as large as the
+    median, and no larger than all were at the start. (They would be refused until it has unlearnt
+    them altogether.) It rises at most by 5 % each time, and begins once there have been 8 pushes
+    for each worker.
 
     It keeps out magnitudes (9e17, 100 times the gradient), and nothing that has the size of a
     gradient: flipped signs, wrong labels, noise of the right norm.
@@ -54,8 +67,10 @@ class NormFilter(WorkerArrays):
     ----------
     median
         float64[tensors + 1], the medians over the workers.
+    usual
+        float64[tensors + 1], u.
     turn
-        int64[1], the tensor whose median is recomputed next.
+        int64[2], the tensor whose median is recomputed next, and the number of pushes.
 
     Source
     ------
@@ -73,7 +88,7 @@ class NormFilter(WorkerArrays):
     ...     assert push(worker, 1.0) is None
     >>> push(1, 4.0)
     >>> push(2, 100.0).why
-    "has a norm in 'w' of 100 times the median of all workers' (norm)"
+    "has a norm in 'w' of 100 times the usual median of all workers' (norm)"
     """
 
     norms: Values  # of each worker's last pushes
@@ -86,16 +101,16 @@ class NormFilter(WorkerArrays):
         empty = math.nan
         super().__init__(norms=((EACH, count), empty), medians=((count,), empty), counts=((), 0.0))
         self.median: Values = np.full(count, empty)
-        self.turn = np.zeros(1, np.int64)
+        self.usual: Values = np.full(count, empty)
+        self.turn = np.zeros(2, np.int64)
 
     def judge(self, seen: Observation) -> Objection | None:
-        """Note a push; refuse it if any of its norms is more than c medians.
+        """Note a push; refuse it if any of its norms is more than c times what is usual.
 
         Tensors whose median is 0 pass, or of which no worker has pushed any.
         """
-        columns = self._due()
-        self.median[columns] = lower_medians(self.medians[:, columns])
-        medians = self.median[seen.tensors]
+        self._renew(self._due())
+        medians = np.fmax(self.median, self.usual)[seen.tensors]
         self._note(seen)
         judged = medians > 0  # NaN: no worker has pushed the tensor
         ratios = np.divide(seen.norms, medians, out=np.zeros(len(medians)), where=judged)
@@ -106,7 +121,7 @@ class NormFilter(WorkerArrays):
         tensor = int(seen.tensors[worst])
         largest = tensor == len(self._names)
         what = "largest value" if largest else f"norm in {self._names[tensor]!r}"
-        why = f"has a {what} of {ratio:.3g} times the median of all workers' (norm)"
+        why = f"has a {what} of {ratio:.3g} times the usual median of all workers' (norm)"
         return Objection(why, blamed=ratio > BLAMED * self.factor)
 
     def _due(self) -> Ints:
@@ -114,8 +129,17 @@ class NormFilter(WorkerArrays):
         count, rows = len(self.median), len(self.medians)
         due = min(-(-_TURNS * count // rows), count)
         first = int(self.turn[0])
-        self.turn[0] = (first + due) % count
+        self.turn[:] = (first + due) % count, self.turn[1] + 1
         return (first + np.arange(due)) % count
+
+    def _renew(self, columns: Ints) -> None:
+        """Recompute the medians of some tensors, and have what is usual follow them."""
+        fresh, usual = lower_medians(self.medians[:, columns]), self.usual[columns]
+        self.median[columns] = fresh
+        if self.turn[1] > EACH * len(self.medians):
+            slowly = np.fmax(np.fmin(fresh, usual * _RISE), usual * _FALL)
+            fresh = np.where(usual > 0, slowly, fresh)
+        self.usual[columns] = fresh
 
     def _note(self, seen: Observation) -> None:
         """Keep the norms of a push in place of its worker's eighth last."""
@@ -128,13 +152,14 @@ class NormFilter(WorkerArrays):
 
     def state(self) -> dict[str, Any]:
         """Return the arrays, and the medians in use."""
-        return {**super().state(), "median": self.median.copy(), "turn": int(self.turn[0])}
+        own = {"median": self.median.copy(), "usual": self.usual.copy(), "turn": self.turn.copy()}
+        return {**super().state(), **own}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         super().restore(state)
-        self.median[:] = state["median"]
-        self.turn[0] = state["turn"]
+        self.median[:], self.usual[:] = state["median"], state["usual"]
+        self.turn[:] = state["turn"]
 
 
 # ---------------------------------------------------------------- loops
@@ -150,7 +175,7 @@ def norms_loop(values: Any, ends: Any, largest: Any, out: Any, lanes: Any) -> An
 
 
 @helper()
-def refresh_loop(median: Any, turn: Any, medians: Any, room: Any) -> Any:
+def refresh_loop(median: Any, usual: Any, turn: Any, medians: Any, room: Any) -> Any:
     """Recompute the medians that are due, as `NormFilter.judge` does; return the next one."""
     count, rows = median.size, medians.shape[0]
     due = min((_TURNS * count + rows - 1) // rows, count)
@@ -161,7 +186,13 @@ def refresh_loop(median: Any, turn: Any, medians: Any, room: Any) -> Any:
             if medians[row, column] == medians[row, column]:
                 room[found] = medians[row, column]
                 found += 1
-        median[column] = lower_median_loop(room, found) if found else math.nan
+        fresh = lower_median_loop(room, found) if found else math.nan
+        median[column] = fresh
+        if turn[1] + 1 > EACH * rows and usual[column] > 0.0:
+            if fresh != fresh:
+                fresh = usual[column] * _RISE
+            fresh = max(min(fresh, usual[column] * _RISE), usual[column] * _FALL)
+        usual[column] = fresh
     return (turn[0] + due) % count
 
 
@@ -191,9 +222,10 @@ def own_medians_loop(norms: Any, place: Any, fresh: Any, ordered: Any, out: Any)
 
 
 @helper()
-def has_norms_loop(fresh: Any, median: Any, factor: Any) -> Any:
-    """Return whether no norm is more than ``factor`` medians."""
+def has_norms_loop(fresh: Any, median: Any, usual: Any, factor: Any) -> Any:
+    """Return whether no norm is more than ``factor`` times what is usual."""
     beyond = 0
     for k in range(fresh.size):
-        beyond += median[k] > 0.0 and fresh[k] / median[k] > factor
+        level = usual[k] if usual[k] > median[k] or median[k] != median[k] else median[k]
+        beyond += level > 0.0 and fresh[k] / level > factor
     return beyond == 0

@@ -113,7 +113,7 @@ class TestReasons:
         answer = inline.push(3, gradient(1e6))
         assert isinstance(answer, Ack)
         assert answer.why == inline.engine.report()["filter"]["reasons"]["w3"]
-        assert "times the median" in answer.why
+        assert "times the usual median" in answer.why
         fine = inline.push(3, gradient(2.0))
         assert isinstance(fine, Ack)
         assert (fine.used, fine.why) == (True, "")
