@@ -80,6 +80,50 @@ def common(gradient: Values, draw: np.random.Generator) -> Values:
     return np.cos(np.arange(SIZE)) * np.linalg.norm(gradient) / 3
 
 
+class TestUsualNorm:
+    """A filter that has seen eight pushes and more of each of eight workers, of norm 1."""
+
+    def begun(self) -> NormFilter:
+        norms = NormFilter(["w"], 20.0)
+        for worker in range(8):
+            norms.forget(worker)
+        assert not any(self.push(norms, 1.0) for _ in range(10))
+        return norms
+
+    def push(self, norms: NormFilter, norm: float, workers: int = 8) -> bool:
+        """Have some workers push; return whether the last is refused."""
+        for worker in range(workers):
+            seen = Observation(worker, np.array([0]), np.array([norm]), None, None, None, None)
+            finding = norms.judge(seen)
+        return finding is not None
+
+    def test_it_falls_by_half_in_256_pushes_of_each_worker(self) -> None:
+        """A worker whose data is unlearnt has the gradient of the start, and others have none."""
+        norms = self.begun()
+        assert not any(self.push(norms, 1e-4) for _ in range(256))
+        np.testing.assert_allclose(norms.usual[0], 0.5, rtol=0.02)
+        np.testing.assert_allclose(norms.median[0], 1e-4)
+        assert not self.push(norms, 9.0, workers=1)
+        assert self.push(norms, 11.0, workers=1)
+        for _ in range(256 * 4):
+            self.push(norms, 1e-4)
+        assert self.push(norms, 1.0, workers=1)
+
+    def test_it_rises_slowly(self) -> None:
+        norms = self.begun()
+        for _ in range(8):
+            self.push(norms, 1e9)
+        assert norms.median[0] == 1e9
+        assert norms.usual[0] < 5.0
+        for _ in range(8):
+            self.push(norms, 1.0)
+        assert self.push(norms, 200.0, workers=1), "the crowd has left nothing"
+
+    def test_gradients_that_grow_are_used(self) -> None:
+        norms = self.begun()
+        assert not any(self.push(norms, 1.05**turn) for turn in range(300))
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["same-data", "own-data"])
 def test_curvature_refuses_flipped_signs_whatever_data_workers_have(own: bool) -> None:
     hostile, honest = refusals(CurvatureFilter(SIZE), pushes(flipped, own=own))
