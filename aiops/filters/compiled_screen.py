@@ -165,10 +165,10 @@ def _compiled() -> Any:
 
 def _passes_loop(
     gradient: Any, params: Any, values: Any, runs: Any, scales: Any, ends: Any, kept: Any,
-    kept_numbers: Any, norms: Any, norm_medians: Any, norm_counts: Any, median: Any, usual: Any, turn: Any,
-    gradients: Any, points: Any, moves: Any, sums: Any, means: Any, signs: Any, directions: Any,
-    units: Any, seen: Any, scores: Any, closest: Any, limits: Any, used: Any, row: Any,
-    largest: Any, base: Any, number: Any,
+    kept_numbers: Any, norms: Any, norm_medians: Any, norm_counts: Any, median: Any, usual: Any,
+    turn: Any, gradients: Any, points: Any, moves: Any, sums: Any, means: Any, signs: Any,
+    directions: Any, units: Any, seen: Any, scores: Any, closest: Any, limits: Any, used: Any,
+    row: Any, largest: Any, base: Any, number: Any,
 ) -> Any:  # fmt: skip
     lanes, room = np.empty((3, LANES)), np.empty(max(norm_counts.size, sums.shape[0], seen.size))
     if gradient.size:

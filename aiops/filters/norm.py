@@ -27,10 +27,10 @@ the model has unlearnt their data, and would be kept away from it for good."""
 _TURNS = 4  # the times that all medians are recomputed while each worker pushes once
 
 _FALL = 2.0 ** (-1 / (256 * _TURNS))
-"""The factor by which a usual norm falls at most each time: by half in 256 pushes of each worker."""
+"""By which what is usual falls at most each time: by half in 256 pushes of each worker."""
 
 _RISE = 1.05
-"""The factor by which it rises at most: a crowd that comes and goes does not leave its norm behind."""
+"""By which it rises at most: a crowd that comes and goes does not leave its norm behind."""
 
 
 class NormFilter(WorkerArrays):
