@@ -85,7 +85,7 @@ PURE_IN_SHELLS: Mapping[str, str] = {
     "data": "feed order source",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session pending known_run restarts server_info handshake shard_channel shards"
-    " strategies training_loop steady program calls backoff",
+    " strategies torch_arrays training_loop steady program calls backoff",
 }
 """Modules (or packages) of a shell that are pure all the same."""
 
@@ -98,9 +98,9 @@ IMPURE = {
 
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.numba_jit",
-    "torch": "data.torch client.torch client.torch_params client.torch_settings"
-    " client.torch_embedding client.torch_replica lab.experiments.convnet"
-    " lab.experiments.gpt lab.experiments.torch_task",
+    "torch": "data.torch client.strategies.torch_directions client.torch client.torch_arrays"
+    " client.torch_embedding client.torch_params client.torch_replica client.torch_settings"
+    " lab.experiments.convnet lab.experiments.gpt lab.experiments.torch_task",
     "jax": "client.jax",
     "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
     " ray.workers",

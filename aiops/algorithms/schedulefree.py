@@ -74,8 +74,11 @@ class ScheduleFree(Algorithm):
     whose longer side is m has α · sqrt(64/m), so that each step changes what it makes of a vector
     about as much. Of matrices that are more than 16 times as long as wide, and of all that is no
     matrix, the gradient is pushed, and the rate is α. Workers pay for that with 20·m²·n to
-    30·m²·n operations for a matrix of m × n, m ≤ n. A `Client` that pushes by itself, without a
-    `Worker`, pushes gradients as they are.
+    30·m²·n operations for a matrix of m × n, m ≤ n, in float32. PyTorch makes them of its own
+    tensors (`RemoteOptimizer`'s, and those given to `Worker.step`) on the device where they are,
+    with the precision of products that the program has set there
+    (``torch.set_float32_matmul_precision``), and NumPy of all others. A `Client` that pushes by
+    itself, without a `Worker`, pushes gradients as they are.
 
     Settings
     --------

@@ -49,5 +49,8 @@ def on_host(name: str, value: Any) -> Array:
 
 
 def _device(value: Any) -> str:
-    kind, number = value.__dlpack_device__()
+    try:
+        kind, number = value.__dlpack_device__()
+    except Exception:  # as PyTorch's tensors without values
+        return f"device {getattr(value, 'device', '?')}"
     return _DEVICES.get(int(kind), f"device {int(kind)}:{number}")

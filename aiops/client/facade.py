@@ -285,6 +285,11 @@ class WorkerFacade(SessionFacade):
         return self._steps.params
 
     @property
+    def directed(self) -> frozenset[str]:
+        """The tensors of which directions are pushed in the place of gradients (schedule-free)."""
+        return self._steps.directed
+
+    @property
     def last(self) -> Receipt | None:
         """The receipt of the last push that was answered."""
         return self._steps.last

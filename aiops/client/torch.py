@@ -51,8 +51,9 @@ from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
+from aiops.client.torch_arrays import finish_copies, to_array, to_tensor
 from aiops.client.torch_embedding import Embedding, embeddings_in
-from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
+from aiops.client.torch_params import fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
 from aiops.errors import UsageError
 from aiops.model.layout import Array
@@ -284,9 +285,14 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         return version
 
     def _gradients(self) -> dict[str, Array]:
-        """Return what to push: views of the gradients' memory where it can be pushed as it is."""
+        """Return what to push: views of the gradients' memory where it can be pushed as it is.
+
+        Gradients that the worker turns into directions stay on their devices.
+        """
         self._check_unchanged()
         found: dict[str, Any] = {}
+        directed = self.worker.directed
+        stay: dict[str, Any] = {}
         devices = set()
         for tensor in self._trained:
             gradient = tensor.param.grad
@@ -301,12 +307,15 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             factor = self._factor(tensor.group, self.param_groups[tensor.group], tensor.rate)
             if factor != 1.0:
                 gradient = gradient * factor
+            if tensor.name in directed:
+                stay[tensor.name] = gradient.to(tensor.server.dtype)
+                continue
             found[tensor.name] = tensor.host(gradient)
             devices.add(gradient.device)
-        if not found and not self._leaves:
+        if not (found or stay or self._leaves):
             raise UsageError("no parameter has a gradient: call loss.backward() before step()")
         finish_copies(devices)
-        return {name: to_array(tensor) for name, tensor in found.items()}
+        return {name: to_array(tensor) for name, tensor in found.items()} | stay
 
     def _factor(self, number: int, group: Mapping[str, Any], rate: float) -> float:
         """Return what gradients of a group are multiplied by for its learning rate.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch as _torch
 
 from aiops.client.sync.client import Client
+from aiops.client.torch_arrays import HostCopy, to_tensor
 from aiops.errors import UsageError, nearest
-from aiops.model.layout import Array, dtype_named
 
 Pairs = list[tuple[str, Any]]
 """Names and tensors."""
@@ -24,27 +23,19 @@ _OPTIONS = {"params", "param_names", "lr", "initial_lr", "weight_decay", "name"}
 
 @dataclass(slots=True, eq=False)
 class TrainedTensor:
-    """One parameter: the module's tensor, the worker's copy, and where a gradient is staged."""
+    """One parameter: the module's tensor, the worker's copy, and its gradients' on the host."""
 
     name: str
     group: int
     param: Any
     rate: float = 1.0  # the group's lr with which its gradients are pushed as they are
     server: Any = None  # shares the memory of the worker's arena
-    staging: Any = None  # page-locked host memory, for a parameter on a CUDA device
+    copy: HostCopy = field(default_factory=HostCopy)  # of its gradients
     seen: int = 0  # the parameter's own version counter after it was last overwritten
 
     def host(self, gradient: Any) -> Any:
-        """Return a gradient as a CPU tensor of the registered dtype: itself, where it can be.
-
-        A copy from a CUDA device may still be under way; see `finish_copies`.
-        """
-        gradient = gradient.to(self.server.dtype)
-        if gradient.device.type != "cuda":
-            return gradient.cpu()
-        if self.staging is None:
-            self.staging = _torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
-        return self.staging.copy_(gradient, non_blocking=True)
+        """Return a gradient as a CPU tensor of the registered dtype (see `HostCopy.of`)."""
+        return self.copy.of(gradient.to(self.server.dtype))
 
 
 def groups_of(params: Any) -> list[tuple[dict[str, Any], Pairs]]:
@@ -136,28 +127,6 @@ def _check(name: str, param: Any) -> None:
         raise UsageError(f"{name!r} is sparse or has no memory: only dense tensors can be trained")
     if not param.is_leaf:
         raise UsageError(f"{name!r} was computed from other tensors: give those to the optimizer")
-
-
-def to_array(tensor: Any) -> Array:
-    """Return a CPU tensor as an array over the same memory."""
-    if tensor.dtype == _torch.bfloat16:  # which NumPy does not know
-        return np.asarray(tensor.view(_torch.int16).numpy()).view(dtype_named("bfloat16"))
-    array: Array = tensor.numpy()
-    return array
-
-
-def to_tensor(array: Array) -> Any:
-    """Return an array as a CPU tensor over the same memory."""
-    if array.dtype.name == "bfloat16":
-        return _torch.from_numpy(array.view(np.int16)).view(_torch.bfloat16)
-    return _torch.from_numpy(array)
-
-
-def finish_copies(devices: Iterable[Any]) -> None:
-    """Wait until gradients that are on their way from CUDA devices are here."""
-    for device in devices:
-        if device.type == "cuda":
-            _torch.cuda.current_stream(device).synchronize()
 
 
 def fetch_into(

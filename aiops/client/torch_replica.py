@@ -7,7 +7,8 @@ from typing import Any
 import torch as _torch
 
 from aiops.averaging.ring_allreduce import Flat
-from aiops.client.torch_params import sort_out, to_array, to_tensor
+from aiops.client.torch_arrays import to_array, to_tensor
+from aiops.client.torch_params import sort_out
 from aiops.model.arena import Arena
 from aiops.model.layout import Array
 

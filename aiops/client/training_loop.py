@@ -108,6 +108,8 @@ class TrainingLoop:
         The strategy that the client plan names.
     direct
         True if each gradient travels by itself, so that no program is needed for a step.
+    directed
+        The tensors of which directions travel in the place of gradients.
 
     Raises
     ------
@@ -135,6 +137,8 @@ class TrainingLoop:
         # Those under way, the oldest first, each with the number of its step.
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
         self._directions = directions_for(self._plan, params)
+        found = self._directions
+        self.directed = frozenset[str]() if found is None else found.names
         self.direct = "gate" not in self._plan and type(self.strategy) is Direct
 
     @property

@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 
 from aiops.client import torch as module_under_test  # noqa: E402
 from aiops.client.torch import RemoteOptimizer, fetch_into  # noqa: E402
+from aiops.client.torch_arrays import to_array  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -710,7 +711,49 @@ def test_without_torch_the_import_says_what_to_install(monkeypatch: pytest.Monke
 # ---------------------------------------------------------------- accelerators
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def copied(gradient: Any) -> Any:
+    """Return a copy of what was pushed, as an array."""
+    if isinstance(gradient, torch.Tensor):
+        gradient = to_array(gradient.cpu())
+    return gradient.copy()
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_directions_are_made_where_gradients_are(
+    device: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model that comes of them is that of a worker with arrays."""
+    model, x, y = regression()
+    model, x, y = (each.to(device=device, dtype=dtype) for each in (model, x, y))
+    gradients: list[dict[str, Any]] = []
+    with ServerThread(policy="schedule-free", lr=0.1, kernels="numpy") as server:
+        with RemoteOptimizer(model, server.url) as opt:
+            start, seen = opt.worker.params.copy(), pushed(opt, monkeypatch)
+            for _ in range(5):
+                opt.zero_grad()
+                loss_of(model, x, y).backward()
+                opt.step()
+                kinds = {name: type(gradient) for name, gradient in seen[-1].items()}
+                assert kinds.pop("0.weight") is torch.Tensor
+                assert set(kinds.values()) == {np.ndarray}
+                assert seen[-1]["0.weight"].device.type == device
+                gradients.append({name: copied(each) for name, each in seen[-1].items()})
+        wanted = fetched(server)
+    with ServerThread(policy="schedule-free", lr=0.1, kernels="numpy") as server:
+        with aiops.Worker(server.url, start) as worker:
+            for each in gradients:
+                worker.step(each)
+        found = fetched(server)
+    for name, array in wanted.items():
+        close = 1e-5 if dtype == torch.float32 else 1e-2
+        np.testing.assert_allclose(found[name].astype(float), array.astype(float), atol=close)
+
+
+@GPU
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda(asgd: ServerThread, dtype: Any) -> None:
     p = weight(1.0, -2.0, dtype=dtype, device="cuda")

@@ -8,25 +8,24 @@ less wrong: `schedule-free` has measured what that is worth.
 
 It is done where the gradient is made, since it takes matrix products: 20·m²·n to 30·m²·n operations
 for an m × n matrix (m ≤ n; 30 for a square). That is ten to fifteen products with a mini-batch of m
-rows, and a training step takes three. Servers go on with updates element by element.
+rows, and a training step takes three. Gradients that are PyTorch's tensors stay on their device for
+it (`torch_directions`). Servers go on with updates element by element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from aiops.client.dlpack import on_host
 from aiops.client.encode_push import little_endian
+from aiops.client.strategies.orthogonalise import orthogonalised
 from aiops.client.strategies.plan import Plan
+from aiops.codecs.base import LIMIT
 from aiops.model.layout import Array, Layout
 from aiops.model.matrices import as_matrix
-
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest at 0
-_STEPS = 5
-_LIMIT = 1e18  # servers take gradients below this in magnitude
 
 
 class Directions:
@@ -54,6 +53,13 @@ class Directions:
         self._momenta = {
             name: np.zeros(matrix, np.float32) for name, matrix in matrices.items() if matrix
         }
+        # Makes those of PyTorch's tensors, once there is one.
+        self._of_tensors: Callable[[Mapping[str, Any]], dict[str, Array]] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of the tensors that are matrices."""
+        return frozenset(self._momenta)
 
     def of(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
         """Return the gradients of a mini-batch, with directions in the place of matrices'.
@@ -67,7 +73,20 @@ class Directions:
         UsageError
             When a matrix's gradient cannot be read as an array (`on_host`).
         """
-        return {name: self._direction(name, gradient) for name, gradient in gradients.items()}
+        torchs = {n: g for n, g in gradients.items() if n in self._momenta and _is_of_torch(g)}
+        made = self._directions_in_torch(torchs) if torchs else {}
+        return {
+            name: made[name] if name in made else self._direction(name, gradient)
+            for name, gradient in gradients.items()
+        }
+
+    def _directions_in_torch(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the directions of tensors, without those that do not fit."""
+        if self._of_tensors is None:
+            from aiops.client.strategies.torch_directions import TorchDirections
+
+            self._of_tensors = TorchDirections(self._memory, self._momenta, self._tensors).of
+        return self._of_tensors(gradients)
 
     def _direction(self, name: str, gradient: Array) -> Array:
         momentum = self._momenta.get(name)
@@ -78,12 +97,12 @@ class Directions:
             return gradient
         with np.errstate(invalid="ignore"):  # a 16-bit NaN
             largest = float(np.abs(values).max())
-        if not largest < _LIMIT:  # as NaN is not
+        if not largest < LIMIT:  # as NaN is not
             return gradient
         new = values.reshape(momentum.shape).astype(np.float32, copy=False)
         momentum *= np.float32(self._memory)
         momentum += np.float32(1 - self._memory) * new
-        found = orthogonalised(momentum)
+        found = np.ascontiguousarray(orthogonalised(momentum))
         found *= np.float32(max(momentum.shape) ** 0.5)
         return found.astype(values.dtype, copy=False).reshape(values.shape)
 
@@ -92,37 +111,13 @@ class Directions:
         return bool(self._momenta)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays, by name, that later directions depend on."""
+        """Return the arrays, by name, that later directions depend on.
+
+        The momenta of tensors that are not on the host are not among them.
+        """
         return dict(self._momenta)
 
 
-def orthogonalised(matrix: Array) -> Array:
-    """Return nearly the orthogonal matrix nearest to one, by Newton and Schulz.
-
-    Parameters
-    ----------
-    matrix
-        float32[m, n]; it stays as it is.
-
-    Returns
-    -------
-    Array
-        float32[m, n]. Singular values that are not tiny beside the largest become 0.7 to 1.2;
-        of zeros it returns zeros.
-
-    Source
-    ------
-    Jordan et al. 2024, *Muon*: five steps of x ← a·x + b·xxᵀx + c·(xxᵀ)²x.
-    """
-    wide = matrix.shape[0] <= matrix.shape[1]
-    x = matrix if wide else matrix.T
-    scale = float(np.abs(x).max(initial=0.0))  # first: squares of what is tiny are 0
-    if not scale:
-        return np.zeros_like(matrix)
-    x = x / np.float32(scale)
-    x /= np.float32(np.linalg.norm(x))
-    a, b, c = (np.float32(each) for each in _COEFFICIENTS)
-    for _ in range(_STEPS):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return np.ascontiguousarray(x if wide else x.T)
+def _is_of_torch(gradient: Any) -> bool:
+    """Return whether a gradient is PyTorch's, which is not imported for that."""
+    return type(gradient).__module__.partition(".")[0] == "torch"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,8 @@ import pytest
 
 from aiops.client.params import Params
 from aiops.client.strategies import directions_for
-from aiops.client.strategies.directions import Directions, orthogonalised
+from aiops.client.strategies.directions import Directions
+from aiops.client.strategies.orthogonalise import orthogonalised
 from aiops.errors import UsageError
 from aiops.model.layout import Layout, dtype_named
 
@@ -124,6 +128,136 @@ def test_another_shape_dtype_or_name_is_passed_on() -> None:
     found = made.of(given)
     assert all(found[name] is value for name, value in given.items())
     assert not any(momentum.any() for momentum in made.arrays().values())
+
+
+def numpys(array: Any) -> Any:
+    return array
+
+
+def torchs(array: Any) -> Any:
+    pytest.importorskip("torch")
+    from aiops.client.torch_arrays import to_tensor
+
+    return to_tensor(array.copy())
+
+
+def cudas(array: Any) -> Any:
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torchs(array).cuda()
+
+
+LIFTS = [numpys, torchs, cudas]
+"""What makes an array a gradient of NumPy, of PyTorch on the host, and of PyTorch on a GPU."""
+
+Lift = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize("lift", LIFTS)
+class TestContract:
+    """Directions are the same wherever they are made."""
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+    def test_several_steps(self, lift: Lift, dtype: str) -> None:
+        here, there = directions(dtype, 0.75), directions(dtype, 0.75)
+        for seed in range(4):
+            gradients = {name: drawn(name, seed, dtype) for name in SHAPES}
+            wanted = here.of(gradients)
+            found = there.of({name: lift(array) for name, array in gradients.items()})
+            for name in here.names:
+                assert type(found[name]) is np.ndarray
+                assert found[name].flags.c_contiguous
+                assert found[name].dtype == dtype_named(dtype)
+                self.agree(found[name], wanted[name])
+        assert here.names == there.names == {"square", "long", "torch", "flax"}
+
+    @staticmethod
+    def agree(found: Any, wanted: Any) -> None:
+        """Check that two directions, or dicts of such, differ by rounding alone."""
+        if isinstance(wanted, Mapping):
+            for name in wanted:
+                TestContract.agree(found[name], wanted[name])
+            return
+        close = {"float16": 4e-3, "bfloat16": 3e-2}.get(wanted.dtype.name, 2e-4)
+        values = found.astype(np.float64), wanted.astype(np.float64)
+        np.testing.assert_allclose(*values, atol=close * math.sqrt(max(wanted.shape)))
+
+    def test_a_gradient_of_nearly_low_rank(self, lift: Lift) -> None:
+        """In 16 bits half of such directions would be noise."""
+        random = np.random.default_rng(0)
+        low = random.normal(size=(64, 4)) @ random.normal(size=(4, 96))
+        gradient = (low + 1e-3 * random.normal(size=(64, 96))).astype(np.float32)
+        plan, layout = {"orthogonal": 0.5}, Layout([("w", "float32", (64, 96))])
+        wanted = Directions(plan, layout).of({"w": gradient})["w"]
+        found = Directions(plan, layout).of({"w": lift(gradient)})["w"]
+        assert np.linalg.norm(found - wanted) < 1e-4 * np.linalg.norm(wanted)
+
+    def test_a_transposed_gradient(self, lift: Lift) -> None:
+        gradient = drawn("square")
+        found = directions().of({"square": lift(gradient.T.copy()).T})["square"]
+        assert found.flags.c_contiguous
+        self.agree(found, directions().of({"square": gradient})["square"])
+
+    @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e17])
+    def test_tiny_and_huge_gradients(self, lift: Lift, scale: float) -> None:
+        gradient = (drawn("square") * scale).astype(np.float32)
+        found = directions().of({"square": lift(gradient)})["square"]
+        self.agree(found, directions().of({"square": gradient})["square"])
+        assert 0.5 < np.square(found).mean() < 1.5
+
+    def test_zeros(self, lift: Lift) -> None:
+        found = directions().of({"square": lift(np.zeros((8, 8), np.float32))})
+        assert not found["square"].any()
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, -2e18, 1e60])
+    def test_what_servers_refuse(self, lift: Lift, value: float, dtype: str) -> None:
+        """It is passed on, beside directions of the rest, and forgotten."""
+        made, broken = directions(dtype), drawn("square", dtype=dtype)
+        with np.errstate(over="ignore"):
+            broken[2, 3] = value
+        gradients = {"square": broken, "long": drawn("long", dtype=dtype)}
+        found = made.of({name: lift(array) for name, array in gradients.items()})
+        for values in (found["square"], broken):
+            assert values.dtype == dtype_named(dtype)
+        wide = found["square"].astype(np.float64), broken.astype(np.float64)  # for NaN in bfloat16
+        np.testing.assert_array_equal(*wide)
+        self.agree(found["long"], directions(dtype).of(gradients)["long"])
+        found = made.of({"square": lift(drawn("square", dtype=dtype))})
+        self.agree(found, directions(dtype).of({"square": drawn("square", dtype=dtype)}))
+
+    def test_what_does_not_fit(self, lift: Lift) -> None:
+        wider, long = lift(np.ones((8, 8))), lift(np.ones((4, 64), np.float32))
+        made = directions()
+        found = made.of({"square": wider, "long": long})
+        assert found["square"] is wider
+        assert found["long"] is long
+        assert not any(momentum.any() for momentum in made.arrays().values())
+
+    def test_gradients_stay_as_they_are(self, lift: Lift) -> None:
+        gradient = lift(drawn("square"))
+        directions().of({"square": gradient})
+        assert (gradient == lift(drawn("square"))).all()
+
+
+def test_arrays_and_tensors_of_the_host_have_one_momentum() -> None:
+    one, other = directions(memory=0.75), directions(memory=0.75)
+    for seed, lift in enumerate([numpys, torchs, numpys]):
+        wanted = one.of({"square": drawn("square", seed)})
+        found = other.of({"square": lift(drawn("square", seed))})
+        np.testing.assert_allclose(found["square"], wanted["square"], rtol=1e-3, atol=1e-4)
+
+
+def test_arrays_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # to import it is an error
+    assert directions().of({"square": drawn("square")})["square"].shape == (8, 8)
+
+
+def test_a_tensor_that_cannot_be_had_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.zeros(8, 8, device="meta"), torch.zeros(8, 8).to_sparse()):
+        with pytest.raises(UsageError, match=r"'square'.* cannot be read"):
+            directions().of({"square": tensor})
 
 
 class Exported:

@@ -1,0 +1,75 @@
+"""Directions of PyTorch's tensors, made where the tensors are: `Directions` has the mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch as _torch
+
+from aiops.client.strategies.orthogonalise import orthogonalised
+from aiops.client.torch_arrays import HostCopy, finish_copies, to_array
+from aiops.codecs.base import LIMIT
+from aiops.model.layout import Array, Tensor
+
+
+class TorchDirections:
+    """The momentum of matrices whose gradients are tensors.
+
+    All is computed in float32, on the tensor's device, which works on while the host asks for more:
+    the host waits once, for the directions themselves. In bfloat16 the
+    directions of a matrix of normal numbers are 2 to 3 % off, and of one that is nearly of rank 8,
+    as gradients are, 50 %: small singular values are lost in the rounding.
+
+    Parameters
+    ----------
+    memory
+        µ.
+    momenta
+        float32[m, n], by name of the matrix. Momenta of tensors on the host share their memory;
+        others are where the tensors are, and begin with what is here.
+    tensors
+        The model's, by name.
+    """
+
+    def __init__(
+        self, memory: float, momenta: Mapping[str, Array], tensors: Mapping[str, Tensor]
+    ) -> None:
+        self._memory, self._tensors = memory, tensors
+        self._momenta = {name: _torch.from_numpy(array) for name, array in momenta.items()}
+        self._copies = {name: HostCopy() for name in momenta}
+
+    def of(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the directions of some gradients, on the host, in the gradients' dtypes.
+
+        Those that do not fit their tensors are left out. The memory of a direction that was copied
+        from a device is that of the next, too.
+        """
+        made = {
+            name: self._direction(name, gradient.detach())
+            for name, gradient in gradients.items()
+            if self._fits(name, gradient)
+        }
+        here = {name: self._copies[name].of(each) for name, each in made.items()}
+        finish_copies({each.device for each in made.values()})
+        return {name: to_array(each) for name, each in here.items()}
+
+    def _fits(self, name: str, gradient: Any) -> bool:
+        if type(gradient) not in (_torch.Tensor, _torch.nn.Parameter):
+            return False  # spread over several processes, say
+        tensor, has_values = self._tensors[name], gradient.device.type != "meta"
+        fits = tuple(gradient.shape) == tensor.shape and gradient.layout == _torch.strided
+        return fits and has_values and str(gradient.dtype) == f"torch.{tensor.dtype.name}"
+
+    def _direction(self, name: str, gradient: Any) -> Any:
+        momentum = self._momenta[name]
+        if momentum.device != gradient.device:
+            momentum = self._momenta[name] = momentum.to(gradient.device)
+        values = gradient.reshape(momentum.shape)
+        # Chosen on the device: to look at the values here would be to wait for each matrix.
+        usable = values.abs().amax().float() < LIMIT
+        new = momentum * self._memory + values.float() * (1 - self._memory)
+        momentum.copy_(_torch.where(usable, new, momentum))
+        found = orthogonalised(momentum) * max(momentum.shape) ** 0.5
+        found = _torch.where(usable, found.to(values.dtype), values)
+        return found.reshape(gradient.shape).contiguous()
