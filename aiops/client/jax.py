@@ -144,17 +144,10 @@ class RemoteTree(Remote):
         ]
         arrays = dict(zip(self._names, map(np.asarray, _jax.device_get(leaves)), strict=True))
         self.last: Receipt | None = None
-        self._hold(
-            Worker(
-                url,
-                arrays,
-                tables=tables,
-                overlap=overlap,
-                token=token,
-                name=name,
-                timeout=timeout,
-            )
+        worker = Worker(
+            url, arrays, tables=tables, overlap=overlap, token=token, name=name, timeout=timeout
         )
+        self._hold(worker)
         self.params = self._current()
 
     def lookup(self, name: str, ids: Any) -> LookedUpRows:

@@ -139,17 +139,10 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
         arrays = {tensor.name: to_array(tensor.param.detach().cpu()) for tensor in self._trained}
         tables = {path: layer.table for path, layer in self.embeddings.items()} or None
-        self._hold(
-            Worker(
-                url,
-                arrays,
-                tables=tables,
-                overlap=overlap,
-                token=token,
-                name=name,
-                timeout=timeout,
-            )
+        worker = Worker(
+            url, arrays, tables=tables, overlap=overlap, token=token, name=name, timeout=timeout
         )
+        self._hold(worker)
         try:
             self.server_lr = self.worker.lr
             self._adopt()

@@ -137,8 +137,7 @@ class TrainingLoop:
         # Those under way, the oldest first, each with the number of its step.
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
         self._directions = directions_for(self._plan, params)
-        found = self._directions
-        self.directed = frozenset[str]() if found is None else found.names
+        self.directed = self._directions.names if self._directions else frozenset[str]()
         self.direct = "gate" not in self._plan and type(self.strategy) is Direct
 
     @property

@@ -30,7 +30,7 @@ def plan_of(algorithm: Algorithm, workers: int | None) -> dict[str, Any]:
     themselves between two exchanges are told by their routine.
     """
     plan = algorithm.plan(workers)
-    if plan["routine"] in ("local", "elastic"):
+    if plan.get("routine") in ("local", "elastic"):
         return plan
     if algorithm.policy(workers).awaits_workers:
         plan.setdefault("no_overlap", "waits")

@@ -73,8 +73,8 @@ class Directions:
         UsageError
             When a matrix's gradient cannot be read as an array (`on_host`).
         """
-        torchs = {n: g for n, g in gradients.items() if n in self._momenta and _is_of_torch(g)}
-        made = self._directions_in_torch(torchs) if torchs else {}
+        of_torch = {n: g for n, g in gradients.items() if n in self._momenta and _is_of_torch(g)}
+        made = self._directions_in_torch(of_torch) if of_torch else {}
         return {
             name: made[name] if name in made else self._direction(name, gradient)
             for name, gradient in gradients.items()
