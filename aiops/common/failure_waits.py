@@ -17,6 +17,9 @@ DEFAULT = 5.0
 _SHORTEST = 3.2
 """Seconds: with a probe each second, three of them are lost by then."""
 
+_SLOWEST = 32 << 20
+"""Bytes per second, read and written, of the slowest work that is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailureWaits:
@@ -52,6 +55,19 @@ class FailureWaits:
     def unanswered(self) -> float:
         """The silence of a peer's process, which was pinged, before the connection is ended."""
         return 12 * self.timeout
+
+    @property
+    def count(self) -> float:
+        """The time that another server has to count its traffic, for statistics."""
+        return self.unanswered / 3
+
+    def work(self, nbytes: int) -> float:
+        """Return the time that another server has for work on this many bytes.
+
+        It may be stopped for as long as it may be silent. After that it is at the slowest that is
+        waited for.
+        """
+        return self.unanswered + nbytes / _SLOWEST
 
     @property
     def attempt(self) -> float:

@@ -92,7 +92,7 @@ class ShardLinks:
     place
         Returns the number of a shard's place, the newest that is known.
     late
-        Returns the followers that owe an answer since a time, or longer.
+        Returns the followers that owe an answer for too long, each with the reason.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ShardLinks:
         standby: bool = False,
         tls: Callable[[str], TlsTarget] | None = None,
         place: Callable[[int], int] = lambda shard: 0,
-        late: Callable[[float], Container[int]] = lambda time: (),
+        late: Callable[[float, FailureWaits], Mapping[int, str]] = lambda now, waits: {},
     ) -> None:
         self._standby, self._tls, self._place, self._late = standby, tls, place, late
         self._addresses, self._token, self._run = list(addresses), token, run
@@ -488,8 +488,8 @@ class ShardLinks:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ping silent followers; end the connection of one that does not answer."""
         self._sweeper = loop.call_later(min(1.0, self._waits.heartbeat / 4), self._sweep, loop)
-        now, patience = self._env.now(), self._waits.unanswered / 3
-        late = self._late(now - patience)
+        now = self._env.now()
+        late = self._late(now, self._waits)
         for follower in self._followers.values():
             link = follower.link
             if follower.lost is not None:
@@ -499,8 +499,7 @@ class ShardLinks:
                 follower.last_in, follower.pinged = (now, came), False
             quiet = now - follower.last_in[0]
             if link.number in late:
-                why = f"it has not counted its traffic for statistics in {patience:.0f} s"
-                link.fault(DeadlineExceeded(why))
+                link.fault(DeadlineExceeded(late[link.number]))
             elif quiet > self._waits.unanswered:
                 link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))
             elif (

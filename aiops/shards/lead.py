@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aiops.common.failure_waits import FailureWaits
 from aiops.common.generations import next_term
 from aiops.common.sent_away import SentAway
 from aiops.engine.buffer_pool import BufferPool
@@ -249,12 +250,14 @@ class Lead:
             found.append((push.peer, f"portions of its push have not come to {names}"))
         return found
 
-    def late(self, time: float) -> set[int]:
-        """Return the followers for whose counts statistics have waited since this time or longer.
+    def late(self, now: float, waits: FailureWaits) -> Mapping[int, str]:
+        """Return the followers that others have waited for too long, each with the reason.
 
         They may answer pings and nothing else; clients are not to wait for them without an end.
         """
-        return self._count.late(time)
+        found = {} if self._model is None else self._model.updating.late(now, waits.work)
+        why = f"it has not counted its traffic for statistics in {waits.count:.0f} s"
+        return found | dict.fromkeys(self._count.late(now - waits.count), why)
 
     def collect(self) -> Collecting | None:
         """Begin to collect the current version from all shards; None while it cannot be read.
@@ -372,6 +375,8 @@ class Lead:
         if event.shard in followers.lost:
             return []
         followers.lost[event.shard] = event.why
+        if model is not None:
+            model.updating.lost(event.shard)
         self.sets.lost(event.shard)
         self._budgets.lost(event.shard)
         if self.kept:
@@ -426,7 +431,7 @@ class Lead:
     def _goes_on(self, shard: int, state: ShardState, moment: CommonMoment) -> bool:
         """Return whether a follower is where this lead has it, with no rows of another history."""
         assert self._model is not None, "else it is anywhere"
-        return not moment.ahead(LARGEST) and self._model.resume(shard, state) is not None
+        return not moment.ahead(LARGEST) and self._model.resume(shard, state, self._now) is not None
 
     @property
     def places(self) -> dict[int, int]:
@@ -511,7 +516,7 @@ class Lead:
         if state.run and state.holds.get("history", ()) != self.history:
             effects += self._noted(shard)
         if self._model is not None:
-            effects += self._with_history(self._model.resume(shard, state) or [])
+            effects += self._with_history(self._model.resume(shard, state, self._now) or [])
         if self.engine.closed and shard in self._rows_on:
             effects += self._closing([shard])
         if lost is None or self._followers.lost:
@@ -621,6 +626,7 @@ class Lead:
 
     def resumed(self, event: Resumed, outstanding: Sequence[Effect]) -> list[Effect]:
         """Go on after a replay, with the engine's effects that are to be carried out still."""
+        self._now = max(self._now, event.time)
         if self._model is not None:
             self._model.gathering.begin_numbers(event.generation)
         paced = self._budgets.paced()
@@ -658,7 +664,7 @@ class Lead:
                 case Apply() if self._model is not None and len(self._model.holders) > 1:
                     if isinstance(effect.job, CaptureJob) and effect.job.row:
                         self.sets.begin(effect.job.row)
-                    found += self._model.updating.begin(effect, self.engine.version)
+                    found += self._model.updating.begin(effect, self.engine.version, self._now)
                 case Reply():
                     found += self._reply(effect)
                 case Shares():

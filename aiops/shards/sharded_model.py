@@ -122,7 +122,7 @@ class ShardedModel:
             orders.append(Order(shard, LoadShard(0, *given), tuple(views)))
         return orders
 
-    def resume(self, shard: int, state: ShardState) -> list[Effect] | None:
+    def resume(self, shard: int, state: ShardState, now: float) -> list[Effect] | None:
         """Make a follower's state that of the lead; None: it cannot be, as it is of another time.
 
         Then it is at another version, or lacks its portion of a push that the lead's engine has.
@@ -137,7 +137,7 @@ class ShardedModel:
             effects.append(self.loads[shard])
         if shard not in self.holders:
             return effects
-        again = self.updating.resume(shard, state, self._training.store.version)
+        again = self.updating.resume(shard, state, self._training.store.version, now)
         if again is None:
             return None
         if self.gathering.lacks(shard, state.holds.get("portions", ())):

@@ -51,16 +51,23 @@ class _Update:
     made: set[int] = field(default_factory=set)  # followers that have made the step already
     sums: list[Ints] = field(default_factory=list)  # by shard
     orders: dict[int, Order] = field(default_factory=dict)  # by shard, of the present round
+    since: dict[int, float] = field(default_factory=dict)  # when each was given that order last
 
     def note_made(self, shard: int, *, made: bool) -> None:
         """Note whether a follower has made the step: then its result is finite on all shards."""
         (self.made.add if made else self.made.discard)(shard)
 
-    def ask_again(self, shard: int) -> list[Order]:
+    def ordered(self, now: float) -> list[Effect]:
+        """Return the orders of the present round, which are given now."""
+        self.since = dict.fromkeys(self.orders, now)
+        return [*self.orders.values()]
+
+    def ask_again(self, shard: int, now: float) -> list[Order]:
         """Return the orders of those who reported otherwise before this follower had come."""
         wrong = self.asked - {0, shard} if shard in self.made else set[int]()
         wrong = {each for each in wrong if self.sums[each][0] >= 0}
         self.missing |= wrong
+        self.since |= dict.fromkeys(wrong, now)
         return [self.orders[each] for each in sorted(wrong)]
 
 
@@ -110,10 +117,10 @@ class Updating:
         self.versions = [0] * (len(placement) - 1)
         self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
 
-    def begin(self, effect: Apply, version: int) -> list[Effect]:
+    def begin(self, effect: Apply, version: int, now: float) -> list[Effect]:
         """Begin an update; return the orders to the followers, and the lead's own part.
 
-        ``version``: the model's.
+        ``version``: the model's. ``now``: the time, in seconds.
         """
         job = effect.job
         alone = isinstance(job, MeasureJob) and len(self._placement.used) == 1
@@ -121,21 +128,22 @@ class Updating:
             return [effect]
         self._outstanding[effect.ticket] = update = _Update(effect.ticket, job)
         if isinstance(job, MeasureJob):
-            return [*self._measure(update, job, version), effect]
+            return [*self._measure(update, job, version, now), effect]
         if isinstance(job, CaptureJob):
             update.sums = [NONE] * len(self._placement)
-            return [*self._order(update, version, {CAPTURE: job.row}, self._holders), effect]
+            work = {CAPTURE: job.row}
+            return [*self._order(update, version, work, self._holders, now), effect]
         if isinstance(job, ReplicaJob):
-            return [*self._have_followed(update, job), effect]
+            return [*self._have_followed(update, job, now), effect]
         update.push = 0 if job.gradient is None else job.gradient.number
         self._computing = job.store.version + (job.target is not None)
         if job.weights is not None:
             self._proofs.collect(job, update.push)
         if job.clip and job.target is not None:
-            return self._issue(update, job, UpdateRound.MEASURE, self._placement.used)
-        return self._rehearse(update, job)
+            return self._issue(update, job, UpdateRound.MEASURE, self._placement.used, now)
+        return self._rehearse(update, job, now)
 
-    def _measure(self, update: _Update, job: MeasureJob, version: int) -> list[Effect]:
+    def _measure(self, update: _Update, job: MeasureJob, version: int, now: float) -> list[Effect]:
         """Ask followers for what they have not said of a push, or of the version that it meets."""
         known, self._computing = self._measuring.known(job), version
         update.sums = [known.get(shard, NONE) for shard in range(len(self._placement))]
@@ -143,9 +151,11 @@ class Updating:
         for shard in sorted(update.missing - {0}):
             number, work = self._measuring.work(job, shard)
             update.orders[shard] = Order(shard, RunUpdate(update.ticket, number, version, work))
-        return [*update.orders.values()]
+        return update.ordered(now)
 
-    def resume(self, shard: int, state: ShardState, version: int) -> list[Effect] | None:
+    def resume(
+        self, shard: int, state: ShardState, version: int, now: float
+    ) -> list[Effect] | None:
         """Go on with a follower that came back, or has a lead that came back.
 
         Parameters
@@ -154,6 +164,8 @@ class Updating:
             The follower, and its state.
         version
             The model's.
+        now
+            The time, in seconds.
 
         Returns
         -------
@@ -170,13 +182,14 @@ class Updating:
             round = job.round if isinstance(job, UpdateJob) else None
             if shard in update.missing:
                 again.append(update.orders[shard])
+                update.since[shard] = now
                 expected.add(self._computing)
             elif round is UpdateRound.STEP:  # it has done it
                 expected = {self._computing}
             if round is UpdateRound.REHEARSE:  # an earlier start of the lead may have ordered more
                 expected.add(self._computing)
                 update.note_made(shard, made=version < state.version == self._computing)
-                again += update.ask_again(shard)
+                again += update.ask_again(shard, now)
         if shard not in self._placement.used:  # it has rows of tables alone
             expected = {0}
         if state.version not in expected or state.update < self.completed:
@@ -184,6 +197,27 @@ class Updating:
         self.versions[shard - 1] = state.version
         self._proofs.forget(shard)
         return again
+
+    def lost(self, shard: int) -> None:
+        """Note that a follower is lost: from here on it is waited for until it is back."""
+        for update in self._outstanding.values():
+            update.since.pop(shard, None)
+
+    def late(self, now: float, patience: Callable[[int], float]) -> dict[int, str]:
+        """Return the followers that have not done what they were ordered in time, with the reason.
+
+        ``patience``: returns the seconds that they have, given the bytes that are read and written.
+        """
+        found = dict[int, str]()
+        for update in self._outstanding.values():
+            for shard in update.missing & update.since.keys():
+                waited = now - update.since[shard]
+                if waited > patience(update.job.cost + self._placement.layouts[shard].nbytes):
+                    found[shard] = (
+                        f"it answers, and has not done its part of update {update.ticket}, of"
+                        f" version {self._computing}, in {waited:.0f} s"
+                    )
+        return found
 
     def concerns(self, event: Applied) -> bool:
         """Return whether the lead's part of the outstanding update was done."""
@@ -240,12 +274,12 @@ class Updating:
             return []
         update.begun |= update.asked
         if isinstance(job, UpdateJob) and job.round is UpdateRound.MEASURE:
-            return self._clip(update, job)
+            return self._clip(update, job, time)
         if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
             bad = [placement.firsts[n] + int(m[0]) for n, m in enumerate(update.sums) if m[0] >= 0]
             if bad:
                 return self._refuse(update, job, min(bad), time)
-            return self._issue(update, job, UpdateRound.STEP, placement.used)
+            return self._issue(update, job, UpdateRound.STEP, placement.used, time)
         del self._outstanding[update.ticket]
         if isinstance(job, MeasureJob):  # most followers have done nothing
             return Applied(time, update.ticket, self._measuring.joined(job, update.sums))
@@ -274,14 +308,14 @@ class Updating:
             raise RemoteProtocolError(f"update_done.proof of shard {shard}: {error}") from None
         self._proofs.renew(shard, proof)
 
-    def _clip(self, update: _Update, job: UpdateJob) -> list[Effect]:
+    def _clip(self, update: _Update, job: UpdateJob, now: float) -> list[Effect]:
         """Go on with a gradient whose norm has been measured, with the factor to clip it."""
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
         noted = self.on_measured(update.ticket, squares)
         clip(job, squares)
-        return [*noted, *self._rehearse(update, job)]
+        return [*noted, *self._rehearse(update, job, now)]
 
-    def _rehearse(self, update: _Update, job: UpdateJob) -> list[Effect]:
+    def _rehearse(self, update: _Update, job: UpdateJob, now: float) -> list[Effect]:
         """Order a rehearsal of the shards that have no proof; if all have one, the step."""
         lacking = list[int]()
         if job.target is not None:
@@ -290,8 +324,8 @@ class Updating:
             push = update.push if direct else 0
             lacking = self._proofs.lacking(job, push, known=known)
         if lacking:
-            return self._issue(update, job, UpdateRound.REHEARSE, lacking)
-        return self._issue(update, job, UpdateRound.STEP, self._placement.used)
+            return self._issue(update, job, UpdateRound.REHEARSE, lacking, now)
+        return self._issue(update, job, UpdateRound.STEP, self._placement.used, now)
 
     def _refuse(self, update: _Update, job: UpdateJob, tensor: int, time: float) -> Applied:
         """Refuse an update: nothing has changed but the sum in progress, which is dropped.
@@ -302,26 +336,35 @@ class Updating:
         job.store.updater.drop_sum()
         return Applied(time, update.ticket, refusal(tensor))
 
-    def _have_followed(self, update: _Update, job: ReplicaJob) -> list[Effect]:
+    def _have_followed(self, update: _Update, job: ReplicaJob, now: float) -> list[Effect]:
         """Order the followers to bring their parts of the delta replica up to the model."""
         layouts = self._placement.layouts
         update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in layouts]
-        return self._order(
-            update, job.model.number, {REPLICA: job.replica.oldest}, self._placement.used
-        )
+        work = {REPLICA: job.replica.oldest}
+        return self._order(update, job.model.number, work, self._placement.used, now)
 
     def _order(
-        self, update: _Update, version: int, work: dict[str, int], shards: Sequence[int]
+        self,
+        update: _Update,
+        version: int,
+        work: dict[str, int],
+        shards: Sequence[int],
+        now: float,
     ) -> list[Effect]:
         """Order the same work of shards, which leaves the model at this version."""
         update.missing, self._computing = set(shards), version
         for shard in shards[1:]:
             at = version if shard in self._placement.used else 0  # it has rows of tables alone
             update.orders[shard] = Order(shard, RunUpdate(update.ticket, 0, at, work))
-        return [*update.orders.values()]
+        return update.ordered(now)
 
     def _issue(
-        self, update: _Update, job: UpdateJob, round: UpdateRound, shards: Iterable[int]
+        self,
+        update: _Update,
+        job: UpdateJob,
+        round: UpdateRound,
+        shards: Iterable[int],
+        now: float,
     ) -> list[Effect]:
         """Order some shards to do a round of an update; return the lead's own part, too."""
         placement, sizes = self._placement, self._placement.layout.sizes
@@ -350,7 +393,7 @@ class Updating:
             message = RunUpdate(update.ticket, number, job.store.version, work)
             update.orders[shard] = Order(shard, message)
         mine = [Apply(update.ticket, collected if 0 in update.begun else job)]
-        return [*update.orders.values(), *(mine if 0 in update.asked else ())]
+        return [*update.ordered(now), *(mine if 0 in update.asked else ())]
 
 
 def clip(job: UpdateJob, squares: float) -> None:

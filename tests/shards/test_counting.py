@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiops.common.failure_waits import FailureWaits
 from aiops.engine.events import Order, Received, Reported
 from aiops.engine.receive import PushSink
 from aiops.model.layout import split
@@ -29,5 +30,7 @@ def test_a_count_is_late_since_it_was_ordered() -> None:
     effects = lead.handle(Reported(40.0, 1, arrived))
     counts = [each for each in effects if isinstance(each, Order)]
     assert any(isinstance(each.message, CountTraffic) for each in counts)
-    assert lead.late(39.0) == set()
-    assert lead.late(40.0) == {1}
+    waits = FailureWaits()
+    assert lead.late(39.0 + waits.count, waits) == {}
+    [(shard, why)] = lead.late(40.0 + waits.count, waits).items()
+    assert (shard, why) == (1, "it has not counted its traffic for statistics in 20 s")

@@ -77,7 +77,7 @@ class Lead:
 
     def begin(self) -> list[Order]:
         apply: Any = type("Begun", (), {"ticket": 5, "job": self.job})()
-        return [each for each in self.updating.begin(apply, 0) if isinstance(each, Order)]
+        return [each for each in self.updating.begin(apply, 0, 1.0) if isinstance(each, Order)]
 
     def done(self, *numbers: float) -> Any:
         sums = np.array(numbers, "<f8").tobytes()

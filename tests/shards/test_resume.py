@@ -99,14 +99,14 @@ def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: boo
     bad = UpdateDone(update.ticket, np.array([0], "<i8").tobytes(), Proof().packed())
     if early:
         assert updating.done(Reported(0.0, 1, bad), bad) == []
-        orders = updating.resume(2, made, version)
+        orders = updating.resume(2, made, version, 1.0)
         assert [each.shard for each in orders] == [2, 1], "the other one is asked again"
     else:
-        updating.resume(2, made, version)
+        updating.resume(2, made, version, 1.0)
     with pytest.raises(RemoteProtocolError, match="shard 1 would refuse update"):
         updating.done(Reported(0.0, 1, bad), bad)
     assert 1 in update.missing
-    updating.resume(2, states[2], version)  # it has not made it, after all
+    updating.resume(2, states[2], version, 1.0)  # it has not made it, after all
     assert updating.done(Reported(0.0, 1, bad), bad) == []
 
 
@@ -124,12 +124,12 @@ def test_a_follower_that_is_lost_amid_a_step_is_given_it_again() -> None:
     [update] = updating._outstanding.values()
     state = list[Any](world.hosts)[1].coordinator.state()
     before = replace(state, version=version, update=update.ticket)  # it has rehearsed it
-    assert updating.resume(1, before, version) == [update.orders[1]]
+    assert updating.resume(1, before, version, 1.0) == [update.orders[1]]
     after = replace(before, version=version + 1)
-    assert updating.resume(1, after, version) == [update.orders[1]]
+    assert updating.resume(1, after, version, 1.0) == [update.orders[1]]
     update.missing.discard(1)  # it has said it
-    assert updating.resume(1, before, version) is None
-    assert updating.resume(1, after, version) == []
+    assert updating.resume(1, before, version, 1.0) is None
+    assert updating.resume(1, after, version, 1.0) == []
 
 
 @pytest.mark.parametrize("seed", seeds(4))

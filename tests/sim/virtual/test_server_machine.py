@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import pytest
 
 import aiops
 from aiops import testing
-from aiops.errors import RolledBack, Superseded, UsageError
+from aiops.engine.events import Applied
+from aiops.errors import RolledBack, Superseded, Unavailable, UsageError
 from aiops.net.faulty_disk import points
 from aiops.serving.server import Server
 from aiops.serving.shard_links import ShardLinks
+from aiops.shards.shard import Shard
 from aiops.sim.virtual.server_machine import ServerMachine
 from aiops.state.directory import StateListing
+from aiops.wire.server_messages import UpdateDone
 
 MODEL = {"w": np.zeros(8)}
 STEP = {"w": np.ones(8)}
@@ -194,9 +198,9 @@ async def test_a_promoted_server_that_was_started_again_ends_the_old_one() -> No
         assert new.serving
 
 
-def shards(acks: str, count: int = 3) -> list[ServerMachine]:
+def shards(acks: str, count: int = 3, **more: Any) -> list[ServerMachine]:
     """A lead and its followers."""
-    settings = {**SETTINGS, "acks": acks, "shard_bytes": 1}
+    settings = {**SETTINGS, "acks": acks, "shard_bytes": 1, **more}
     ports = range(7181, 7180 + count)
     followers = [ServerMachine(f"f-{port}", port=port, follower=True, **settings) for port in ports]
     named = [f"{each.host}:{each.port}" for each in followers]
@@ -229,6 +233,73 @@ def test_a_worker_rides_out_the_crashes_of_shards(acks: str, power: bool) -> Non
             assert machine.error is None
 
     main()
+
+
+LATE = r"at f-7181:7181 is gone \(it answers, and has not done its part of update 4, of version 4"
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A follower that never says that it has done update 4; the tickets of those, as they come."""
+    applied, found = Shard.applied, list[int]()
+
+    def unsaid(shard: Shard, event: Applied) -> UpdateDone | None:
+        done = applied(shard, event)
+        if shard.shard != 1 or event.ticket != 4 or found:
+            return done
+        found.append(event.ticket)
+        return None
+
+    monkeypatch.setattr(Shard, "applied", unsaid)
+    return found
+
+
+def test_a_follower_that_never_finishes_an_update_is_given_it_again(
+    silent: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers pings. Its connection is ended, and it comes back."""
+    caplog.set_level(logging.INFO, "aiops.server")
+
+    @testing.virtual()
+    async def main() -> None:
+        machines, loop = shards("written"), asyncio.get_running_loop()
+        for machine in reversed(machines):
+            await machine.start()
+        async with aiops.AsyncWorker(machines[0].url, {"w": np.zeros(24)}, timeout=300) as worker:
+            for step in range(1, 6):
+                began = loop.time()
+                receipt = await worker.step({"w": np.ones(24)})
+                assert (receipt.version, receipt.used) == (step, True)
+                waited = loop.time() - began
+                assert (60 < waited < 65) if step == 4 else waited < 1
+            assert (worker.params["w"] == -5).all()
+        for machine in machines:
+            await machine.stop()
+            assert machine.error is None
+
+    main()
+    assert silent == [4]
+    assert re.search(LATE, caplog.text)
+
+
+def test_without_a_state_workers_are_told_of_a_follower_that_never_finishes_an_update(
+    silent: list[int],
+) -> None:
+    @testing.virtual()
+    async def main() -> None:
+        machines = shards("applied", state=None)
+        for machine in reversed(machines):
+            await machine.start()
+        async with aiops.AsyncWorker(machines[0].url, {"w": np.zeros(24)}, timeout=70) as worker:
+            for _ in range(3):
+                await worker.step({"w": np.ones(24)})
+            with pytest.raises(Unavailable, match=LATE):
+                await worker.step({"w": np.ones(24)})
+        for machine in machines:
+            machine.crash()
+
+    main()
+    assert silent == [4]
 
 
 async def nine_steps(worker: aiops.AsyncWorker) -> None:
