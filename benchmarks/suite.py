@@ -100,6 +100,7 @@ ENTRIES: Mapping[str, Entry] = {
         *(240, 16),
     ),
     "startup": Entry("startup", "--sizes 4KiB --caches warm --rounds 2", 240, 10),
+    "directions": Entry("directions", "--sides 64,128 --rounds 3", 30, 5),
     "sharing": Entry("sharing --rounds 5", "--sizes 1MiB --rounds 2", 90, 8),
     "policies": Entry(
         "policies --rounds 3 --seconds 0.3",

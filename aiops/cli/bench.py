@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "acks": "Measure the price of --state at each level of --acks, beside no state.",
     "filter": "Measure exchanges with --filter robust beside exchanges without.",
     "snapshots": "Measure training beside the snapshots of a state, and restarts from one.",
+    "directions": "Measure directions of matrices by NumPy, by PyTorch and on a GPU.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }
 """The benchmarks, and the two commands about all of them, with their lines in the help."""
