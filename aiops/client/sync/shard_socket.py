@@ -78,16 +78,15 @@ class ShardSocket:
     @property
     def events(self) -> int:
         """The events to wait for, as `select.poll` names them; what can be sent at once is sent."""
-        self.queue(self.receiver.outgoing())
-        if self._out:
-            self.send()
         reading = 0 if self.receiver.waiting else select.POLLIN
-        return reading | (select.POLLOUT if self._out else 0)
+        return reading | (select.POLLOUT if self.unsent else 0)
 
     @property
     def unsent(self) -> bool:
-        """True while something is still to be sent."""
+        """True if something is to be sent and does not go out at once; what does is sent."""
         self.queue(self.receiver.outgoing())
+        if self._out:
+            self.send()
         return bool(self._out)
 
     def send(self) -> None:
