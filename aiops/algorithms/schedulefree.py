@@ -64,7 +64,8 @@ class ScheduleFree(Algorithm):
     falling learning rate gains, and the end of training need not be known. Gradients are to be
     taken at y. A worker's gradient arrives τ̄ updates after its parameters were sent, so it is sent
     ŷ, where y will be by then if z goes on as it did. The server publishes, saves and exports ŷ.
-    τ̄ is the mean staleness of the last 64 or so gradients, which the server measures.
+    τ̄ is the mean staleness of the last 64 or so gradients, which the server measures; one counts
+    for at most 64 more than four times the mean before it.
 
     A gradient is never divided by its own staleness. The rate falls with the mean, which changes
     slowly: α(τ̄) = α / (1 + τ̄/4).

@@ -42,7 +42,7 @@ def test_one_gradient_moves_it_little() -> None:
     assert 4 < found.mean < 5
     for _ in range(64):
         found.note(3)
-    assert found.mean == pytest.approx(3, abs=1)
+    assert found.mean < 3.5
 
 
 def test_it_follows_a_staleness_that_stays() -> None:
