@@ -5,10 +5,11 @@
                                 [--plot out.png]
 
 Two servers run at the same time, one with the filter, and one worker exchanges with them in turns,
-over TCP: a push of the whole gradient, answered with the parameters. The figure is the time of an
-exchange with the filter over that without, in the same round; and the time of a filter's decision
-on a push, the reading of its sample included, over that of an update: both on one thread, by turns,
-without a server. With ``--shards 2`` each of the two has its model on two processes.
+on this machine, and so in shared memory if the model is not small: a push of the whole gradient,
+answered with the parameters. The figure is the time of an exchange with the filter over that
+without, in the same round; and the time of a filter's decision on a push, the reading of its sample
+included, over that of an update: both on one thread, by turns, without a server. With ``--shards
+2`` each of the two has its model on two processes.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def table(result: Mapping[str, Any]) -> Table:
         ]
         for cell in result["cells"]
     ]
-    title = "An exchange with the filter and without, ms over TCP, and a decision / an update"
+    title = "An exchange with the filter and without, ms on one machine, and a decision / an update"
     columns = ("model", "policy", "servers", "off", "on", "ratio", "least", "most", "of the update")
     return report.table(title, columns, rows, text_columns=2)
 
