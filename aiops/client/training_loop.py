@@ -7,7 +7,8 @@ on with a server that was restarted.
 Each method of a worker is a program (`aiops.client.program`), whose operations the worker carries
 out: `Send`, `SendInBackground`, `JoinBackground` and `Offer`. A program may be broken off at any
 operation. The next one goes on from what is known then: nothing is lost, and nothing is pushed
-twice.
+twice. What takes long before a step, `TrainingLoop.directions`, is called by the worker, in a
+thread if need be.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class TrainingLoop:
     direct
         True if each gradient travels by itself, so that no program is needed for a step.
     directed
-        The tensors of which directions travel in the place of gradients.
+        The tensors of which `directions` travel in the place of gradients.
 
     Raises
     ------
@@ -161,25 +162,16 @@ class TrainingLoop:
                 " with a function params → gradients"
             )
 
-    # A gradient that travels by itself takes no program: the worker calls `begin`, exchanges what
-    # that returns for the parameters, and calls `took`, or drives `failed`.
+    # A gradient that travels by itself takes no program: the worker calls `begin`, exchanges it for
+    # the parameters, and calls `took`, or drives `failed`.
 
-    def begin(self, gradients: Gradients, *, again: bool) -> Gradients:
-        """Begin such a step (`direct`): computing is over; return what travels.
-
-        Raises
-        ------
-        UsageError
-            As `check` and `Directions.of`.
-        """
+    def begin(self, *, again: bool) -> None:
+        """Begin such a step (`direct`): computing is over. Raises as `check` does."""
         if not again and self._info.plan.get("recompute"):
             self.check(again=again)
-        if self._directions is not None:
-            gradients = self._directions.of(gradients)
         now = self._clock()
         self.compute_seconds += now - self._since
         self._since = now
-        return gradients
 
     def took(self, receipt: Receipt) -> Receipt:
         """Take what came of it, and the step is over; return it."""
@@ -199,6 +191,22 @@ class TrainingLoop:
             self._count()
         self.steps += receipt is not None
         return receipt
+
+    def directions(self, gradients: Gradients) -> Gradients:
+        """Return what a step is to be taken with, if some gradients are `directed`; else them.
+
+        No other thread may do it meanwhile.
+
+        Raises
+        ------
+        UsageError
+            As `Directions.of`.
+        """
+        return gradients if self._directions is None else self._directions.of(gradients)
+
+    def takes_long(self, gradients: Gradients) -> bool:
+        """Return whether `directions` would hold up an event loop."""
+        return self._directions is not None and self._directions.takes_long(gradients)
 
     def step(self, gradients: Gradients, *, again: bool) -> Program[Op, Receipt | None]:
         """Take the gradients of a mini-batch, computed at `params`.
@@ -276,8 +284,6 @@ class TrainingLoop:
         strategy = self.strategy
         if self._background and self._background[0][1].error is not None:
             yield from self._settle()  # raise that error before this step changes anything
-        if self._directions is not None:
-            gradients = self._directions.of(gradients)
         strategy.apply(gradients)
         yield from self._settle(strategy.depth - strategy.due)
         transfer = strategy.transfer()

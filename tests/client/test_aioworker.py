@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -763,3 +764,74 @@ class TestClock:
             await until(lambda: link.wire.traffic.messages_in >= before + 1, "a ping answered")
             assert (await worker.step(ones(START))).version == 1
             assert list(server.connections.peers) == [link.number]
+
+
+LARGE: dict[str, Array] = {"w": np.zeros((192, 192), np.float32)}
+
+
+class TestDirections:
+    """Those of large matrices are made in a thread, one step's at a time."""
+
+    @staticmethod
+    def slowed(worker: AsyncWorker, go: threading.Event) -> list[int]:
+        """Have directions wait until the event; return a list of how many are being made."""
+        steps = worker._steps
+        assert steps._directions is not None
+        making, seen, of = [0], list[int](), steps._directions.of
+
+        def slow(gradients: Any) -> Any:
+            making[0] += 1
+            seen.append(making[0])
+            assert go.wait(PATIENCE)
+            found = of(gradients)
+            making[0] -= 1
+            return found
+
+        steps._directions.of = slow  # type: ignore[method-assign]
+        return seen
+
+    async def test_the_event_loop_runs_meanwhile(self) -> None:
+        go = threading.Event()
+        async with serve("schedule-free") as server, AsyncWorker(server.url, LARGE) as worker:
+            seen = self.slowed(worker, go)
+            step = asyncio.create_task(worker.step(ones(LARGE)))
+            await until(lambda: bool(seen), "directions that are being made")
+            assert (await worker.stats())["version"] == 0
+            go.set()
+            assert (await step).version == 1
+
+    async def test_a_step_that_is_cancelled_ends_before_the_next_begins(self) -> None:
+        go = threading.Event()
+        async with serve("schedule-free") as server, AsyncWorker(server.url, LARGE) as worker:
+            seen = self.slowed(worker, go)
+            first = asyncio.create_task(worker.step(ones(LARGE)))
+            await until(lambda: bool(seen), "directions that are being made")
+            await cancel(first)
+            second = asyncio.create_task(worker.step(ones(LARGE)))
+            await worker.stats()
+            assert seen == [1]
+            go.set()
+            assert (await second).version == 1
+            assert seen == [1, 1]
+
+    async def test_what_fails_there_is_raised_by_the_step(self) -> None:
+        async with serve("schedule-free") as server, AsyncWorker(server.url, LARGE) as worker:
+            with pytest.raises(UsageError, match="'w'"):
+                await worker.step({"w": NoArray(LARGE["w"])})  # type: ignore[dict-item]
+            assert (await worker.step(ones(LARGE))).version == 1
+
+
+class NoArray:
+    """A tensor that cannot be had."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **_asked: Any) -> Any:
+        raise BufferError("it stays there")
+
+    def __array__(self, *_asked: Any, **_more: Any) -> Any:
+        raise BufferError("it stays there")

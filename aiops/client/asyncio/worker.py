@@ -73,7 +73,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     the transfers in the background. A function that computes long blocks the loop: compute such
     gradients elsewhere (``await asyncio.to_thread(...)``). Otherwise nothing is sent meanwhile, and
     a server with a heartbeat misses the answers. (It then ends the connection, and the next step
-    makes another.)
+    makes another.) What the worker itself computes long, directions of large matrices, it computes
+    in a thread.
 
     One step is taken at a time; rows and statistics may be requested meanwhile. A step may be
     cancelled, and the worker goes on: local steps and transfers under way are neither lost nor
@@ -129,6 +130,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         self._busy = self._transferring = False  # in a step; in the part of it that uses the server
         self._transferred = asyncio.Event()
         self._offering: asyncio.Task[None] | None = None
+        self._directing: asyncio.Task[Gradients] | None = None
         forks.note(self)
 
     async def connect(self) -> Self:
@@ -172,6 +174,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 given = gradients(self.params) if callable(gradients) else gradients
                 if inspect.isawaitable(given):
                     given = await given
+                if steps.directed:
+                    given = await self._directions(steps, given)
                 if self._offering is not None:
                     await asyncio.wait([self._offering])
                 self._transferring = True
@@ -194,12 +198,23 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         self, steps: TrainingLoop, gradients: Gradients, again: bool
     ) -> Receipt | None:
         """Take a step in which the gradient travels by itself."""
-        gradients = steps.begin(gradients, again=again)
+        steps.begin(again=again)
         try:
             receipt = await self._client.exchange(steps.params, gradients)
         except BaseException as error:
             return await self._play(steps.failed(error, again=again))
         return steps.took(receipt)
+
+    async def _directions(self, steps: TrainingLoop, gradients: Gradients) -> Gradients:
+        """Make directions, in a thread if that takes long: the server is answered meanwhile."""
+        if self._directing is not None:  # a step that was cancelled has left it
+            await asyncio.wait([self._directing])
+        if not steps.takes_long(gradients):
+            return steps.directions(gradients)
+        making = asyncio.to_thread(steps.directions, gradients)
+        self._directing = asyncio.create_task(making)
+        self._directing.add_done_callback(_retrieved)
+        return await asyncio.shield(self._directing)
 
     async def refresh(self) -> int:
         """Bring `params` up to date without pushing, as `Worker.refresh`; return their version."""
@@ -348,7 +363,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 return None
 
 
-def _retrieved(task: asyncio.Task[None]) -> None:
+def _retrieved(task: asyncio.Task[Any]) -> None:
     """Take note of a task's error, which those who wait for it are told: it is not logged."""
     if not task.cancelled():
         task.exception()

@@ -27,6 +27,9 @@ from aiops.codecs.base import LIMIT
 from aiops.model.layout import Array, Layout
 from aiops.model.matrices import as_matrix
 
+_LONG = 1e8
+"""Operations that take a millisecond or a few."""
+
 
 class Directions:
     """The momentum of the matrices of one worker.
@@ -53,6 +56,8 @@ class Directions:
         self._momenta = {
             name: np.zeros(matrix, np.float32) for name, matrix in matrices.items() if matrix
         }
+        shapes = [momentum.shape for momentum in self._momenta.values()]
+        self._operations = sum(30 * min(m, n) ** 2 * max(m, n) for m, n in shapes)
         # Makes those of PyTorch's tensors, once there is one.
         self._of_tensors: Callable[[Mapping[str, Any]], dict[str, Array]] | None = None
 
@@ -79,6 +84,18 @@ class Directions:
             name: made[name] if name in made else self._direction(name, gradient)
             for name, gradient in gradients.items()
         }
+
+    def takes_long(self, gradients: Mapping[str, Any]) -> bool:
+        """Return whether the directions of a model take more than milliseconds of this thread.
+
+        Those of tensors on another device do not: it is told, and works by itself.
+        """
+        if self._operations < _LONG:
+            return False
+        return not any(
+            _is_of_torch(gradient) and gradient.device.type != "cpu"
+            for gradient in gradients.values()
+        )
 
     def _directions_in_torch(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
         """Return the directions of tensors, without those that do not fit."""

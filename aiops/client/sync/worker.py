@@ -187,6 +187,8 @@ class Worker(WorkerFacade, Closing):
         receipt = None
         while receipt is None:
             given = gradients(self.params) if callable(gradients) else gradients
+            if steps.directed:
+                given = steps.directions(given)
             if steps.direct:
                 receipt = self._exchange(given, again)
             else:
@@ -196,7 +198,7 @@ class Worker(WorkerFacade, Closing):
     def _exchange(self, gradients: Gradients, again: bool) -> Receipt | None:
         """Take a step in which the gradient travels by itself."""
         steps = self._begun
-        gradients = steps.begin(gradients, again=again)
+        steps.begin(again=again)
         try:
             with self._lock:
                 receipt = self._client.exchange(steps.params, gradients)

@@ -260,6 +260,16 @@ def test_a_tensor_that_cannot_be_had_is_named() -> None:
             directions().of({"square": tensor})
 
 
+@pytest.mark.parametrize(("side", "takes_long"), [(64, False), (512, True)])
+def test_large_matrices_take_long(side: int, takes_long: bool) -> None:
+    made = Directions({"orthogonal": 0.5}, Layout([("w", "float32", (side, side))]))
+    gradient = np.zeros((side, side), np.float32)
+    assert made.takes_long({"w": gradient}) == takes_long
+    if torch := sys.modules.get("torch"):
+        assert made.takes_long({"w": torch.from_numpy(gradient)}) == takes_long
+        assert not made.takes_long({"w": torch.from_numpy(gradient).to("meta")})
+
+
 class Exported:
     """A tensor that is had by DLPack alone."""
 
