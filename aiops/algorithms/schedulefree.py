@@ -78,7 +78,8 @@ class ScheduleFree(Algorithm):
     30·m²·n operations for a matrix of m × n, m ≤ n, in float32. PyTorch makes them of its own
     tensors (`RemoteOptimizer`'s, and those given to `Worker.step`) on the device where they are,
     with the precision of products that the program has set there
-    (``torch.set_float32_matmul_precision``), and NumPy of all others. A `Client` that pushes by
+    (``torch.set_float32_matmul_precision``), and NumPy of all others. The momentum takes 4 bytes
+    for each value of a matrix, where the direction is made. A `Client` that pushes by
     itself, without a `Worker`, pushes gradients as they are.
 
     Settings

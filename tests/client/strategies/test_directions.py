@@ -253,6 +253,25 @@ def test_arrays_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert directions().of({"square": drawn("square")})["square"].shape == (8, 8)
 
 
+@pytest.mark.parametrize("name", ["square", "long", "torch"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_values_on_a_device_are_not_looked_at(name: str, dtype: str) -> None:
+    """The host does not wait for them: those of the device ``meta`` it could not see."""
+    torch = pytest.importorskip("torch")
+    from aiops.client.strategies.torch_directions import TorchDirections
+
+    made = directions(dtype)
+    there = TorchDirections(0.5, made.arrays(), made._tensors)
+    gradient = torch.empty(SHAPES[name], dtype=getattr(torch, dtype), device="meta")
+    for _step in range(2):
+        found = there._direction(name, gradient)
+        assert found.shape == gradient.shape
+        assert found.dtype == gradient.dtype
+        assert found.device == gradient.device
+    with pytest.raises(RuntimeError):  # what a look would be
+        bool(found.max() < 1)
+
+
 def test_a_tensor_that_cannot_be_had_is_named() -> None:
     torch = pytest.importorskip("torch")
     for tensor in (torch.zeros(8, 8, device="meta"), torch.zeros(8, 8).to_sparse()):
