@@ -168,7 +168,11 @@ class Process:
     def line(self) -> str:
         """Return the next line of stdout (a hanging child is ended by the test's time-out)."""
         assert self.popen.stdout is not None
-        return self.popen.stdout.readline().strip()
+        found = self.popen.stdout.readline()
+        if not found:
+            code, _out, err = self.end()
+            raise AssertionError(f"it ended with {code}, before it printed a line: {err[-2000:]}")
+        return found.strip()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
