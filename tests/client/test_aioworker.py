@@ -25,6 +25,7 @@ from aiops.errors import (
 )
 from aiops.model.layout import Array
 from aiops.serving.server import Server
+from tests.client.test_dlpack import Tensor
 from tests.support import PATIENCE
 from tests.test_rooms import MODULES, imports
 
@@ -817,21 +818,5 @@ class TestDirections:
     async def test_what_fails_there_is_raised_by_the_step(self) -> None:
         async with serve("schedule-free") as server, AsyncWorker(server.url, LARGE) as worker:
             with pytest.raises(UsageError, match="'w'"):
-                await worker.step({"w": NoArray(LARGE["w"])})  # type: ignore[dict-item]
+                await worker.step({"w": Tensor(LARGE["w"], copies=False)})  # type: ignore[dict-item]
             assert (await worker.step(ones(LARGE))).version == 1
-
-
-class NoArray:
-    """A tensor that cannot be had."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
-
-    def __dlpack__(self, **_asked: Any) -> Any:
-        raise BufferError("it stays there")
-
-    def __array__(self, *_asked: Any, **_more: Any) -> Any:
-        raise BufferError("it stays there")

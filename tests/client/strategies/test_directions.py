@@ -16,6 +16,7 @@ from aiops.client.strategies.directions import Directions
 from aiops.client.strategies.orthogonalise import orthogonalised
 from aiops.errors import UsageError
 from aiops.model.layout import Layout, dtype_named
+from tests.client.test_dlpack import CPU, Tensor
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "square": (8, 8),
@@ -289,38 +290,12 @@ def test_large_matrices_take_long(side: int, takes_long: bool) -> None:
         assert not made.takes_long({"w": torch.from_numpy(gradient).to("meta")})
 
 
-class Exported:
-    """A tensor that is had by DLPack alone."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __dlpack__(self, **asked: Any) -> Any:
-        return self._array.__dlpack__(**asked)
-
-    def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()
-
-
-class Elsewhere(Exported):
-    """One that cannot be had, as on a device without a way to the host."""
-
-    def __dlpack__(self, **asked: Any) -> Any:
-        raise BufferError("it stays there")
-
-    def __array__(self, *asked: Any, **more: Any) -> Any:
-        raise BufferError("it stays there")
-
-    def __dlpack_device__(self) -> Any:
-        return 2, 0
-
-
 def test_tensors_of_other_frameworks() -> None:
     wanted = directions().of({"square": drawn("square")})["square"]
-    found = directions().of({"square": Exported(drawn("square"))})["square"]
+    found = directions().of({"square": Tensor(drawn("square"), CPU)})["square"]
     np.testing.assert_array_equal(found, wanted)
     with pytest.raises(UsageError, match=r"'square'.*a CUDA device"):
-        directions().of({"square": Elsewhere(drawn("square"))})  # type: ignore[dict-item]
+        directions().of({"square": Tensor(drawn("square"), copies=False)})  # type: ignore[dict-item]
 
 
 def test_the_order_of_bytes_makes_no_difference() -> None:
