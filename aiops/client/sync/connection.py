@@ -312,9 +312,9 @@ class BlockingConnection:
             if outcome is error:
                 raise
             raise outcome from error
-        if more is not None and session.pending.by_id:
-            pass  # the next call goes on with what is to be sent
-        elif session.shards.channels or session.out or (session.back and not hurried):
+        more_follows = more is not None and session.pending.by_id  # the next call sends the rest
+        rest = session.shards.channels or session.out or (session.back and not hurried)
+        if rest and not more_follows:
             self._send_the_rest(until)
         self._last, attempts.said = time.monotonic(), None
         if session.steady is not None and session.idle and not self._sockets:
