@@ -136,9 +136,9 @@ ENTRIES: Mapping[str, Entry] = {
         *(150, 4),
     ),
     "filter": Entry(
-        "filter --sizes 16MiB,4KiB --rounds 5 --seconds 0.2",
+        "filter --sizes 16MiB,4KiB --shards 1,2 --rounds 5 --seconds 0.3",
         "--sizes 4KiB --policies asgd --rounds 1 --seconds 0.1",
-        *(90, 6),
+        *(180, 6),
     ),
     "hostile": Entry(
         "hostile --rounds 4 --seconds 6",
