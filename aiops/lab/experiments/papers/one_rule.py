@@ -85,6 +85,22 @@ class OneRuleScale(Scale):
         """The measure by which rules are compared."""
         return COST if self.transformer else ERROR
 
+    @property
+    def large(self) -> bool:
+        """Whether the transformer is the larger one."""
+        return self.knobs.get("transformer") == "large"
+
+    def work(self, simulation: Simulation) -> RunWork:
+        """Return the run of a simulation with the task of this scale."""
+        if not self.transformer:
+            return simulation
+        if self.large:
+            half = replace(
+                simulation, batch_size=simulation.batch_size // 2
+            )  # of windows twice as long
+            return TransformerSimulation(half, width=128, blocks=4, context=128)
+        return TransformerSimulation(simulation)
+
 
 QUICK = OneRuleScale(
     base=Simulation(dataset="digits", hidden=32, batch_size=16, iterations=600, samples=6),
@@ -105,10 +121,7 @@ def cases(scale: OneRuleScale, runs: Runs) -> Iterator[PlannedRun]:
         for rule, rates in RATES.items():
             for rate in rates:
                 for seed in range(scale.seeds):
-                    simulation = _simulation(scale, rule, count, rate, seed)
-                    work: RunWork = simulation
-                    if scale.transformer:
-                        work = TransformerSimulation(simulation)
+                    work = scale.work(_simulation(scale, rule, count, rate, seed))
                     yield PlannedRun(_panel(count), f"{rule} at {rate:g}", seed, work)
 
 
@@ -226,10 +239,12 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
+    knobs={"transformer": ("small", "large")},
     note="Equal workers and equal mini-batches in all: hardsync with λ workers makes 1/λ of the"
     " updates. Rivals know the horizon: their rates rise for 60 mini-batches and fall as a cosine."
     " Of a rival's rates the best counts, by the runs that are reported. --full trains a byte-level"
     " transformer (3 blocks of width 64; 170,000 parameters) on the text of Python's help, 600"
     " mini-batches of 16 windows of 64 bytes, so it depends on the version of Python a little."
+    " --with transformer=large has 4 blocks of width 128 (840,000 parameters), 8 windows of 128."
     " --quick trains a perceptron on scikit-learn's digits.",
 )
