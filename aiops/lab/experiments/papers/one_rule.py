@@ -28,6 +28,14 @@ RATES: Mapping[str, tuple[float, ...]] = {
 """The learning rates tried. Ours has one; of a rival's the best counts in each panel, by the same
 runs that are reported, so rivals are judged too well, if anything."""
 
+NEAREST: Mapping[str, tuple[float, ...]] = {
+    OURS: (0.008,),
+    PLAIN: (0.001,),
+    ASGD: (0.001, 0.003),
+    SYNC: (0.001, 0.003),
+}
+"""Those of the larger transformer, of which a run takes minutes: what was best for the small one."""
+
 _WARMUP = 60  # mini-batches
 _ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
 
@@ -90,6 +98,16 @@ class OneRuleScale(Scale):
         """Whether the transformer is the larger one."""
         return self.knobs.get("transformer") == "large"
 
+    @property
+    def rates(self) -> Mapping[str, tuple[float, ...]]:
+        """The learning rates of each rule."""
+        return NEAREST if self.large else RATES
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of workers."""
+        return tuple(count for count in self.workers if count <= 8 or not self.large)
+
     def work(self, simulation: Simulation) -> RunWork:
         """Return the run of a simulation with the task of this scale."""
         if not self.transformer:
@@ -117,8 +135,8 @@ FULL = OneRuleScale(
 
 def cases(scale: OneRuleScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield ours and each rival at each of its rates, for each number of workers."""
-    for count in scale.workers:
-        for rule, rates in RATES.items():
+    for count in scale.counts:
+        for rule, rates in scale.rates.items():
             for rate in rates:
                 for seed in range(scale.seeds):
                     work = scale.work(_simulation(scale, rule, count, rate, seed))
@@ -154,7 +172,7 @@ def best(
     scale: OneRuleScale, groups: RunGroups, workers: int, rule: str
 ) -> tuple[float, Group] | None:
     """Return the rate of a rule that does best, and its runs; None: not all ran."""
-    found = {rate: groups[_panel(workers), f"{rule} at {rate:g}"] for rate in RATES[rule]}
+    found = {rate: groups[_panel(workers), f"{rule} at {rate:g}"] for rate in scale.rates[rule]}
     if not all(found.values()):
         return None
     rate = min(found, key=lambda rate: scale.measure.mean(found[rate]))
@@ -164,8 +182,8 @@ def best(
 def findings(scale: OneRuleScale, groups: RunGroups) -> Findings:
     """Write one row for each number of workers and rule."""
     table, measure = [], scale.measure
-    for count in scale.workers:
-        for rule in RATES:
+    for count in scale.counts:
+        for rule in scale.rates:
             chosen = best(scale, groups, count, rule)
             if chosen is not None:
                 rate, group = chosen
@@ -186,10 +204,10 @@ def findings(scale: OneRuleScale, groups: RunGroups) -> Findings:
 def _ahead(scale: OneRuleScale, groups: RunGroups) -> Verdict:
     """Say whether ours is ahead of each rival, or level, for every number of workers."""
     texts, behind, measure = list[str](), False, scale.measure
-    for count in scale.workers:
-        found = {rule: best(scale, groups, count, rule) for rule in RATES}
+    for count in scale.counts:
+        found = {rule: best(scale, groups, count, rule) for rule in scale.rates}
         ends = {rule: measure.mean(each[1]) for rule, each in found.items() if each}
-        if len(ends) < len(RATES):
+        if len(ends) < len(scale.rates):
             return Verdict(None, f"not all has been run for {count} workers")
         rival = min((ASGD, SYNC), key=lambda rule: ends[rule])
         behind = behind or ends[OURS] > ends[rival] + measure.level
@@ -199,9 +217,9 @@ def _ahead(scale: OneRuleScale, groups: RunGroups) -> Verdict:
 
 def _price(scale: OneRuleScale, groups: RunGroups) -> Verdict:
     """Say whether staleness costs ours less than the best rival: one worker is the measure."""
-    first, *others = scale.workers
+    first, *others = scale.counts
     ends = dict[tuple[str, int], float]()
-    for count in scale.workers:
+    for count in scale.counts:
         for rule in (OURS, ASGD):
             found = best(scale, groups, count, rule)
             if found is None:
@@ -219,9 +237,9 @@ def _price(scale: OneRuleScale, groups: RunGroups) -> Verdict:
 def figure(scale: OneRuleScale, groups: RunGroups) -> Figure:
     """Draw the end over the number of workers, each rule at its best rate."""
     lines, measure = [], scale.measure
-    for rule in RATES:
-        found = [best(scale, groups, count, rule) for count in scale.workers]
-        ran = [(count, each[1]) for count, each in zip(scale.workers, found, strict=True) if each]
+    for rule in scale.rates:
+        found = [best(scale, groups, count, rule) for count in scale.counts]
+        ran = [(count, each[1]) for count, each in zip(scale.counts, found, strict=True) if each]
         places, runs = [float(count) for count, _group in ran], [group for _count, group in ran]
         lines.append(across(rule, places, runs, measure.of))
     panel = Panel("Each at the best of its rates", "workers λ", measure.unit, lines, "x")
