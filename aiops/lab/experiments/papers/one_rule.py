@@ -34,7 +34,7 @@ NEAREST: Mapping[str, tuple[float, ...]] = {
     ASGD: (0.001, 0.003),
     SYNC: (0.001, 0.003),
 }
-"""Those of the larger transformer, of which a run takes minutes: what was best for the small one."""
+"""Those of the larger transformer, whose runs take minutes: what was best for the small one."""
 
 _WARMUP = 60  # mini-batches
 _ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
