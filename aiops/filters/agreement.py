@@ -33,7 +33,7 @@ MOST = 2 / 3
 """Of the workers that have pushed, those that are compared, at least, before any is refused: so
 hostile ones that push more often are no majority of them."""
 
-AGREED = 0.2
+AGREED = 0.25
 """The median agreement from which on workers are held to go one way."""
 
 TWINS = 0.98
@@ -51,7 +51,7 @@ class AgreementFilter(WorkerArrays):
 
     .. math::
         m_i ← β m_i + (1 − β) g_i / ‖g_i‖,   a_i = median_j≠i cos(m_i, m_j),   A = median_i a_i
-        i is refused if  A ≥ 0.2  and  a_i < A − max(¾ A, 3 · median of the a_j − A ≥ 0)
+        i is refused if  A ≥ 0.25  and  a_i < A − max(¾ A, 3 · median of the a_j − A ≥ 0)
 
     A mean over one worker's pushes has less noise than a push, so workers with the same data agree
     visibly; minus the gradient, noise and wrong labels do not. The median over pairs, where a
