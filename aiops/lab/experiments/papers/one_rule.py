@@ -95,7 +95,7 @@ class OneRuleScale(Scale):
 
     @property
     def large(self) -> bool:
-        """Whether the transformer is the larger one."""
+        """True if the transformer is the larger one."""
         return self.knobs.get("transformer") == "large"
 
     @property
