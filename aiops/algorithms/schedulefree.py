@@ -68,7 +68,8 @@ class ScheduleFree(Algorithm):
     for at most 64 more than four times the mean before it.
 
     A gradient is never divided by its own staleness. The rate falls with the mean, which changes
-    slowly: α(τ̄) = α / (1 + τ̄/4).
+    slowly: α(τ̄) = α / sqrt(1 + τ̄). A bound for convex functions says why: staleness multiplies the
+    part of a gradient that is no noise, and no more (``docs/theory.md``).
 
     With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
@@ -140,7 +141,7 @@ class ScheduleFree(Algorithm):
 
     Example
     -------
-    >>> pace, *_rest = ScheduleFree().scalars(update=1, staleness=4.0)
+    >>> pace, *_rest = ScheduleFree().scalars(update=1, staleness=3.0)
     >>> pace
     0.5
     """
@@ -195,7 +196,7 @@ class ScheduleFree(Algorithm):
         t, k = update, self.ahead * staleness / (1 + staleness / _FAR)
         share = min(1.0, (self.power + 1) / (t + self.power))
         after = min(1.0, (self.power + 1) / (t + 1 + self.power))  # of the next update
-        pace, lean = 1 / (1 + staleness / 4), 1 - self.beta + k * self.beta * after
+        pace, lean = 1 / math.sqrt(1 + staleness), 1 - self.beta + k * self.beta * after
         return pace, self._root(t), share, 1 - share, lean, k * (1 - self.beta)
 
     def row_scalars(self, update: int) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Plain:
     def step(self, g: Any, staleness: float) -> Any:
         a, p = self.settings, self.settings.power
         self.t += 1
-        rate = a.lr * min(1, self.t / 5) / (1 + staleness / 4)
+        rate = a.lr * min(1, self.t / 5) / math.sqrt(1 + staleness)
         self.s = a.beta2 * self.s + (1 - a.beta2) * g * g
         root = np.sqrt(self.s / (1 - a.beta2**self.t))
         d = rate * (g / (root + a.eps) + a.weight_decay * self.sent)
