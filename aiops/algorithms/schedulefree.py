@@ -124,7 +124,7 @@ class ScheduleFree(Algorithm):
     Note
     ----
     Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 2, 4, 8
-    and 16 equal workers: 1.458, 1.493, 1.607, 1.845 and 2.244 nats; ``asgd`` with AdamW at the best
+    and 16 equal workers: 1.458, 1.492, 1.606, 1.849 and 2.224 nats; ``asgd`` with AdamW at the best
     of four rates, with cosine decay: 2.054, 2.285, 2.612, 2.844 and 2.971
     (``aiops experiment run one-rule --full``).
 
