@@ -292,7 +292,7 @@ class Algorithm:
         update
             The number of the tensor's update, from 1.
         staleness
-            The mean of the gradients used before it, lately (`aiops.engine.mean_staleness`), ≥ 0.
+            The mean of the gradients used before it, lately (`aiops.engine.recent_staleness`), ≥ 0.
         """
         return ()
 

@@ -21,9 +21,9 @@ from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Applied, Apply, Effect, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
-from aiops.engine.mean_staleness import MeanStaleness
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
+from aiops.engine.recent_staleness import RecentStaleness
 from aiops.engine.replies import PendingPush, Replies
 from aiops.engine.run_warnings import RunWarnings
 from aiops.engine.schedule_position import SchedulePosition
@@ -153,7 +153,7 @@ class UpdateQueue:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
         self.held, self.recall, self.pace = held, GradientCache(plan.recall), Pace()
-        self.mean_staleness = MeanStaleness()
+        self.recent_staleness = RecentStaleness()
         self._screen, self.warnings = screen, warnings
         warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
@@ -267,7 +267,7 @@ class UpdateQueue:
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
         if scalars is not None:
-            self.mean_staleness.note(staleness)
+            self.recent_staleness.note(staleness)
         return known[2], scalars
 
     def worked(self, now: float) -> None:
@@ -609,7 +609,7 @@ class UpdateQueue:
                 job.scalars = self._scalars(job.touched)
             job.target = store.begin()
         if push is not None and store.rule.scalars:  # last: those are by the gradients before it
-            self.mean_staleness.note(push.staleness)
+            self.recent_staleness.note(push.staleness)
         self.tickets += 1
         self._outstanding = (self.tickets, job, push, decision)
         return Apply(self.tickets, job)
@@ -652,7 +652,7 @@ class UpdateQueue:
             "staleness": list(self.staleness.items()),
             "totals": [self.total_staleness, self.ignored],
             "pace": self.pace.state(),
-            "mean_staleness": self.mean_staleness.state(),
+            "recent_staleness": self.recent_staleness.state(),
             "recall": self.recall.state(number),
             "screen": None if self._screen is None else self._screen.state(),
             "position": None if self.position is None else self.position.state(),
@@ -675,7 +675,7 @@ class UpdateQueue:
         self.staleness = Counter(dict(state["staleness"]))
         self.total_staleness, self.ignored = state["totals"]
         self.pace.restore(state["pace"])
-        self.mean_staleness.restore(state["mean_staleness"])
+        self.recent_staleness.restore(state["recent_staleness"])
         self.recall.restore(state["recall"], gradients)
         if self._screen is not None and state["screen"] is not None:
             self._screen.restore(state["screen"])
@@ -728,7 +728,7 @@ class UpdateQueue:
         if not store.rule.scalars:
             return None
         level, scalars = store.current.level, self._algorithm.scalars
-        mean = self.mean_staleness.mean
+        mean = self.recent_staleness.mean
         if level is None:
             versions = store.current.tensor_versions[touched].tolist()
             rows = {version: scalars(version + 1, mean) for version in set(versions)}

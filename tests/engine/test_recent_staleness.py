@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aiops.engine.mean_staleness import MeanStaleness
+from aiops.engine.recent_staleness import RecentStaleness
 
 
 def test_at_first_it_is_the_plain_mean() -> None:
-    found = MeanStaleness()
+    found = RecentStaleness()
     assert found.mean == 0
     for staleness in (4, 0, 2):
         found.note(staleness)
@@ -16,7 +16,7 @@ def test_at_first_it_is_the_plain_mean() -> None:
 
 
 def test_it_forgets() -> None:
-    found = MeanStaleness()
+    found = RecentStaleness()
     for _ in range(100):
         found.note(100)
     for _ in range(640):
@@ -25,7 +25,7 @@ def test_it_forgets() -> None:
 
 
 def test_it_goes_on_from_its_state() -> None:
-    found, other = MeanStaleness(), MeanStaleness()
+    found, other = RecentStaleness(), RecentStaleness()
     for staleness in (3, 1, 7):
         found.note(staleness)
     other.restore(found.state())
@@ -35,7 +35,7 @@ def test_it_goes_on_from_its_state() -> None:
 
 
 def test_one_gradient_moves_it_little() -> None:
-    found = MeanStaleness()
+    found = RecentStaleness()
     for _ in range(200):
         found.note(3)
     found.note(5000)
@@ -46,7 +46,7 @@ def test_one_gradient_moves_it_little() -> None:
 
 
 def test_it_follows_a_staleness_that_stays() -> None:
-    found = MeanStaleness()
+    found = RecentStaleness()
     for _ in range(200):
         found.note(3)
     for _ in range(640):

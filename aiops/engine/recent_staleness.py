@@ -8,7 +8,7 @@ from typing import Any
 _MEMORY = 64
 
 
-class MeanStaleness:
+class RecentStaleness:
     """A moving mean of staleness; of the first 64 gradients the plain one.
 
     A gradient counts for at most 64 more than four times the mean before it. So a worker that comes
