@@ -179,7 +179,7 @@ def _passes_loop(
     if used & _NORM:
         copy_loop(median, renewed)
         copy_loop(usual, risen)
-        next_turn = refresh_loop(renewed, risen, turn, norm_medians, room)
+        next_turn = refresh_loop(renewed, risen, turn, norm_medians, norm_counts, room)
         norms_loop(values, ends, largest, fresh, lanes[0])
         if not has_norms_loop(fresh, renewed, risen, limits[0]):
             return False

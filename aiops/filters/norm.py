@@ -26,11 +26,11 @@ the model has unlearnt their data, and would be kept away from it for good."""
 
 _TURNS = 4  # the times that all medians are recomputed while each worker pushes once
 
-_FALL = 2.0 ** (-1 / (256 * _TURNS))
-"""By which what is usual falls at most each time: by half in 256 pushes of each worker."""
+_FALL = math.log(2) / 256
+"""The share by which what is usual falls at most with a push of each worker; half in 256."""
 
-_RISE = 1.05
-"""By which it rises at most: a crowd that comes and goes does not leave its norm behind."""
+_RISE = 0.05
+"""The share by which it rises at most with a push of each worker."""
 
 
 class NormFilter(WorkerArrays):
@@ -50,8 +50,10 @@ class NormFilter(WorkerArrays):
     For workers that have data of their own have next to no gradients once the model has learnt
     these, and those of a worker whose data it unlearns then are a thousand times as large as the
     median, and no larger than all were at the start. (They would be refused until it has unlearnt
-    them altogether.) It rises at most by 5 % each time, and begins once there have been 8 pushes
-    for each worker.
+    them altogether.) The price: where gradients have fallen to a thousandth within few pushes, what
+    passes is up to 20,000 times their median. u rises by at most 5 % with a push of each worker, so
+    that a majority of hostile ones that comes and goes leaves little; it begins once there have
+    been 8 pushes for each worker.
 
     It keeps out magnitudes (9e17, 100 times the gradient), and nothing that has the size of a
     gradient: flipped signs, wrong labels, noise of the right norm.
@@ -107,12 +109,13 @@ class NormFilter(WorkerArrays):
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if any of its norms is more than c times what is usual.
 
-        Tensors whose median is 0 pass, or of which no worker has pushed any.
+        Tensors whose median is 0 pass, or of which no worker has pushed any lately.
         """
         self._renew(self._due())
-        medians = np.fmax(self.median, self.usual)[seen.tensors]
-        self._note(seen)
+        medians = self.median[seen.tensors]
         judged = medians > 0  # NaN: no worker has pushed the tensor
+        medians = np.fmax(medians, self.usual[seen.tensors])
+        self._note(seen)
         ratios = np.divide(seen.norms, medians, out=np.zeros(len(medians)), where=judged)
         worst = int(ratios.argmax())
         ratio = float(ratios[worst])
@@ -135,11 +138,14 @@ class NormFilter(WorkerArrays):
     def _renew(self, columns: Ints) -> None:
         """Recompute the medians of some tensors, and have what is usual follow them."""
         fresh, usual = lower_medians(self.medians[:, columns]), self.usual[columns]
+        followed, workers = fresh, int(np.count_nonzero(self.counts))
+        if 0 < EACH * workers < self.turn[1]:
+            each = len(self.median) / (len(columns) * workers)  # pushes of each since the last time
+            followed = np.minimum(fresh, usual * (1 + _RISE * each))
+            followed = np.maximum(followed, usual * max(1 - _FALL * each, 0.0))
+            followed = np.where(usual > 0, followed, fresh)
         self.median[columns] = fresh
-        if self.turn[1] > EACH * len(self.medians):
-            slowly = np.fmax(np.fmin(fresh, usual * _RISE), usual * _FALL)
-            fresh = np.where(usual > 0, slowly, fresh)
-        self.usual[columns] = fresh
+        self.usual[columns] = np.where(np.isnan(fresh), usual, followed)
 
     def _note(self, seen: Observation) -> None:
         """Keep the norms of a push in place of its worker's eighth last."""
@@ -175,10 +181,13 @@ def norms_loop(values: Any, ends: Any, largest: Any, out: Any, lanes: Any) -> An
 
 
 @helper()
-def refresh_loop(median: Any, usual: Any, turn: Any, medians: Any, room: Any) -> Any:
+def refresh_loop(median: Any, usual: Any, turn: Any, medians: Any, counts: Any, room: Any) -> Any:
     """Recompute the medians that are due, as `NormFilter.judge` does; return the next one."""
-    count, rows = median.size, medians.shape[0]
+    count, rows, workers = median.size, medians.shape[0], 0
     due = min((_TURNS * count + rows - 1) // rows, count)
+    for row in range(rows):
+        workers += counts[row] > 0.0
+    each = count / (due * max(workers, 1))
     for number in range(due):
         column = (turn[0] + number) % count
         found = 0
@@ -186,12 +195,15 @@ def refresh_loop(median: Any, usual: Any, turn: Any, medians: Any, room: Any) ->
             if medians[row, column] == medians[row, column]:
                 room[found] = medians[row, column]
                 found += 1
-        fresh = lower_median_loop(room, found) if found else math.nan
+        if not found:
+            median[column] = math.nan
+            continue
+        fresh, before = lower_median_loop(room, found), usual[column]
         median[column] = fresh
-        if turn[1] + 1 > EACH * rows and usual[column] > 0.0:
-            if fresh != fresh:
-                fresh = usual[column] * _RISE
-            fresh = max(min(fresh, usual[column] * _RISE), usual[column] * _FALL)
+        if turn[1] + 1 > EACH * workers and before > 0.0:
+            fresh = max(
+                min(fresh, before * (1 + _RISE * each)), before * max(1 - _FALL * each, 0.0)
+            )
         usual[column] = fresh
     return (turn[0] + due) % count
 
@@ -226,6 +238,6 @@ def has_norms_loop(fresh: Any, median: Any, usual: Any, factor: Any) -> Any:
     """Return whether no norm is more than ``factor`` times what is usual."""
     beyond = 0
     for k in range(fresh.size):
-        level = usual[k] if usual[k] > median[k] or median[k] != median[k] else median[k]
-        beyond += level > 0.0 and fresh[k] / level > factor
+        level = usual[k] if usual[k] > median[k] else median[k]
+        beyond += median[k] > 0.0 and fresh[k] / level > factor
     return beyond == 0
