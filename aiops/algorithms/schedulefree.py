@@ -80,7 +80,8 @@ class ScheduleFree(Algorithm):
     tensors (`RemoteOptimizer`'s, and those given to `Worker.step`) on the device where they are,
     with the precision of products that the program has set there
     (``torch.set_float32_matmul_precision``), and NumPy of all others. The momentum takes 4 bytes
-    for each value of a matrix, where the direction is made. A `Client` that pushes by
+    for each value of a matrix, where the direction is made. A gradient of zeros makes a direction
+    of zeros, so a matrix that is frozen is not driven on by its momentum. A `Client` that pushes by
     itself, without a `Worker`, pushes gradients as they are.
 
     Settings

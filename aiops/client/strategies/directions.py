@@ -70,6 +70,8 @@ class Directions:
         """Return the gradients of a mini-batch, with directions in the place of matrices'.
 
         A direction has the shape and dtype of its gradient, and about 1 as the mean of its squares.
+        That of a gradient of zeros is of zeros, as a matrix that was frozen is not to move; so is
+        that of a momentum below 1e-30 in magnitude.
         A gradient that is not of its tensor's shape or dtype, or not finite and below 1e18 in
         magnitude, is returned as it is: it is refused where it is pushed.
 
@@ -119,6 +121,8 @@ class Directions:
         new = values.reshape(momentum.shape).astype(np.float32, copy=False)
         momentum *= np.float32(self._memory)
         momentum += np.float32(1 - self._memory) * new
+        if not new.any():
+            return np.zeros(values.shape, values.dtype)
         found = np.ascontiguousarray(orthogonalised(momentum))
         found *= np.float32(max(momentum.shape) ** 0.5)
         return found.astype(values.dtype, copy=False).reshape(values.shape)

@@ -67,9 +67,10 @@ class TorchDirections:
             momentum = self._momenta[name] = momentum.to(gradient.device)
         values = gradient.reshape(momentum.shape)
         # Chosen on the device: to look at the values here would be to wait for each matrix.
-        usable = values.abs().amax().float() < LIMIT
+        largest = values.abs().amax().float()
+        usable = largest < LIMIT
         new = momentum * self._memory + values.float() * (1 - self._memory)
         momentum.copy_(_torch.where(usable, new, momentum))
-        found = orthogonalised(momentum) * max(momentum.shape) ** 0.5
+        found = orthogonalised(momentum) * ((largest > 0).float() * max(momentum.shape) ** 0.5)
         found = _torch.where(usable, found.to(values.dtype), values)
         return found.reshape(gradient.shape).contiguous()
