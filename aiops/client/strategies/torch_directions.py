@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch as _torch
@@ -16,10 +17,10 @@ from aiops.model.layout import Array, Tensor
 class TorchDirections:
     """The momentum of matrices whose gradients are tensors.
 
-    All is computed in float32, on the tensor's device, which works on while the host asks for more:
-    the host waits once, for the directions themselves. In bfloat16 the
-    directions of a matrix of normal numbers are 2 to 3 % off, and of one that is nearly of rank 8,
-    as gradients are, 50 %: small singular values are lost in the rounding.
+    All is computed in float32, also under ``torch.autocast``, on the tensor's device, which works
+    on while the host asks for more: the host waits once, for the directions themselves. In bfloat16
+    the directions of a matrix of normal numbers are 2 to 3 % off, and of one that is nearly of rank
+    8, as gradients are, 50 %: small singular values are lost in the rounding.
 
     Parameters
     ----------
@@ -71,6 +72,17 @@ class TorchDirections:
         usable = largest < LIMIT
         new = momentum * self._memory + values.float() * (1 - self._memory)
         momentum.copy_(_torch.where(usable, new, momentum))
-        found = orthogonalised(momentum) * ((largest > 0).float() * max(momentum.shape) ** 0.5)
+        with _as_they_are(momentum.device.type):
+            found = orthogonalised(momentum)
+        found = found * ((largest > 0).float() * max(momentum.shape) ** 0.5)
         found = _torch.where(usable, found.to(values.dtype), values)
         return found.reshape(gradient.shape).contiguous()
+
+
+def _as_they_are(kind: str) -> AbstractContextManager[Any]:
+    """Return what keeps products on a kind of device in the dtype of their factors."""
+    try:
+        without: AbstractContextManager[Any] = _torch.autocast(kind, enabled=False)
+    except RuntimeError:  # a kind that has no other products
+        return nullcontext()
+    return without

@@ -194,6 +194,18 @@ class TestContract:
         found = Directions(plan, layout).of({"w": lift(gradient)})["w"]
         assert np.linalg.norm(found - wanted) < 1e-4 * np.linalg.norm(wanted)
 
+    def test_under_autocast(self, lift: Lift) -> None:
+        """The program's products are then made in 16 bits, and these are not."""
+        random, torch = np.random.default_rng(0), pytest.importorskip("torch")
+        gradient = random.normal(size=(64, 8)) @ random.normal(size=(8, 96))
+        gradient = gradient.astype(np.float32)
+        plan, layout = {"orthogonal": 0.5}, Layout([("w", "float32", (64, 96))])
+        wanted, given = Directions(plan, layout).of({"w": gradient})["w"], lift(gradient)
+        kind = "cpu" if lift is numpys else given.device.type
+        with torch.autocast(kind, torch.bfloat16):
+            found = Directions(plan, layout).of({"w": given})["w"]
+        assert np.linalg.norm(found - wanted) < 1e-3 * np.linalg.norm(wanted)
+
     def test_a_transposed_gradient(self, lift: Lift) -> None:
         gradient = drawn("square")
         found = directions().of({"square": lift(gradient.T.copy()).T})["square"]
