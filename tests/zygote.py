@@ -262,8 +262,11 @@ def _serve(sock: socket.socket) -> Callable[[], Any]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
+            between = os.getpid()
             if os.fork():
                 os._exit(0)
+            while os.getppid() == between:  # it has the right parent once that one has ended
+                os.sched_yield()
             sock.close()
             return _prepared(order, files, writing)
         os.close(writing)
