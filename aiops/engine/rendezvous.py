@@ -114,6 +114,7 @@ class Rendezvous:
         self._participants: dict[int, _Participant] = {}  # by connection
         self.stopping = False
         self.rounds = 0
+        self._told = False  # that the model is lost; again once a worker has one
 
     def join(self, peer: int, message: JoinRound, layout: Layout, now: float) -> list[Effect]:
         """Take the request of a worker that is ready, or (port 0) no longer ready.
@@ -319,8 +320,9 @@ class Rendezvous:
         if settles:
             self._votes.open(self.rounds, ready, counts=self._shared(ready, now))
         effects: list[Effect] = []
-        if not settled and self._votes.counted:
+        if not settled and self._votes.counted and not self._told:
             effects.append(Note(_LOST))
+        self._told = not settled
         return effects + [
             Reply(peer, Round(request.id, self.rounds, rank, *known, base, settles, codec))
             for rank, (peer, request) in enumerate(ready.items())

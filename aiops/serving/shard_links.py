@@ -498,7 +498,7 @@ class ShardLinks:
             if came != follower.last_in[1]:
                 follower.last_in, follower.pinged = (now, came), False
             quiet = now - follower.last_in[0]
-            if link.number in late:
+            if link.number in late and follower.attached:
                 link.fault(DeadlineExceeded(late[link.number]))
             elif quiet > self._waits.unanswered:
                 link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))

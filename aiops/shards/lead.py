@@ -254,10 +254,13 @@ class Lead:
         """Return the followers that others have waited for too long, each with the reason.
 
         They may answer pings and nothing else; clients are not to wait for them without an end.
+        Those that are lost are none: one that comes back is given its orders again.
         """
-        found = {} if self._model is None else self._model.updating.late(now, waits.work)
         why = f"it has not counted its traffic for statistics in {waits.count:.0f} s"
-        return found | dict.fromkeys(self._count.late(now - waits.count), why)
+        found = dict.fromkeys(self._count.late(now - waits.count), why)
+        if self._model is not None:
+            found |= self._model.updating.late(now, waits.work)
+        return {shard: why for shard, why in found.items() if shard not in self._followers.lost}
 
     def collect(self) -> Collecting | None:
         """Begin to collect the current version from all shards; None while it cannot be read.
@@ -431,7 +434,7 @@ class Lead:
     def _goes_on(self, shard: int, state: ShardState, moment: CommonMoment) -> bool:
         """Return whether a follower is where this lead has it, with no rows of another history."""
         assert self._model is not None, "else it is anywhere"
-        return not moment.ahead(LARGEST) and self._model.resume(shard, state, self._now) is not None
+        return not moment.ahead(LARGEST) and self._model.fits(shard, state)
 
     @property
     def places(self) -> dict[int, int]:

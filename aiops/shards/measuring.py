@@ -25,7 +25,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Ints, Layout
 from aiops.model.placement import Placement, empty_cover
 from aiops.shards.gathering import Gathering
-from aiops.shards.reports import check_read_gradient, check_read_params
+from aiops.shards.reports import check_largest, check_read_gradient, check_read_params
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import MeasureJob, Store
 from aiops.store.snapshots import Version
@@ -151,7 +151,8 @@ class Measuring:
             When the values make no sense.
         """
         gradient, params = np.split(sums.view(np.float64), [1 + self._counts[shard]])
-        check_read_gradient(gradient, shard)
+        check_largest(float(gradient[0]), shard)
+        check_read_gradient(gradient[1:], shard)
         check_read_params(params, shard)
 
     def joined(self, job: MeasureJob, sums: Sequence[Ints]) -> Ints:

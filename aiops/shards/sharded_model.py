@@ -122,6 +122,15 @@ class ShardedModel:
             orders.append(Order(shard, LoadShard(0, *given), tuple(views)))
         return orders
 
+    def fits(self, shard: int, state: ShardState) -> bool:
+        """Return whether a follower's state can be made that of the lead; as of `resume`."""
+        if not state.run and shard not in self.loads:
+            return False
+        if shard not in self.holders:
+            return True
+        lacks = self.gathering.lacks(shard, state.holds.get("portions", ()))
+        return not lacks and self.updating.fits(shard, state, self._training.store.version)
+
     def resume(self, shard: int, state: ShardState, now: float) -> list[Effect] | None:
         """Make a follower's state that of the lead; None: it cannot be, as it is of another time.
 
@@ -130,18 +139,14 @@ class ShardedModel:
         A follower has carried out the orders up to one of them. Its lead may have decided more
         since, of which one update at most.
         """
-        effects = list[Effect]()
-        if not state.run and shard not in self.loads:
+        if not self.fits(shard, state):
             return None
+        effects = list[Effect]()
         if not state.run:
             effects.append(self.loads[shard])
         if shard not in self.holders:
             return effects
         again = self.updating.resume(shard, state, self._training.store.version, now)
-        if again is None:
-            return None
-        if self.gathering.lacks(shard, state.holds.get("portions", ())):
-            return None
         known, freed = self.gathering.known, {m.id for m in self.gathering.finished}
         for number in state.holds.get("portions", ()):
             if number not in known and number not in freed:
@@ -152,7 +157,7 @@ class ShardedModel:
         wanted = self._wanted()
         for version, replica in sorted(wanted - held):
             effects.append(Order(shard, HoldVersion(0, version, True, replica)))
-        effects += again  # it may be computed in place
+        effects += again or []  # it may be computed in place
         for version, replica in sorted(held - wanted):
             effects.append(Order(shard, HoldVersion(0, version, False, replica)))
         return effects

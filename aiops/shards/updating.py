@@ -153,6 +153,21 @@ class Updating:
             update.orders[shard] = Order(shard, RunUpdate(update.ticket, number, version, work))
         return update.ordered(now)
 
+    def fits(self, shard: int, state: ShardState, version: int) -> bool:
+        """Return whether a follower that came back can go on; as of `resume`."""
+        expected = {version}
+        for update in self._outstanding.values():
+            if shard in update.begun and state.update < update.ticket:
+                return False
+            round = update.job.round if isinstance(update.job, UpdateJob) else None
+            if shard in update.missing or round is UpdateRound.REHEARSE:
+                expected.add(self._computing)  # an earlier start of the lead may have ordered more
+            elif round is UpdateRound.STEP:  # it has done it
+                expected = {self._computing}
+        if shard not in self._placement.used:  # it has rows of tables alone
+            expected = {0}
+        return state.version in expected and state.update >= self.completed
+
     def resume(
         self, shard: int, state: ShardState, version: int, now: float
     ) -> list[Effect] | None:
@@ -174,26 +189,17 @@ class Updating:
             version, nor at the one that is being made; or it has lost an update that it had done,
             which may have been one of the delta replica alone.
         """
-        expected, again = {version}, list[Effect]()
+        if not self.fits(shard, state, version):
+            return None
+        again = list[Effect]()
         for update in self._outstanding.values():
-            if shard in update.begun and state.update < update.ticket:
-                return None
-            job = update.job
-            round = job.round if isinstance(job, UpdateJob) else None
             if shard in update.missing:
                 again.append(update.orders[shard])
                 update.since[shard] = now
-                expected.add(self._computing)
-            elif round is UpdateRound.STEP:  # it has done it
-                expected = {self._computing}
-            if round is UpdateRound.REHEARSE:  # an earlier start of the lead may have ordered more
-                expected.add(self._computing)
+            job = update.job
+            if isinstance(job, UpdateJob) and job.round is UpdateRound.REHEARSE:
                 update.note_made(shard, made=version < state.version == self._computing)
                 again += update.ask_again(shard, now)
-        if shard not in self._placement.used:  # it has rows of tables alone
-            expected = {0}
-        if state.version not in expected or state.update < self.completed:
-            return None
         self.versions[shard - 1] = state.version
         self._proofs.forget(shard)
         return again

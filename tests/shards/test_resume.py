@@ -99,6 +99,8 @@ def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: boo
     bad = UpdateDone(update.ticket, np.array([0], "<i8").tobytes(), Proof().packed())
     if early:
         assert updating.done(Reported(0.0, 1, bad), bad) == []
+        assert lead.refusal(2, made) is None
+        assert (update.missing, update.made) == ({0, 2}, set()), "that it asks changes nothing"
         orders = updating.resume(2, made, version, 1.0)
         assert [each.shard for each in orders] == [2, 1], "the other one is asked again"
     else:
