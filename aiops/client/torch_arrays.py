@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as _torch
 
 from aiops.model.layout import Array, dtype_named
+
+T = TypeVar("T")
 
 
 def to_array(tensor: Any) -> Array:
@@ -54,3 +57,21 @@ def finish_copies(devices: Iterable[Any]) -> None:
     for device in devices:
         if device.type == "cuda":
             _torch.cuda.current_stream(device).synchronize()
+
+
+class Streams:
+    """The streams on which CUDA devices work for the thread that makes this, for another thread.
+
+    On a stream of its own it would not wait for what this thread has told them to compute.
+    """
+
+    def __init__(self, devices: Iterable[Any]) -> None:
+        cuda = [device for device in devices if device.type == "cuda"]
+        self._streams = [_torch.cuda.current_stream(device) for device in cuda]
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Return what a function returns, which works on these streams."""
+        with ExitStack() as entered:
+            for stream in self._streams:
+                entered.enter_context(_torch.cuda.stream(stream))
+            return function()

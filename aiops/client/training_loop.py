@@ -204,9 +204,9 @@ class TrainingLoop:
         """
         return gradients if self._directions is None else self._directions.of(gradients)
 
-    def takes_long(self, gradients: Gradients) -> bool:
-        """Return whether `directions` would hold up an event loop."""
-        return self._directions is not None and self._directions.takes_long(gradients)
+    def elsewhere(self, gradients: Gradients) -> Callable[[], Gradients] | None:
+        """Return what does as `directions` in another thread, if it would hold up an event loop."""
+        return None if self._directions is None else self._directions.elsewhere(gradients)
 
     def step(self, gradients: Gradients, *, again: bool) -> Program[Op, Receipt | None]:
         """Take the gradients of a mini-batch, computed at `params`.

@@ -209,10 +209,10 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         """Make directions, in a thread if that takes long: the server is answered meanwhile."""
         if self._directing is not None:  # a step that was cancelled has left it
             await asyncio.wait([self._directing])
-        if not steps.takes_long(gradients):
+        elsewhere = steps.elsewhere(gradients)
+        if elsewhere is None:
             return steps.directions(gradients)
-        making = asyncio.to_thread(steps.directions, gradients)
-        self._directing = asyncio.create_task(making)
+        self._directing = asyncio.create_task(asyncio.to_thread(elsewhere))
         self._directing.add_done_callback(_retrieved)
         return await asyncio.shield(self._directing)
 

@@ -87,17 +87,20 @@ class Directions:
             for name, gradient in gradients.items()
         }
 
-    def takes_long(self, gradients: Mapping[str, Any]) -> bool:
-        """Return whether the directions of a model take more than milliseconds of this thread.
+    def elsewhere(self, gradients: Mapping[str, Any]) -> Callable[[], dict[str, Array]] | None:
+        """Return what does as `of` in another thread, if it takes more than milliseconds; or None.
 
-        Those of tensors on another device do not: it is told, and works by itself.
+        On any device: `of` waits for it, and for the gradients that it still computes.
         """
         if self._operations < _LONG:
-            return False
-        return not any(
-            _is_of_torch(gradient) and gradient.device.type != "cpu"
-            for gradient in gradients.values()
-        )
+            return None
+        devices = {each.device for each in gradients.values() if _is_of_torch(each)}
+        if not any(device.type == "cuda" for device in devices):
+            return lambda: self.of(gradients)
+        from aiops.client.torch_arrays import Streams
+
+        streams = Streams(devices)
+        return lambda: streams.run(lambda: self.of(gradients))
 
     def _directions_in_torch(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
         """Return the directions of tensors, without those that do not fit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from aiops.client.strategies.orthogonalise import orthogonalised
 from aiops.errors import UsageError
 from aiops.model.layout import Layout, dtype_named
 from tests.client.test_dlpack import CPU, Tensor
+from tests.support import PATIENCE
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "square": (8, 8),
@@ -321,12 +323,35 @@ def test_a_tensor_that_cannot_be_had_is_named() -> None:
 
 @pytest.mark.parametrize(("side", "takes_long"), [(64, False), (512, True)])
 def test_large_matrices_take_long(side: int, takes_long: bool) -> None:
-    made = Directions({"orthogonal": 0.5}, Layout([("w", "float32", (side, side))]))
-    gradient = np.zeros((side, side), np.float32)
-    assert made.takes_long({"w": gradient}) == takes_long
-    if torch := sys.modules.get("torch"):
-        assert made.takes_long({"w": torch.from_numpy(gradient)}) == takes_long
-        assert not made.takes_long({"w": torch.from_numpy(gradient).to("meta")})
+    """On any device, and beside a small one on another: the host waits for all of them."""
+    torch = pytest.importorskip("torch")
+    layout = Layout([("w", "float32", (side, side)), ("small", "float32", (2, 2))])
+    array, small = np.zeros((side, side), np.float32), torch.zeros(2, 2)
+    for gradient in (array, torch.from_numpy(array), torch.from_numpy(array).to("meta")):
+        for other in (small, small.to("meta")):
+            made = Directions({"orthogonal": 0.5}, layout)
+            elsewhere = made.elsewhere({"w": gradient, "small": other})
+            assert (elsewhere is not None) == takes_long
+
+
+@pytest.mark.parametrize("lift", LIFTS)
+def test_another_thread_waits_for_the_gradient(lift: Lift) -> None:
+    """A device may still compute it, on the stream of the thread that asks for directions."""
+    gradient, torch = np.ones((512, 512), np.float32), pytest.importorskip("torch")
+    plan, layout = {"orthogonal": 0.5}, Layout([("w", "float32", (512, 512))])
+    wanted = Directions(plan, layout).of({"w": gradient})["w"]
+    given = lift(np.zeros_like(gradient))
+    stream = torch.cuda.Stream() if lift is cudas else None
+    with torch.cuda.stream(stream):
+        if stream is not None:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(1 << 28)  # a tenth of a second
+        given += 1
+        elsewhere = Directions(plan, layout).elsewhere({"w": given})
+    assert elsewhere is not None
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(elsewhere).result(PATIENCE)["w"]
+    TestContract.agree(found, wanted)
 
 
 def test_tensors_of_other_frameworks() -> None:
