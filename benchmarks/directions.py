@@ -111,6 +111,7 @@ def _rounds(side: int, ways: Mapping[str, Lift], count: int) -> list[dict[str, f
         for way, directions in made.items():
             before = time.perf_counter()
             left[way] = directions.of(gradients[way])["w"]
+            directions.took()
             took[way] = 1e3 * (time.perf_counter() - before)
         wanted = left["numpy"]
         for way, direction in left.items():

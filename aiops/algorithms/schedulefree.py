@@ -80,9 +80,11 @@ class ScheduleFree(Algorithm):
     tensors (`RemoteOptimizer`'s, and those given to `Worker.step`) on the device where they are,
     with the precision of products that the program has set there
     (``torch.set_float32_matmul_precision``), and NumPy of all others. The momentum takes 4 bytes
-    for each value of a matrix, where the direction is made. A gradient of zeros makes a direction
-    of zeros, so a matrix that is frozen is not driven on by its momentum. A `Client` that pushes by
-    itself, without a `Worker`, pushes gradients as they are.
+    for each value of a matrix, where the direction is made, and as much again until the step is
+    taken: a gradient counts in it then, and not if it was refused, or its step raised the error of
+    an earlier one. A gradient of zeros makes a direction of zeros, so a matrix that is frozen is
+    not driven on by its momentum. A `Client` that pushes by itself, without a `Worker`, pushes
+    gradients as they are.
 
     Settings
     --------

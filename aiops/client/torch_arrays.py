@@ -59,19 +59,17 @@ def finish_copies(devices: Iterable[Any]) -> None:
             _torch.cuda.current_stream(device).synchronize()
 
 
-class Streams:
-    """The streams on which CUDA devices work for the thread that makes this, for another thread.
+def on_same_streams(devices: Iterable[Any], function: Callable[[], T]) -> Callable[[], T]:
+    """Return a function for another thread, for which CUDA devices work on this thread's streams.
 
-    On a stream of its own it would not wait for what this thread has told them to compute.
+    On others they would not wait for what this thread has told them to compute.
     """
+    streams = [_torch.cuda.current_stream(each) for each in devices if each.type == "cuda"]
 
-    def __init__(self, devices: Iterable[Any]) -> None:
-        cuda = [device for device in devices if device.type == "cuda"]
-        self._streams = [_torch.cuda.current_stream(device) for device in cuda]
-
-    def run(self, function: Callable[[], T]) -> T:
-        """Return what a function returns, which works on these streams."""
+    def run() -> T:
         with ExitStack() as entered:
-            for stream in self._streams:
+            for stream in streams:
                 entered.enter_context(_torch.cuda.stream(stream))
             return function()
+
+    return run

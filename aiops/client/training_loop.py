@@ -175,6 +175,8 @@ class TrainingLoop:
 
     def took(self, receipt: Receipt) -> Receipt:
         """Take what came of it, and the step is over; return it."""
+        if self._directions is not None:
+            self._directions.took()
         now = self._clock()
         self.idle_seconds += now - self._since
         self._since = now
@@ -195,7 +197,7 @@ class TrainingLoop:
     def directions(self, gradients: Gradients) -> Gradients:
         """Return what a step is to be taken with, if some gradients are `directed`; else them.
 
-        No other thread may do it meanwhile.
+        No other thread may do it meanwhile. They count in later ones once the step is taken.
 
         Raises
         ------
@@ -285,18 +287,28 @@ class TrainingLoop:
         if self._background and self._background[0][1].error is not None:
             yield from self._settle()  # raise that error before this step changes anything
         strategy.apply(gradients)
+        if strategy.local:  # they are in its own steps, or in what it keeps
+            self._used()
         yield from self._settle(strategy.depth - strategy.due)
         transfer = strategy.transfer()
         if "gate" in self._plan:
             self._note_held(transfer)
         if transfer is not None and strategy.waits:
-            return (yield from self._carry(transfer))
+            receipt = yield from self._carry(transfer)
+            self._used()
+            return receipt
         if transfer is not None:
             if transfer.pushes:
                 transfer.examples = self._info.take_examples()  # not those of later gradients
             self._background.append((self.steps + 1, (yield SendInBackground(transfer))))
+        self._used()
         yield from self._settle(0 if strategy.waits else strategy.depth)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
+
+    def _used(self) -> None:
+        """Have the gradients of this step count in later directions."""
+        if self._directions is not None:
+            self._directions.took()
 
     def _note_held(self, transfer: Transfer | None) -> None:
         """Enter in the ledger the tensors that the gates held back after a mini-batch."""

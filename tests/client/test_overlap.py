@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -198,6 +199,36 @@ def test_what_a_server_refuses_is_told_by_the_next_call() -> None:
             with pytest.raises(BadPush, match="step 5"):
                 worker.close()
         assert value_of(server) == -2
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+async def test_a_step_that_tells_it_does_not_count_in_the_momentum(kind: Any) -> None:
+    start = {"w": np.zeros((8, 8), np.float32), "b": np.zeros(3, np.float32)}
+
+    async def called(result: Any) -> Any:
+        return await result if inspect.isawaitable(result) else result
+
+    def momentum(worker: Any) -> Array:
+        array: Array = worker._steps._directions.arrays()["w"].copy()
+        return array
+
+    with ServerThread(policy="schedule-free", kernels="numpy") as server:
+        worker = kind(server.url, start, overlap=True)
+        if kind is AsyncWorker:
+            await worker.connect()
+        bad = ones(start)
+        bad["b"][2] = np.nan
+        await called(worker.step(bad))
+        async with asyncio.timeout(PATIENCE):
+            while not worker._steps._background[0][1].over:  # noqa: ASYNC110 (a thread ends it)
+                await asyncio.sleep(0)
+        before = momentum(worker)
+        with pytest.raises(BadPush, match="step 1"):
+            await called(worker.step(ones(start, 7)))
+        np.testing.assert_array_equal(momentum(worker), before)
+        await called(worker.step(ones(start, 7)))
+        assert (momentum(worker) != before).all()
+        await called(worker.close())
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -69,12 +69,14 @@ class BackgroundTransfer:
 class Server:
     """What stands for a server: it adds up what is pushed, each transfer once."""
 
-    def __init__(self, plan: Mapping[str, Any], overlap: int = 0) -> None:
-        self.model = {name: array.copy() for name, array in START.items()}
+    def __init__(
+        self, plan: Mapping[str, Any], overlap: int = 0, start: Mapping[str, Array] = START
+    ) -> None:
+        self.model = {name: array.copy() for name, array in start.items()}
         self.version = 0
         self.answered: dict[int, tuple[Transfer, Receipt | None]] = {}
         self.now = 0.0
-        layout = Layout.of(START)
+        layout = Layout.of(start)
         info: Any = SimpleNamespace(
             plan=plan, policy="some-policy", url="aiops://s", connection=("me", 1), examples=[]
         )
@@ -109,6 +111,100 @@ class Server:
     def see_to(self, background: BackgroundTransfer) -> None:
         if not background.over:
             background.receipt, background.over = self.carry(background.transfer), True
+
+
+class TestDirections:
+    """A gradient counts in the momentum once, when its step is taken."""
+
+    START: Mapping[str, Array] = {"w": np.zeros((8, 8), np.float32)}
+
+    def server(self, plan: Mapping[str, Any], overlap: int = 0) -> Server:
+        return Server({**plan, "orthogonal": 0.5}, overlap, self.START)
+
+    @staticmethod
+    def gradient(seed: int) -> dict[str, Array]:
+        return {"w": np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32)}
+
+    @staticmethod
+    def momentum(server: Server) -> Array:
+        assert server.steps._directions is not None
+        return server.steps._directions.arrays()["w"].copy()
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_step_that_raises_the_error_of_another(self, known: bool) -> None:
+        server, under_way = self.server({}, overlap=1), list[BackgroundTransfer]()
+
+        def fail() -> None:
+            under_way[-1].over, under_way[-1].error = True, BadPush("no")
+
+        def carry_out(order: Op) -> Any:
+            if isinstance(order, SendInBackground):
+                under_way.append(BackgroundTransfer(order.transfer))
+                return under_way[-1]
+            assert isinstance(order, JoinBackground)
+            return fail()
+
+        def step(seed: int) -> None:
+            given = server.steps.directions(self.gradient(seed))
+            drive(server.steps.step(given, again=False), carry_out)
+
+        step(1)
+        before = self.momentum(server)
+        np.testing.assert_array_equal(before, 0.5 * self.gradient(1)["w"])
+        if known:
+            fail()
+        with pytest.raises(BadPush, match="step 1, whose push was in the background"):
+            step(2)
+        np.testing.assert_array_equal(self.momentum(server), before)
+        step(2)
+        wanted = 0.5 * before + 0.5 * self.gradient(2)["w"]
+        np.testing.assert_array_equal(self.momentum(server), wanted)
+
+    @pytest.mark.parametrize("program", [False, True])
+    def test_a_stale_gradient_that_is_computed_again(self, program: bool) -> None:
+        server = self.server({"recompute": True})
+        stale = StaleGradient("too old")
+
+        def refuse(order: Op) -> Any:
+            raise stale
+
+        given = server.steps.directions(self.gradient(1))
+        if program:
+            script = server.steps.step(given, again=True)
+        else:
+            server.steps.begin(again=True)
+            script = server.steps.failed(stale, again=True)
+        assert drive(script, refuse) is None
+        assert not self.momentum(server).any()
+        given = server.steps.directions(self.gradient(2))
+        if program:
+            assert drive(
+                server.steps.step(given, again=True), lambda order: server.carry(order.transfer)
+            )  # type: ignore[union-attr]
+        else:
+            server.steps.took(Receipt(1, 0, 0.0, None, {}))
+        np.testing.assert_array_equal(self.momentum(server), 0.5 * self.gradient(2)["w"])
+
+    def test_a_gradient_that_could_not_be_computed_again(self) -> None:
+        server = self.server({"recompute": True})
+        server.steps.directions(self.gradient(1))
+        with pytest.raises(UsageError):
+            server.steps.begin(again=False)
+        server.steps.directions(self.gradient(2))
+        server.steps.took(Receipt(1, 0, 0.0, None, {}))
+        np.testing.assert_array_equal(self.momentum(server), 0.5 * self.gradient(2)["w"])
+
+    def test_the_workers_own_step_counts_although_its_push_fails(self) -> None:
+        server = self.server({"routine": "local", "push_every": 1, "inner": SGD})
+
+        def lose(order: Op) -> Any:
+            raise ConnectionLost("gone")
+
+        given = server.steps.directions(self.gradient(1))
+        with pytest.raises(ConnectionLost):
+            drive(server.steps.step(given, again=False), lose)
+        assert server.steps.params["w"].any()
+        np.testing.assert_array_equal(self.momentum(server), 0.5 * self.gradient(1)["w"])
 
 
 class TestOrders:

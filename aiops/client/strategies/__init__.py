@@ -4,7 +4,8 @@ A `LocalStrategy` receives one gradient per mini-batch. It takes the local part 
 returns the transfer to make; its driver (`aiops.client.training_loop` for a worker, the simulator,
 a test) makes it, and passes on the answer. For each gradient::
 
-    gradients = directions.of(gradients)        # if there are `directions_for` the plan
+    gradients = directions.of(gradients)        # if there are `directions_for` the plan;
+                                                # `directions.took()` once the step is taken
     strategy.apply(gradients)                   # the worker's own step, if it takes any
     if strategy.due and strategy.under_way:     # no other transfer before the oldest has arrived
         ...wait for it...; strategy.arrived(receipt)

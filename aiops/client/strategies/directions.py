@@ -53,11 +53,11 @@ class Directions:
         self._memory = Plan(plan).real("orthogonal", 0, 1)
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         matrices = {name: as_matrix(tensor.shape) for name, tensor in self._tensors.items()}
-        self._momenta = {
-            name: np.zeros(matrix, np.float32) for name, matrix in matrices.items() if matrix
-        }
-        shapes = [momentum.shape for momentum in self._momenta.values()]
-        self._operations = sum(30 * min(m, n) ** 2 * max(m, n) for m, n in shapes)
+        shapes = {name: matrix for name, matrix in matrices.items() if matrix}
+        # Arrays, and tensors where a gradient's device is not the host.
+        self._momenta: dict[str, Any] = {n: np.zeros(s, np.float32) for n, s in shapes.items()}
+        self._next: dict[str, Any] = {}  # with the last gradients, until they count
+        self._operations = sum(30 * min(m, n) ** 2 * max(m, n) for m, n in shapes.values())
         # Makes those of PyTorch's tensors, once there is one.
         self._of_tensors: Callable[[Mapping[str, Any]], dict[str, Array]] | None = None
 
@@ -71,21 +71,27 @@ class Directions:
 
         A direction has the shape and dtype of its gradient, and about 1 as the mean of its squares.
         That of a gradient of zeros is of zeros, as a matrix that was frozen is not to move; so is
-        that of a momentum below 1e-30 in magnitude.
-        A gradient that is not of its tensor's shape or dtype, or not finite and below 1e18 in
-        magnitude, is returned as it is: it is refused where it is pushed.
+        that of a momentum below 1e-30 in magnitude. A gradient that is not of its tensor's shape or
+        dtype, or not finite and below 1e18 in magnitude, is returned as it is: it is refused where
+        it is pushed. In later directions the gradients count once `took` is called.
 
         Raises
         ------
         UsageError
             When a matrix's gradient cannot be read as an array (`on_host`).
         """
+        self._next.clear()
         of_torch = {n: g for n, g in gradients.items() if n in self._momenta and _is_of_torch(g)}
         made = self._directions_in_torch(of_torch) if of_torch else {}
         return {
             name: made[name] if name in made else self._direction(name, gradient)
             for name, gradient in gradients.items()
         }
+
+    def took(self) -> None:
+        """Have the gradients of the last `of` count in later directions: their step was taken."""
+        self._momenta.update(self._next)
+        self._next.clear()
 
     def elsewhere(self, gradients: Mapping[str, Any]) -> Callable[[], dict[str, Array]] | None:
         """Return what does as `of` in another thread, if it takes more than milliseconds; or None.
@@ -95,19 +101,19 @@ class Directions:
         if self._operations < _LONG:
             return None
         devices = {each.device for each in gradients.values() if _is_of_torch(each)}
-        if not any(device.type == "cuda" for device in devices):
+        if not devices:
             return lambda: self.of(gradients)
-        from aiops.client.torch_arrays import Streams
+        from aiops.client.torch_arrays import on_same_streams
 
-        streams = Streams(devices)
-        return lambda: streams.run(lambda: self.of(gradients))
+        return on_same_streams(devices, lambda: self.of(gradients))
 
     def _directions_in_torch(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
         """Return the directions of tensors, without those that do not fit."""
         if self._of_tensors is None:
             from aiops.client.strategies.torch_directions import TorchDirections
 
-            self._of_tensors = TorchDirections(self._memory, self._momenta, self._tensors).of
+            made = TorchDirections(self._memory, self._momenta, self._next, self._tensors)
+            self._of_tensors = made.of
         return self._of_tensors(gradients)
 
     def _direction(self, name: str, gradient: Array) -> Array:
@@ -122,8 +128,9 @@ class Directions:
         if not largest < LIMIT:  # as NaN is not
             return gradient
         new = values.reshape(momentum.shape).astype(np.float32, copy=False)
-        momentum *= np.float32(self._memory)
+        momentum = on_host(name, momentum) * np.float32(self._memory)
         momentum += np.float32(1 - self._memory) * new
+        self._next[name] = momentum
         if not new.any():
             return np.zeros(values.shape, values.dtype)
         found = np.ascontiguousarray(orthogonalised(momentum))
@@ -139,7 +146,7 @@ class Directions:
 
         The momenta of tensors that are not on the host are not among them.
         """
-        return dict(self._momenta)
+        return {name: each for name, each in self._momenta.items() if isinstance(each, np.ndarray)}
 
 
 def _is_of_torch(gradient: Any) -> bool:

@@ -27,17 +27,22 @@ class TorchDirections:
     memory
         µ.
     momenta
-        float32[m, n], by name of the matrix. Momenta of tensors on the host share their memory;
-        others are where the tensors are, and begin with what is here.
+        float32[m, n], by name of the matrix: arrays, or tensors on any device.
+    following
+        Is given the momenta with the last gradients: arrays of those on the host, else tensors.
     tensors
         The model's, by name.
     """
 
     def __init__(
-        self, memory: float, momenta: Mapping[str, Array], tensors: Mapping[str, Tensor]
+        self,
+        memory: float,
+        momenta: Mapping[str, Any],
+        following: dict[str, Any],
+        tensors: Mapping[str, Tensor],
     ) -> None:
         self._memory, self._tensors = memory, tensors
-        self._momenta = {name: _torch.from_numpy(array) for name, array in momenta.items()}
+        self._momenta, self._next = momenta, following
         self._copies = {name: HostCopy() for name in momenta}
 
     def of(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
@@ -63,15 +68,14 @@ class TorchDirections:
         return fits and has_values and str(gradient.dtype) == f"torch.{tensor.dtype.name}"
 
     def _direction(self, name: str, gradient: Any) -> Any:
-        momentum = self._momenta[name]
-        if momentum.device != gradient.device:
-            momentum = self._momenta[name] = momentum.to(gradient.device)
+        momentum = _torch.as_tensor(self._momenta[name], device=gradient.device)
         values = gradient.reshape(momentum.shape)
         # Chosen on the device: to look at the values here would be to wait for each matrix.
         largest = values.abs().amax().float()
         usable = largest < LIMIT
         new = momentum * self._memory + values.float() * (1 - self._memory)
-        momentum.copy_(_torch.where(usable, new, momentum))
+        momentum = _torch.where(usable, new, momentum)
+        self._next[name] = momentum.numpy() if momentum.device.type == "cpu" else momentum
         with _as_they_are(momentum.device.type):
             found = orthogonalised(momentum)
         found = found * ((largest > 0).float() * max(momentum.shape) ** 0.5)

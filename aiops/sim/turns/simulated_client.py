@@ -150,6 +150,7 @@ class SimulatedClient:
         self.refused = False
         if self._directions is not None:
             gradients = self._directions.of(gradients)
+            self._directions.took()
         if self._steady is not None and self.strategy.under_way is None:
             receipt = self._steady.exchange(gradients, self._server.now, self._server.journal)
             if receipt is not None:

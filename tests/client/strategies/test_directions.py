@@ -38,6 +38,13 @@ def directions(dtype: str = "float32", memory: float = 0.5) -> Directions:
     return Directions({"orthogonal": memory}, layout)
 
 
+def step(made: Directions, gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the directions of a step that is taken."""
+    found = made.of(gradients)
+    made.took()
+    return found
+
+
 def drawn(name: str, seed: int = 0, dtype: str = "float32") -> Any:
     values = np.random.default_rng(seed).normal(size=SHAPES[name])
     return values.astype(dtype_named(dtype))
@@ -99,8 +106,8 @@ def test_a_convolution_is_the_same_matrix_in_either_order() -> None:
 
 def test_momentum_is_a_mean_of_the_gradients_so_far() -> None:
     made, first, second = directions(memory=0.75), drawn("square", 1), drawn("square", 2)
-    made.of({"square": first})
-    found = made.of({"square": second})["square"]
+    step(made, {"square": first})
+    found = step(made, {"square": second})["square"]
     wanted = orthogonalised(np.float32(0.1875) * first + np.float32(0.25) * second)
     np.testing.assert_allclose(found, wanted * np.sqrt(8), rtol=1e-4, atol=1e-5)
 
@@ -117,9 +124,9 @@ def test_what_servers_refuse_is_passed_on_and_forgotten(value: float, dtype: str
     made, broken = directions(dtype), drawn("square", dtype=dtype)
     with np.errstate(over="ignore"):
         broken[2, 3] = value
-    assert made.of({"square": broken})["square"] is broken
+    assert step(made, {"square": broken})["square"] is broken
     wanted = directions(dtype).of({"square": drawn("square", dtype=dtype)})["square"]
-    found = made.of({"square": drawn("square", dtype=dtype)})["square"]
+    found = step(made, {"square": drawn("square", dtype=dtype)})["square"]
     np.testing.assert_array_equal(found, wanted)
     assert np.isfinite(found.astype(np.float32)).all()
 
@@ -129,7 +136,7 @@ def test_another_shape_dtype_or_name_is_passed_on() -> None:
     wider, whole = np.ones((64, 4)), np.ones((6, 4, 3, 3), np.int64)
     given = {"square": strange, "what": unknown, "long": wider, "torch": whole}
     made = directions()
-    found = made.of(given)
+    found = step(made, given)
     assert all(found[name] is value for name, value in given.items())
     assert not any(momentum.any() for momentum in made.arrays().values())
 
@@ -166,8 +173,8 @@ class TestContract:
         here, there = directions(dtype, 0.75), directions(dtype, 0.75)
         for seed in range(4):
             gradients = {name: drawn(name, seed, dtype) for name in SHAPES}
-            wanted = here.of(gradients)
-            found = there.of({name: lift(array) for name, array in gradients.items()})
+            wanted = step(here, gradients)
+            found = step(there, {name: lift(array) for name, array in gradients.items()})
             for name in here.names:
                 assert type(found[name]) is np.ndarray
                 assert found[name].flags.c_contiguous
@@ -195,6 +202,17 @@ class TestContract:
         wanted = Directions(plan, layout).of({"w": gradient})["w"]
         found = Directions(plan, layout).of({"w": lift(gradient)})["w"]
         assert np.linalg.norm(found - wanted) < 1e-4 * np.linalg.norm(wanted)
+
+    def test_a_step_that_is_not_taken_does_not_count(self, lift: Lift) -> None:
+        made, gradients = directions(), [{"square": lift(drawn("square", n))} for n in range(3)]
+        step(made, gradients[0])
+        before = {name: array.copy() for name, array in made.arrays().items()}
+        wanted = made.of(gradients[1])
+        made.of(gradients[2])
+        for name, array in made.arrays().items():
+            np.testing.assert_array_equal(array, before[name])
+        found = step(made, gradients[1])
+        np.testing.assert_array_equal(found["square"], wanted["square"])
 
     def test_under_autocast(self, lift: Lift) -> None:
         """The program's products are then made in 16 bits, and these are not."""
@@ -229,26 +247,26 @@ class TestContract:
     def test_a_matrix_without_a_gradient_stays(self, lift: Lift, dtype: str) -> None:
         """Its momentum decays all the same, to nothing."""
         made, zeros = directions(dtype), np.zeros((8, 8), dtype_named(dtype))
-        made.of({"square": lift(drawn("square", 1, dtype))})
+        step(made, {"square": lift(drawn("square", 1, dtype))})
         for _ in range(3):
-            found = made.of({"square": lift(zeros)})["square"]
+            found = step(made, {"square": lift(zeros)})["square"]
             assert found.shape == (8, 8)
             assert found.dtype == zeros.dtype
             assert not found.any()
         decayed = drawn("square", 1, dtype).astype(np.float32) * np.float32(0.03125)
         wanted = orthogonalised(decayed + np.float32(0.5) * drawn("square", 2, dtype).astype("f4"))
-        found = made.of({"square": lift(drawn("square", 2, dtype))})["square"]
+        found = step(made, {"square": lift(drawn("square", 2, dtype))})["square"]
         self.agree(found, (wanted * np.sqrt(8)).astype(found.dtype))
 
     def test_what_is_left_of_a_momentum_counts_as_none(self, lift: Lift) -> None:
         made, one = directions(), np.zeros((8, 8), np.float32)
-        made.of({"square": lift(drawn("square"))})
+        step(made, {"square": lift(drawn("square"))})
         for _ in range(200):
-            made.of({"square": lift(one)})
+            step(made, {"square": lift(one)})
         one[2, 3] = 1e-38
-        assert not made.of({"square": lift(one)})["square"].any()
+        assert not step(made, {"square": lift(one)})["square"].any()
         one[2, 3] = 1
-        found = made.of({"square": lift(one)})["square"]
+        found = step(made, {"square": lift(one)})["square"]
         self.agree(found, directions().of({"square": one})["square"])
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -259,19 +277,19 @@ class TestContract:
         with np.errstate(over="ignore"):
             broken[2, 3] = value
         gradients = {"square": broken, "long": drawn("long", dtype=dtype)}
-        found = made.of({name: lift(array) for name, array in gradients.items()})
+        found = step(made, {name: lift(array) for name, array in gradients.items()})
         for values in (found["square"], broken):
             assert values.dtype == dtype_named(dtype)
         wide = found["square"].astype(np.float64), broken.astype(np.float64)  # for NaN in bfloat16
         np.testing.assert_array_equal(*wide)
         self.agree(found["long"], directions(dtype).of(gradients)["long"])
-        found = made.of({"square": lift(drawn("square", dtype=dtype))})
+        found = step(made, {"square": lift(drawn("square", dtype=dtype))})
         self.agree(found, directions(dtype).of({"square": drawn("square", dtype=dtype)}))
 
     def test_what_does_not_fit(self, lift: Lift) -> None:
         wider, long = lift(np.ones((8, 8))), lift(np.ones((4, 64), np.float32))
         made = directions()
-        found = made.of({"square": wider, "long": long})
+        found = step(made, {"square": wider, "long": long})
         assert found["square"] is wider
         assert found["long"] is long
         assert not any(momentum.any() for momentum in made.arrays().values())
@@ -285,9 +303,18 @@ class TestContract:
 def test_arrays_and_tensors_of_the_host_have_one_momentum() -> None:
     one, other = directions(memory=0.75), directions(memory=0.75)
     for seed, lift in enumerate([numpys, torchs, numpys]):
-        wanted = one.of({"square": drawn("square", seed)})
-        found = other.of({"square": lift(drawn("square", seed))})
+        wanted = step(one, {"square": drawn("square", seed)})
+        found = step(other, {"square": lift(drawn("square", seed))})
         np.testing.assert_allclose(found["square"], wanted["square"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_momentum_comes_from_the_device_of_its_gradient() -> None:
+    one, other = directions(memory=0.75), directions(memory=0.75)
+    for seed, lift in enumerate([numpys, cudas, numpys, torchs, cudas]):
+        wanted = step(one, {"square": drawn("square", seed)})
+        found = step(other, {"square": lift(drawn("square", seed))})
+        np.testing.assert_allclose(found["square"], wanted["square"], rtol=1e-3, atol=1e-4)
+        assert ("square" in other.arrays()) == (lift is not cudas)
 
 
 def test_arrays_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +330,11 @@ def test_values_on_a_device_are_not_looked_at(name: str, dtype: str) -> None:
     from aiops.client.strategies.torch_directions import TorchDirections
 
     made = directions(dtype)
-    there = TorchDirections(0.5, made.arrays(), made._tensors)
+    there = TorchDirections(0.5, made._momenta, made._next, made._tensors)
     gradient = torch.empty(SHAPES[name], dtype=getattr(torch, dtype), device="meta")
     for _step in range(2):
         found = there._direction(name, gradient)
+        made.took()
         assert found.shape == gradient.shape
         assert found.dtype == gradient.dtype
         assert found.device == gradient.device
