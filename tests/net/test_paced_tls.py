@@ -91,7 +91,9 @@ class TestCeiling:
                 worker.join(PATIENCE)
                 assert not worker.is_alive()
             gone(server)
-            assert 0 <= spent(server) - crossed(proxy) <= 3 * FAREWELL
+            # On a busy machine the last that a server says may find its client gone,
+            # and has not crossed the proxy then.
+            assert 0 <= spent(server) - crossed(proxy) <= 3 * (FAREWELL + KB)
             least = 3 * 3 * 2 * 40 * KB
             assert least < crossed(proxy) < 1.4 * least
             peak = server.call(lambda s: s.connections.pacing.pacer.budget.total.peak)
