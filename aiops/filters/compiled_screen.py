@@ -234,7 +234,7 @@ def _passes_loop(
         copy_loop(renewed, median)
         copy_loop(risen, usual)
         norm_counts[row] += 1.0
-        turn[0], turn[1] = next_turn, turn[1] + 1
+        turn[0] = next_turn
     if used & _CURVATURE:
         if unread:
             copy_loop(met, kept[slot])

@@ -72,7 +72,7 @@ class NormFilter(WorkerArrays):
     usual
         float64[tensors + 1], u.
     turn
-        int64[2], the tensor whose median is recomputed next, and the number of pushes.
+        int64[1], the tensor whose median is recomputed next.
 
     Source
     ------
@@ -104,7 +104,7 @@ class NormFilter(WorkerArrays):
         super().__init__(norms=((EACH, count), empty), medians=((count,), empty), counts=((), 0.0))
         self.median: Values = np.full(count, empty)
         self.usual: Values = np.full(count, empty)
-        self.turn = np.zeros(2, np.int64)
+        self.turn = np.zeros(1, np.int64)
 
     def judge(self, seen: Observation) -> Objection | None:
         """Note a push; refuse it if any of its norms is more than c times what is usual.
@@ -132,14 +132,14 @@ class NormFilter(WorkerArrays):
         count, rows = len(self.median), len(self.medians)
         due = min(-(-_TURNS * count // rows), count)
         first = int(self.turn[0])
-        self.turn[:] = (first + due) % count, self.turn[1] + 1
+        self.turn[0] = (first + due) % count
         return (first + np.arange(due)) % count
 
     def _renew(self, columns: Ints) -> None:
         """Recompute the medians of some tensors, and have what is usual follow them."""
         fresh, usual = lower_medians(self.medians[:, columns]), self.usual[columns]
         followed, workers = fresh, int(np.count_nonzero(self.counts))
-        if 0 < EACH * workers < self.turn[1]:
+        if 0 < EACH * workers < self.counts.sum():
             each = len(self.median) / (len(columns) * workers)  # pushes of each since the last time
             followed = np.minimum(fresh, usual * (1 + _RISE * each))
             followed = np.maximum(followed, usual * max(1 - _FALL * each, 0.0))
@@ -158,14 +158,14 @@ class NormFilter(WorkerArrays):
 
     def state(self) -> dict[str, Any]:
         """Return the arrays, and the medians in use."""
-        own = {"median": self.median.copy(), "usual": self.usual.copy(), "turn": self.turn.copy()}
-        return {**super().state(), **own}
+        own = {"median": self.median.copy(), "usual": self.usual.copy()}
+        return {**super().state(), **own, "turn": int(self.turn[0])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         super().restore(state)
         self.median[:], self.usual[:] = state["median"], state["usual"]
-        self.turn[:] = state["turn"]
+        self.turn[0] = state["turn"]
 
 
 # ---------------------------------------------------------------- loops
@@ -183,10 +183,11 @@ def norms_loop(values: Any, ends: Any, largest: Any, out: Any, lanes: Any) -> An
 @helper()
 def refresh_loop(median: Any, usual: Any, turn: Any, medians: Any, counts: Any, room: Any) -> Any:
     """Recompute the medians that are due, as `NormFilter.judge` does; return the next one."""
-    count, rows, workers = median.size, medians.shape[0], 0
+    count, rows, workers, pushes = median.size, medians.shape[0], 0, 0.0
     due = min((_TURNS * count + rows - 1) // rows, count)
     for row in range(rows):
         workers += counts[row] > 0.0
+        pushes += counts[row]
     each = count / (due * max(workers, 1))
     for number in range(due):
         column = (turn[0] + number) % count
@@ -200,7 +201,7 @@ def refresh_loop(median: Any, usual: Any, turn: Any, medians: Any, counts: Any, 
             continue
         fresh, before = lower_median_loop(room, found), usual[column]
         median[column] = fresh
-        if turn[1] + 1 > EACH * workers and before > 0.0:
+        if pushes > EACH * workers and before > 0.0:
             fresh = max(
                 min(fresh, before * (1 + _RISE * each)), before * max(1 - _FALL * each, 0.0)
             )

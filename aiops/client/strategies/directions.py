@@ -131,7 +131,7 @@ class Directions:
         momentum = on_host(name, momentum) * np.float32(self._memory)
         momentum += np.float32(1 - self._memory) * new
         self._next[name] = momentum
-        if not new.any():
+        if not largest:
             return np.zeros(values.shape, values.dtype)
         found = np.ascontiguousarray(orthogonalised(momentum))
         found *= np.float32(max(momentum.shape) ** 0.5)
