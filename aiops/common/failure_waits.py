@@ -120,6 +120,8 @@ class FailureWaits:
             "probe": float(self.probe),
             "ping": self.heartbeat,
             "process silent": self.unanswered,
+            "a shard's statistics": self.count,
+            "a shard's update and 1 s per 32 MiB": self.work(0),
             "attempt to connect": self.attempt,
             "pause between attempts": self.longest_pause,
             "welcome": self.welcome,
