@@ -48,7 +48,7 @@ def _file(name: str) -> Callable[[int], int]:
     return lambda nbytes: os.open(name, os.O_RDONLY)
 
 
-_MADE: Mapping[str, Callable[[int], int]] = {
+KINDS: Mapping[str, Callable[[int], int]] = {
     "memory": _memory,
     "memory that grows": lambda nbytes: _memory(nbytes, fcntl.F_SEAL_SHRINK),
     "memory that shrinks": lambda nbytes: _memory(nbytes, fcntl.F_SEAL_GROW),
@@ -85,7 +85,7 @@ class HostileLender:
 
     def __init__(self, rng: Random, url: str, nbytes: int) -> None:
         self._rng, self._address, self._nbytes = rng, urls.parse(url), nbytes
-        self.said = Counter[str]()
+        self.said, self._deck = Counter[str](), list[str]()
         self._share = FrameTemplate.of(
             ({"kind": "share", "id": 0, "segment": 1, "nbytes": nbytes}, [])
         )
@@ -136,8 +136,8 @@ class HostileLender:
         try:
             for _ in range(count):
                 if not mine or rng.random() < 0.5:
-                    kind = rng.choice((*("memory",) * 10, *_MADE))
-                    mine.append(_MADE[kind](self._nbytes))
+                    kind = self._next_kind()
+                    mine.append(KINDS[kind](self._nbytes))
                     self.said[kind] += 1
                     self._show(sock, side, mine[-1])
                 else:
@@ -148,6 +148,13 @@ class HostileLender:
         finally:
             for fd in mine:
                 os.close(fd)
+
+    def _next_kind(self) -> str:
+        """Draw one of all kinds that were not drawn yet: all are, however soon a server hangs up."""
+        if not self._deck:
+            self._deck = [*("memory",) * 10, *KINDS]
+            self._rng.shuffle(self._deck)
+        return self._deck.pop()
 
     def _show(self, sock: socket.socket, side: unix_socket.UnixSide, fd: int) -> None:
         """Show a segment."""
