@@ -28,6 +28,7 @@ from aiops.lab.experiments.papers import (
 from aiops.lab.experiments.papers.bfasgd_budget import BudgetScale
 from aiops.lab.experiments.papers.fasgd_clients import lead_verdict
 from aiops.lab.experiments.papers.no_delay_scaling import ScalingScale
+from aiops.lab.experiments.papers.poisoned_workers import PoisonScale
 from aiops.lab.experiments.papers.policy_comparison import PolicyComparison
 from aiops.lab.experiments.papers.softsync_cifar10 import ProtocolScale
 from aiops.lab.experiments.papers.softsync_speedup import SpeedupScale
@@ -95,6 +96,8 @@ def test_from_the_first_run_to_the_figure(
         )
     if isinstance(scale, ScalingScale):
         scale = replace(scale, steps=4)
+    if isinstance(scale, PoisonScale):
+        scale = replace(scale, shares=(1 / 3,), base=replace(scale.base, iterations=12))
     folder, seen = RunFolder(tmp_path / "out", experiment.name), Seen()
     ExperimentScheduler(experiment, scale, folder, seen).run(1, here(Here()))
     assert seen.failures == []
