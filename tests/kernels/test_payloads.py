@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aiops.algorithms import BUILT_IN
+from aiops.algorithms import find as algorithm
 from aiops.codecs import codec_named, find
 from aiops.errors import UsageError
 from aiops.kernels import Rule, Spans, build, numba_kernel
@@ -155,3 +157,12 @@ def test_the_loops_run_in_vectors(
             assert not re.search(r"llvm\.fm(a|uladd)", code)
     finally:
         del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_no_name_of_a_loader_is_one_of_a_rule(policy: str, name: str) -> None:
+    """A state `u` is `_u_` in the loops: no parameter of a loader may be that."""
+    kernel = build(algorithm(policy).make({}).rule(), np.float32, "numba", grad=name)
+    assert isinstance(kernel, numba_kernel.NumbaKernel)
+    compile(kernel.text, policy, "exec")
