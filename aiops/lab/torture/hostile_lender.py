@@ -150,7 +150,7 @@ class HostileLender:
                 os.close(fd)
 
     def _next_kind(self) -> str:
-        """Draw one of all kinds that were not drawn yet: all are, however soon a server hangs up."""
+        """Draw one of the kinds not drawn yet: all are, however soon a server hangs up."""
         if not self._deck:
             self._deck = [*("memory",) * 10, *KINDS]
             self._rng.shuffle(self._deck)
