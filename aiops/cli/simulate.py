@@ -40,7 +40,7 @@ FetchLag = Annotated[int, typer.Option(help="Versions that these may be behind; 
 Clients = Annotated[int, typer.Option(help="Number of clients (the papers' λ).")]
 Iterations = Annotated[int, typer.Option(help="Mini-batches in all.")]
 Selection = Annotated[
-    str, typer.Option(help="Rule of turns: uniform, round-robin, softmax:add=-1, recorded:FILE.")
+    str, typer.Option(help="Rule of turns: uniform, paced:times=3, softmax:add=-1, recorded:FILE.")
 ]
 Wait = Annotated[bool, typer.Option(help="Clients wait for the answer to a push.")]
 Order = Annotated[str, typer.Option(help="Mini-batches: random, or sequential as in FRED.")]

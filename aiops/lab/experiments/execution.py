@@ -113,6 +113,60 @@ def _transformer(width: int, blocks: int, context: int) -> Task:
         return ByteGPT(width, blocks, context)
 
 
+@dataclass(frozen=True)
+class LSTMSimulation(TorchSimulation):
+    """A simulation of a small LSTM (`aiops.lab.experiments.lstm`), in PyTorch.
+
+    Attributes
+    ----------
+    simulation
+        What is run; its ``dataset`` and ``hidden`` have no meaning here.
+    width, units, context
+        The network's.
+    """
+
+    width: int = 32
+    units: int = 96
+    context: int = 32
+
+    @property
+    def task(self) -> Task:
+        """The network, which all runs of a process share."""
+        return _lstm(self.width, self.units, self.context)
+
+
+@lru_cache(maxsize=1)
+def _lstm(width: int, units: int, context: int) -> Task:
+    with _pytorch("the LSTM"):
+        from aiops.lab.experiments.lstm import ByteLSTM
+
+        return ByteLSTM(width, units, context)
+
+
+@dataclass(frozen=True)
+class TablesSimulation(TorchSimulation):
+    """A simulation of a small recommender (`aiops.lab.experiments.click_tables`), in PyTorch.
+
+    Attributes
+    ----------
+    simulation
+        What is run; its ``dataset`` and ``hidden`` have no meaning here.
+    """
+
+    @property
+    def task(self) -> Task:
+        """The recommender and its clicks, which all runs of a process share."""
+        return _tables()
+
+
+@lru_cache(maxsize=1)
+def _tables() -> Task:
+    with _pytorch("the recommender"):
+        from aiops.lab.experiments.click_tables import ClickTables
+
+        return ClickTables()
+
+
 @contextmanager
 def _pytorch(what: str) -> Iterator[None]:
     """Import PyTorch within this, or say what needs it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.planned_run import PlannedRun
@@ -38,6 +38,10 @@ class Scale:
         """Check the number of seeds."""
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise UsageError(f"--seeds must be 1 to {MOST_SEEDS:,}, not {self.seeds:,}")
+
+    def chosen(self, knobs: Mapping[str, str]) -> Self:
+        """Return the scale with these settings; override where the base depends on them."""
+        return replace(self, knobs=knobs)
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,6 @@ class Experiment:
         UsageError
             When there cannot be such a one.
         """
-        scale = self.full if full else self.quick
-        if seeds is not None:
-            scale = replace(scale, seeds=seeds)
-        if iterations is not None:
-            scale = replace(scale, base=replace(scale.base, iterations=iterations))
         chosen = {key: values[0] for key, values in self.knobs.items()}
         for item in knobs:
             key, _equals, value = item.partition("=")
@@ -163,4 +162,9 @@ class Experiment:
                 offer = nearest(value, self.knobs[key])
                 raise UsageError(f"{self.name}: {key} cannot be {value!r}; {offer}")
             chosen[key] = value
-        return replace(scale, knobs=chosen)
+        scale = (self.full if full else self.quick).chosen(chosen)
+        if seeds is not None:
+            scale = replace(scale, seeds=seeds)
+        if iterations is not None:
+            scale = replace(scale, base=replace(scale.base, iterations=iterations))
+        return scale

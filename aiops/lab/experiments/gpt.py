@@ -1,33 +1,25 @@
 """A small transformer that learns to write the documentation of Python, in PyTorch: a `Task`.
 
-It reads bytes, so it needs no tokenizer, and the text ships with every Python: the topics of its
-``help()``, about 0.7 MB. Blocks are those of GPT-2 (Radford et al. 2019), with the embedding as the
-last layer too.
+Blocks are those of GPT-2 (Radford et al. 2019), with the embedding as the last layer too.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch.nn import functional
 
 from aiops.errors import UsageError
-from aiops.lab.experiments.torch_task import TorchTask
-from aiops.model.layout import Array, Ints
+from aiops.lab.experiments.byte_text import BYTES, ByteTask
+from aiops.model.layout import Array
 
-_BYTES = 256
 _DEVIATION = 0.02  # of initial weights, as GPT-2's
-_HELD_OUT = 10  # one of ten bytes, at the end, is for validation
-_WINDOWS = 256  # validated
-_CHUNK = 32  # of them at a time
 
 
-class ByteGPT(TorchTask):
+class ByteGPT(ByteTask):
     """The transformer, its text, and its gradient.
 
     Parameters
@@ -48,12 +40,8 @@ class ByteGPT(TorchTask):
     def __init__(self, width: int = 64, blocks: int = 3, context: int = 64) -> None:
         if width % 32 or width < 32:
             raise UsageError(f"a width of {width}: give a multiple of 32")
-        super().__init__(_shapes(width, blocks, context))
-        self._heads, self._blocks, self._context = width // 32, blocks, context
-        text = np.frombuffer(_text(), np.uint8).astype(np.int64)
-        cut = len(text) - len(text) // _HELD_OUT
-        self._text, self._held_out = torch.tensor(text[:cut]), torch.tensor(text[cut:])
-        self.examples = cut - context - 1
+        super().__init__(_shapes(width, blocks, context), context)
+        self._heads, self._blocks = width // 32, blocks
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return fresh parameters, float32."""
@@ -68,25 +56,13 @@ class ByteGPT(TorchTask):
             params[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
         return params
 
-    def scores(self, weights: Mapping[str, Any], rows: Ints) -> tuple[Any, Any]:
-        """Return those of the bytes of some windows, which begin at ``rows``, and the bytes."""
-        return self._scores(weights, self._text, rows)
-
-    def tested(self, weights: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield those of windows of the text that is held out."""
-        starts = np.linspace(0, len(self._held_out) - self._context - 1, _WINDOWS).astype(np.int64)
-        for first in range(0, _WINDOWS, _CHUNK):
-            yield self._scores(weights, self._held_out, starts[first : first + _CHUNK])
-
-    def _scores(self, weights: Mapping[str, Any], text: Any, starts: Ints) -> tuple[Any, Any]:
-        """Return the scores of the next byte at each place of some windows, and these bytes."""
-        places = torch.from_numpy(starts)[:, None] + torch.arange(self._context + 1)
-        windows = text[places]
-        x = weights["bytes"][windows[:, :-1]] + weights["places"]
+    def following(self, weights: Mapping[str, Any], seen: Any) -> Any:
+        """Return the scores of the byte after each of some windows'."""
+        x = weights["bytes"][seen] + weights["places"]
         for block in range(self._blocks):
             x = self._block(x, {n: weights[f"{block}.{n}"] for n in _IN_BLOCK})
         x = functional.layer_norm(x, x.shape[-1:], weights["norm.scale"], weights["norm.shift"])
-        return (x @ weights["bytes"].T).flatten(0, 1), windows[:, 1:].flatten()
+        return x @ weights["bytes"].T
 
     def _block(self, x: Any, own: Mapping[str, Any]) -> Any:
         many, length, width = x.shape
@@ -106,7 +82,7 @@ _IN_BLOCK = (
 
 
 def _shapes(width: int, blocks: int, context: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"bytes": (_BYTES, width), "places": (context, width)}
+    shapes: dict[str, tuple[int, ...]] = {"bytes": (BYTES, width), "places": (context, width)}
     norm = (width,)
     each = {
         "norm1.scale": norm,
@@ -121,8 +97,3 @@ def _shapes(width: int, blocks: int, context: int) -> dict[str, tuple[int, ...]]
     for block in range(blocks):
         shapes |= {f"{block}.{name}": shape for name, shape in each.items()}
     return {**shapes, "norm.scale": norm, "norm.shift": norm}
-
-
-def _text() -> bytes:
-    topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
-    return "".join(topics[name] for name in sorted(topics)).encode()

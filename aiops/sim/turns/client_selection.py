@@ -6,11 +6,12 @@ wait when its turn comes is passed over, so that the stream is the same under ev
 
 from __future__ import annotations
 
+import heapq
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from operator import add, mul
+from operator import add, itemgetter, mul
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Protocol, runtime_checkable
@@ -156,6 +157,58 @@ class Softmax:
         self._random.bit_generator.state = state["random"]
 
 
+class Paced:
+    """In the order in which clients finish that always compute, some of them slower than others.
+
+    A mini-batch takes a client a time of its own, drawn anew each time. At first each client is
+    somewhere in a mini-batch. The order says nothing of clients that wait for each other: these
+    begin later than the rule takes them to.
+
+    Parameters
+    ----------
+    clients
+        The number of clients.
+    seed
+        Of the stream.
+    times
+        How many times as long the slow ones take.
+    slow
+        How many are slow, from client 0.
+    sigma
+        Standard deviation of the times' logarithm.
+    """
+
+    def __init__(
+        self, clients: int, seed: int, times: float, slow: int = 1, sigma: float = 0.1
+    ) -> None:
+        self._usual = [times if client < slow else 1.0 for client in range(clients)]
+        self._sigma, self._random = sigma, np.random.default_rng([seed, 1])
+        begun = self._random.random(clients)
+        self._ends = [
+            (usual * float(share), client)
+            for client, (usual, share) in enumerate(zip(self._usual, begun, strict=True))
+        ]
+        heapq.heapify(self._ends)
+
+    def __next__(self) -> int:
+        now, client = self._ends[0]
+        spread = math.exp(self._sigma * self._random.standard_normal())
+        heapq.heapreplace(self._ends, (now + self._usual[client] * spread, client))
+        return client
+
+    def state(self) -> dict[str, Any]:
+        """Return when each client finishes, and the stream's state."""
+        ends = np.array([end for end, _client in sorted(self._ends, key=itemgetter(1))])
+        return {"ends": ends, "random": self._random.bit_generator.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        ends = state["ends"].tolist()
+        self._ends = [(end, client) for client, end in enumerate(ends)]
+        heapq.heapify(self._ends)
+        self._random.bit_generator.state = state["random"]
+
+
 class RecordedSelection:
     """The clients of a record, in its order.
 
@@ -232,10 +285,11 @@ class RecordingSelection:
 def selection(text: str, clients: int, seed: int) -> Selection:
     """Return the rule that a text names.
 
-    ``uniform``, ``round-robin``, ``recorded:FILE`` (numbers, with white space between), or
-    ``softmax:add=-1``, ``softmax:times=0.5`` and ``softmax:change=package.module:function``, which
-    change the priority of a client when it is selected (``start`` is every client's first
-    priority, 0 by default).
+    ``uniform``, ``round-robin``, ``recorded:FILE`` (numbers, with white space between),
+    ``paced:times=3`` (client 0 takes three times as long as the others; ``slow=2``: clients 0 and
+    1; ``sigma=0``: always as long), or ``softmax:add=-1``, ``softmax:times=0.5`` and
+    ``softmax:change=package.module:function``, which change the priority of a client when it is
+    selected (``start`` is every client's first priority, 0 by default).
 
     >>> rule = selection("round-robin", 3, seed=0)
     >>> [next(rule) for _ in range(4)]
@@ -351,6 +405,24 @@ def _softmax(rest: str, clients: int, seed: int) -> Selection:
 _OPERATORS = {"add": add, "times": mul}
 
 
+def _paced(rest: str, clients: int, seed: int) -> Selection:
+    given = {key: _number(key, value) for key, value in _settings(rest)}
+    unknown = [key for key in given if key not in _PACED]
+    if unknown:
+        raise UsageError(f"paced has no setting {unknown[0]!r}; {nearest(unknown[0], _PACED)}")
+    times, slow, sigma = ({**_PACED, **given}[key] for key in _PACED)
+    if not 0 < times <= _SLOWEST or not 0 <= sigma <= 1 or slow not in range(clients + 1):
+        raise UsageError(
+            f"paced:{rest}: times is above 0 and up to {_SLOWEST:,}, sigma from 0 to 1, and slow"
+            f" one of 0 to {clients}, the number of clients"
+        )
+    return Paced(clients, seed, times, int(slow), sigma)
+
+
+_PACED = {"times": 1.0, "slow": 1.0, "sigma": 0.1}
+_SLOWEST = 1_000_000
+
+
 def _settings(text: str) -> Iterator[tuple[str, str]]:
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
@@ -393,5 +465,6 @@ _RULES: Mapping[str, Callable[[str, int, int], Selection]] = {
     "uniform": _plain(Uniform),
     "round-robin": _plain(lambda clients, _seed: RoundRobin(clients)),
     "softmax": _softmax,
+    "paced": _paced,
     "recorded": _recorded,
 }

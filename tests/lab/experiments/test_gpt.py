@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.client.params import Params
 from aiops.errors import UsageError
-from aiops.model.layout import Layout
+from tests.lab.experiments.slopes import is_slope
 
 torch = pytest.importorskip("torch")
 
@@ -19,14 +18,6 @@ from aiops.lab.experiments.gpt import ByteGPT  # noqa: E402
 @pytest.fixture(scope="module")
 def task() -> ByteGPT:
     return ByteGPT(width=32, blocks=1, context=16)
-
-
-def params_of(task: ByteGPT, seed: int = 0) -> Params:
-    initial = task.initial(seed)
-    params = Params(Layout.of(initial))
-    for name, array in initial.items():
-        params[name][...] = array
-    return params
 
 
 def test_it_begins_knowing_nothing(task: ByteGPT) -> None:
@@ -44,25 +35,8 @@ def test_the_same_seed_gives_the_same_parameters(task: ByteGPT) -> None:
 
 
 def test_its_gradient_is_the_slope_of_its_cost(task: ByteGPT) -> None:
-    params, rows = params_of(task), np.array([5, 900, 20_000])
-    out = params_of(task)
-    task.gradient(params, rows, out)
-    rng = np.random.default_rng(0)
-
-    def cost() -> float:
-        with torch.no_grad():
-            scores = task.scores(task.weights(params), rows)
-            return float(torch.nn.functional.cross_entropy(*scores))
-
     for name in ("bytes", "places", "0.in", "0.up", "0.norm2.scale", "norm.shift"):
-        along = rng.normal(size=out[name].shape).astype(np.float32)
-        slope = float((out[name] * along).sum())
-        ends = []
-        for sign in (1, -1):
-            params[name][...] += np.float32(sign * 1e-2) * along
-            ends.append(cost())
-            params[name][...] -= np.float32(sign * 1e-2) * along
-        assert (ends[0] - ends[1]) / 2e-2 == pytest.approx(slope, rel=0.1, abs=2e-3), name
+        assert is_slope(task, name, np.array([5, 900, 20_000])), name
 
 
 def test_no_byte_sees_later_ones(task: ByteGPT) -> None:

@@ -97,7 +97,13 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "push_codec": ((), ("topk:0.1",), ("int8",), ("onebit",), ("bf16",), ("lowrank:rank=2",)),
     "fetch_codec": ((), ("int8",), ("lowrank:rank=2",), ("topk:0.05",)),
     "waits": (True, False),
-    "selection": ("uniform", "round-robin", "softmax:add=-1", "softmax:times=0.5,start=3"),
+    "selection": (
+        "uniform",
+        "round-robin",
+        "softmax:add=-1",
+        "softmax:times=0.5,start=3",
+        "paced:times=3",
+    ),
     "order": ("random", "sequential"),
     "clients": (2, 3, 5),
 }

@@ -16,6 +16,8 @@ from aiops.sim.turns.client_selection import (
     RecordingSelection,
     Selection,
     Softmax,
+    restore_rule,
+    rule_state,
     selection,
 )
 
@@ -31,7 +33,10 @@ def spread(rule: Selection, clients: int, turns: int = 4000) -> float:
     return float(np.std([counts[client] for client in range(clients)]))
 
 
-@pytest.mark.parametrize("text", ["uniform", "round-robin", "softmax:add=-1", "softmax:times=0.5"])
+@pytest.mark.parametrize(
+    "text",
+    ["uniform", "round-robin", "softmax:add=-1", "softmax:times=0.5", "paced:times=3"],
+)
 class TestEveryRule:
     def test_depends_on_its_seed_alone(self, text: str) -> None:
         first, again = (drawn(selection(text, 7, seed=3), 5000) for _ in range(2))
@@ -114,6 +119,29 @@ class TestSoftmax:
         assert drawn(named, 500) == drawn(made, 500)
 
 
+class TestPaced:
+    def test_a_slow_client_has_as_many_fewer_turns(self) -> None:
+        counts = Counter(drawn(selection("paced:times=3", 4, seed=5), 10_000))
+        assert counts[0] == pytest.approx(1000, rel=0.02)
+        assert [counts[n] for n in (1, 2, 3)] == pytest.approx([3000] * 3, rel=0.02)
+
+    def test_without_spread_the_order_repeats(self) -> None:
+        stream = drawn(selection("paced:times=2,slow=2,sigma=0", 4, seed=6), 600)
+        # In the time of a slow client's mini-batch the others make two.
+        assert {tuple(stream[n : n + 6]) for n in range(0, 600, 6)} == {tuple(stream[:6])}
+        assert Counter(stream[:6]) == {0: 1, 1: 1, 2: 2, 3: 2}
+
+    def test_clients_begin_apart_in_an_order_of_the_seed(self) -> None:
+        first = {tuple(drawn(selection("paced", 5, seed), 5)) for seed in range(20)}
+        assert len(first) > 15
+
+    def test_kept_and_restored_it_goes_on(self) -> None:
+        rule, again = (selection("paced:times=3", 6, seed=7) for _ in range(2))
+        drawn(rule, 500)
+        restore_rule(again, rule_state(rule))
+        assert drawn(again, 500) == drawn(rule, 500)
+
+
 class TestRecorded:
     def test_a_note_of_a_rule_repeats_it(self, tmp_path: Path) -> None:
         rule = RecordingSelection(selection("uniform", 5, seed=1))
@@ -152,6 +180,11 @@ class TestRecorded:
         ("", "no selection rule is called ''"),
         ("uniform:2", "has no settings, and was given '2'"),
         ("round-robin:x", "has no settings"),
+        ("paced:time=3", "paced has no setting 'time'.*times"),
+        ("paced:times=0", "times is above 0"),
+        ("paced:slow=5", "slow one of 0 to 4, the number of clients"),
+        ("paced:slow=1.5", "slow one of 0 to 4"),
+        ("paced:sigma=2", "sigma from 0 to 1"),
         ("softmax", "give the change of a selected client's priority"),
         ("softmax:add=-1,times=2", "give the change"),
         ("softmax:ad=-1", "softmax has no setting 'ad'.*add"),

@@ -2,267 +2,164 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
+from typing import Self
 
-from aiops.lab.experiments.curves import across
-from aiops.lab.experiments.execution import TransformerSimulation
-from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun, RunWork
-from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
-from aiops.lab.figures import Figure, Panel
-from aiops.sim.turns.simulation import Simulation
-
-OURS = "schedule-free"
-PLAIN = "schedule-free, gradients"
-ASGD, SYNC = "asgd, AdamW", "hardsync, AdamW"
-
-RATES: Mapping[str, tuple[float, ...]] = {
-    OURS: (0.008,),
-    PLAIN: (0.001, 0.003),
-    ASGD: (0.0003, 0.001, 0.003, 0.01),
-    SYNC: (0.001, 0.003, 0.01, 0.03),
-}
-"""The learning rates tried. Ours has one; of a rival's the best counts in each panel, by the same
-runs that are reported, so rivals are judged too well, if anything."""
-
-NEAREST: Mapping[str, tuple[float, ...]] = {
-    OURS: (0.008,),
-    PLAIN: (0.001,),
-    ASGD: (0.001, 0.003),
-    SYNC: (0.001, 0.003),
-}
-"""Those of the larger transformer, whose runs take minutes: what was best for the small one."""
-
-_WARMUP = 60  # mini-batches
-_ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A figure of a run's end by which rules are compared; less is better.
-
-    Attributes
-    ----------
-    name, unit
-        Its name in the samples, and the unit in words.
-    times
-        What a sample's figure is multiplied by.
-    level
-        Differences up to this are none.
-    """
-
-    name: str
-    unit: str
-    times: float
-    level: float
-
-    def of(self, run: FinishedRun) -> float:
-        """Return it; infinite if the run diverged."""
-        found = self.times * float(run.last[self.name])
-        return found if math.isfinite(found) and not run.diverged else math.inf
-
-    def mean(self, group: Group) -> float:
-        """Return the mean of some runs."""
-        return fmean(map(self.of, group))
-
-
-COST = Measure("cost", "nats", 1.0, 0.02)
-ERROR = Measure("error", "% wrong", 100.0, 0.5)
+from aiops.errors import UsageError
+from aiops.lab.experiments.experiment import Experiment, Findings, Scale
+from aiops.lab.experiments.papers import one_rule_findings
+from aiops.lab.experiments.papers.one_rule_findings import Ends, Ran
+from aiops.lab.experiments.papers.one_rule_rivals import RULES, TRIAL_SEED, Contender, simulation
+from aiops.lab.experiments.papers.one_rule_tasks import DEFAULT, OF_FULL, TASKS, LearnedTask
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import RunGroups, Runs
+from aiops.lab.figures import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRuleScale(Scale):
-    """Numbers of workers, and what they train.
+    """A task, and the workers that train it.
 
     Attributes
     ----------
-    workers
-        One panel's each.
-    transformer
-        Whether it is a transformer instead of a perceptron.
+    task_name
+        The task's (`aiops.lab.experiments.papers.one_rule_tasks`).
     """
 
-    workers: tuple[int, ...]
-    transformer: bool = False
+    task_name: str
+
+    def chosen(self, knobs: Mapping[str, str]) -> Self:
+        """Return the scale of a task.
+
+        Raises
+        ------
+        UsageError
+            When --quick is to train another task than its own.
+        """
+        name = knobs["task"]
+        if self.task_name not in OF_FULL:
+            if name != DEFAULT:
+                raise UsageError(f"one-rule: --quick trains digits; give --full for task={name}")
+            name = self.task_name
+        return replace(self, knobs=knobs, task_name=name, base=TASKS[name].base)
 
     @property
-    def measure(self) -> Measure:
-        """The measure by which rules are compared."""
-        return COST if self.transformer else ERROR
+    def task(self) -> LearnedTask:
+        """The task, trained as long as is asked for."""
+        return replace(TASKS[self.task_name], base=self.base)
 
     @property
-    def large(self) -> bool:
-        """True if the transformer is the larger one."""
-        return self.knobs.get("transformer") == "large"
+    def unequal(self) -> bool:
+        """True if a worker is slower than the others."""
+        return self.knobs.get("speeds") == "unequal"
 
     @property
-    def rates(self) -> Mapping[str, tuple[float, ...]]:
-        """The learning rates of each rule."""
-        return NEAREST if self.large else RATES
+    def workers(self) -> tuple[int, ...]:
+        """The numbers of workers; one alone has no other to wait for."""
+        return tuple(n for n in self.task.workers if n > 1 or not self.unequal)
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers of workers."""
-        return tuple(count for count in self.workers if count <= 8 or not self.large)
+    def planned(self, rule: Contender, workers: int, rate: float, seed: int) -> PlannedRun:
+        """Return a run of a rule; a trial if it has the trials' seed."""
+        task = self.task
+        run = simulation(task, rule, workers, rate, seed, unequal=self.unequal)
+        role = "pool" if seed == TRIAL_SEED else "reported"
+        return PlannedRun(
+            _panel(task, workers), f"{rule.name} at {rate:g}", seed, task.work(run), role
+        )
 
-    def work(self, simulation: Simulation) -> RunWork:
-        """Return the run of a simulation with the task of this scale."""
-        if not self.transformer:
-            return simulation
-        if self.large:
-            half = replace(
-                simulation, batch_size=simulation.batch_size // 2
-            )  # of windows twice as long
-            return TransformerSimulation(half, width=128, blocks=4, context=128)
-        return TransformerSimulation(simulation)
+    def trials(self, rule: Contender, workers: int) -> dict[float, PlannedRun]:
+        """Return a rule's trials, by rate; none if it has one setting."""
+        if not rule.optimizer:
+            return {}
+        rates = rule.rates(self.task, workers)
+        return {rate: self.planned(rule, workers, rate, TRIAL_SEED) for rate in rates}
 
 
-QUICK = OneRuleScale(
-    base=Simulation(dataset="digits", hidden=32, batch_size=16, iterations=600, samples=6),
-    seeds=2,
-    workers=(1, 4, 16),
-)
-FULL = OneRuleScale(
-    base=Simulation(batch_size=16, iterations=600, samples=6),
-    seeds=2,
-    workers=(1, 2, 4, 8, 16),
-    transformer=True,
-)
+QUICK = OneRuleScale(base=TASKS["digits"].base, task_name="digits")
+FULL = OneRuleScale(base=TASKS[DEFAULT].base, task_name=DEFAULT)
+
+
+def _panel(task: LearnedTask, workers: int) -> str:
+    return f"λ = {workers}, µ = {task.batch_size(workers)}"
+
+
+def chosen_rate(scale: OneRuleScale, runs: Runs, rule: Contender, workers: int) -> float | None:
+    """Return the rate that did best in a rule's trials; None: not all are settled."""
+    trials = scale.trials(rule, workers)
+    if not trials:
+        return rule.rates(scale.task, workers)[0]
+    if not runs.settled(trials.values()):
+        return None
+    measure, found = scale.task.measure, {r: runs.find(trial) for r, trial in trials.items()}
+    ends = {rate: measure.of(run) for rate, run in found.items() if run is not None}
+    return min(ends, key=lambda rate: (ends[rate], rate)) if ends else None
 
 
 def cases(scale: OneRuleScale, runs: Runs) -> Iterator[PlannedRun]:
-    """Yield ours and each rival at each of its rates, for each number of workers."""
-    for count in scale.counts:
-        for rule, rates in scale.rates.items():
-            for rate in rates:
-                for seed in range(scale.seeds):
-                    work = scale.work(_simulation(scale, rule, count, rate, seed))
-                    yield PlannedRun(_panel(count), f"{rule} at {rate:g}", seed, work)
+    """Yield the trials, and of the rates that they choose the runs that are reported."""
+    running = [(rule, n) for n in scale.workers for rule in RULES if rule.runs_with(n)]
+    for rule, workers in running:
+        yield from scale.trials(rule, workers).values()
+    for seed in range(scale.seeds):
+        for rule, workers in running:
+            rate = chosen_rate(scale, runs, rule, workers)
+            if rate is not None:
+                yield scale.planned(rule, workers, rate, seed)
 
 
-def _panel(workers: int) -> str:
-    return f"λ = {workers}"
-
-
-def _simulation(scale: OneRuleScale, rule: str, workers: int, rate: float, seed: int) -> Simulation:
-    """Return a run of a rule; workers are equal: in each round all, in a newly drawn order."""
-    policy, _comma, _more = rule.partition(",")
-    settings: tuple[str, ...] = ()
-    if rule == PLAIN:
-        settings = ("orthogonal=false",)
-    elif rule != OURS:
-        each = workers if rule == SYNC else 1  # mini-batches of an update
-        updates, warmup = scale.base.iterations // each, max(1, _WARMUP // each)
-        settings = (*_ADAMW, f"schedule=warmup:{warmup},cosine:{max(updates, warmup + 1)}")
-    return replace(
-        scale.base,
-        policy=policy,
-        lr=rate,
-        set=settings,
-        clients=workers,
-        selection="softmax:add=-20",
-        seed=seed,
-    )
-
-
-def best(
-    scale: OneRuleScale, groups: RunGroups, workers: int, rule: str
-) -> tuple[float, Group] | None:
-    """Return the rate of a rule that does best, and its runs; None: not all ran."""
-    found = {rate: groups[_panel(workers), f"{rule} at {rate:g}"] for rate in scale.rates[rule]}
-    if not all(found.values()):
-        return None
-    rate = min(found, key=lambda rate: scale.measure.mean(found[rate]))
-    return rate, found[rate]
+def _ends(scale: OneRuleScale, groups: RunGroups) -> Ends:
+    ran = {}
+    for workers in scale.workers:
+        for rule in RULES:
+            rate = chosen_rate(scale, groups.runs, rule, workers)
+            if rate is None:
+                continue
+            group = groups[_panel(scale.task, workers), f"{rule.name} at {rate:g}"]
+            if group:
+                ran[workers, rule.name] = Ran(rate, rule.rates(scale.task, workers), group)
+    return Ends(scale.task, scale.workers, ran)
 
 
 def findings(scale: OneRuleScale, groups: RunGroups) -> Findings:
     """Write one row for each number of workers and rule."""
-    table, measure = [], scale.measure
-    for count in scale.counts:
-        for rule in scale.rates:
-            chosen = best(scale, groups, count, rule)
-            if chosen is not None:
-                rate, group = chosen
-                ends = [measure.of(run) for run in group]
-                table.append(
-                    {
-                        "workers": str(count),
-                        "rule": rule,
-                        "best rate": f"{rate:g}",
-                        measure.unit: f"{fmean(ends):.3f}",
-                        "of the seeds": f"{min(ends):.3f} to {max(ends):.3f}",
-                        "mean τ": f"{fmean(run.result['mean_staleness'] for run in group):.2f}",
-                    }
-                )
-    return Findings(table, [_ahead(scale, groups), _price(scale, groups)])
-
-
-def _ahead(scale: OneRuleScale, groups: RunGroups) -> Verdict:
-    """Say whether ours is ahead of each rival, or level, for every number of workers."""
-    texts, behind, measure = list[str](), False, scale.measure
-    for count in scale.counts:
-        found = {rule: best(scale, groups, count, rule) for rule in scale.rates}
-        ends = {rule: measure.mean(each[1]) for rule, each in found.items() if each}
-        if len(ends) < len(scale.rates):
-            return Verdict(None, f"not all has been run for {count} workers")
-        rival = min((ASGD, SYNC), key=lambda rule: ends[rule])
-        behind = behind or ends[OURS] > ends[rival] + measure.level
-        texts.append(f"λ = {count}: {ends[OURS]:.3f}, {rival} {ends[rival]:.3f}")
-    return Verdict(not behind, f"{measure.unit} at the end: {'; '.join(texts)}")
-
-
-def _price(scale: OneRuleScale, groups: RunGroups) -> Verdict:
-    """Say whether staleness costs ours less than the best rival: one worker is the measure."""
-    first, *others = scale.counts
-    ends = dict[tuple[str, int], float]()
-    for count in scale.counts:
-        for rule in (OURS, ASGD):
-            found = best(scale, groups, count, rule)
-            if found is None:
-                return Verdict(None, "what staleness costs is not known yet")
-            ends[rule, count] = scale.measure.mean(found[1])
-    lost = {key: end - ends[key[0], first] for key, end in ends.items()}
-    text = ", ".join(
-        f"{lost[OURS, count]:+.3f} and {lost[ASGD, count]:+.3f} with {count}" for count in others
+    ends = _ends(scale, groups)
+    return Findings(
+        one_rule_findings.table(ends), one_rule_findings.verdicts(ends, unequal=scale.unequal)
     )
-    less = all(lost[OURS, c] <= lost[ASGD, c] + scale.measure.level for c in others)
-    start = f"beside {first} worker ours and {ASGD} lose"
-    return Verdict(less, f"{start} {text} ({scale.measure.unit})")
 
 
 def figure(scale: OneRuleScale, groups: RunGroups) -> Figure:
     """Draw the end over the number of workers, each rule at its best rate."""
-    lines, measure = [], scale.measure
-    for rule in scale.rates:
-        found = [best(scale, groups, count, rule) for count in scale.counts]
-        ran = [(count, each[1]) for count, each in zip(scale.counts, found, strict=True) if each]
-        places, runs = [float(count) for count, _group in ran], [group for _count, group in ran]
-        lines.append(across(rule, places, runs, measure.of))
-    panel = Panel("Each at the best of its rates", "workers λ", measure.unit, lines, "x")
-    return Figure("One rule for any number of equal workers", [panel], columns=1)
+    speeds = "with one worker three times slower, in equal time" if scale.unequal else ""
+    title = f"One rule for any number of workers: {scale.task_name} {speeds}".rstrip()
+    return one_rule_findings.figure(_ends(scale, groups), title)
 
 
 EXPERIMENT = Experiment(
     name="one-rule",
-    title="schedule-free at one setting beside tuned AdamW, asynchronous and synchronous",
+    title="schedule-free at one setting beside tuned rivals, asynchronous and synchronous",
     source="this project's own claim",
-    claim="At one setting schedule-free is not behind AdamW at the best of its rates, with or"
+    claim="At one setting schedule-free is not behind any rival at the best of its rates, with or"
     " without a barrier, whatever the number of workers, and staleness costs it less.",
     quick=QUICK,
     full=FULL,
     cases=cases,
     findings=findings,
     figure=figure,
-    knobs={"transformer": ("small", "large")},
-    note="Equal workers and equal mini-batches in all: hardsync with λ workers makes 1/λ of the"
-    " updates. Rivals know the horizon: their rates rise for 60 mini-batches and fall as a cosine."
-    " Of a rival's rates the best counts, by the runs that are reported. --full trains a byte-level"
-    " transformer (3 blocks of width 64; 170,000 parameters) on the text of Python's help, 600"
-    " mini-batches of 16 windows of 64 bytes, so it depends on the version of Python a little."
-    " --with transformer=large has 4 blocks of width 128 (840,000 parameters), 8 windows of 128."
+    knobs={"task": OF_FULL, "speeds": ("equal", "unequal")},
+    note="Ours has one setting and no trial. Each rival (asgd and hardsync, each with AdamW and"
+    " with momentum, with and without a cosine that ends with the run; sasgd; fasgd) has four"
+    " rates, three times as large each, tried in full for each number of workers with a seed that"
+    " is not reported. So have two parts of ours: without directions, and behind a barrier, where"
+    " directions are those of the mean gradient. With equal speeds all have equal mini-batches:"
+    " λ workers behind a barrier make 1/λ of the updates. With speeds=unequal worker 0 takes"
+    " three times as long for a mini-batch, and all have equal time: that in which workers who"
+    " never wait compute the task's mini-batches, and a barrier waits for worker 0. The time of"
+    " exchanges, updates and directions is not counted. transformer, large, lstm: next bytes of"
+    " the text of Python's help (so it depends on the version of Python a little), with 170,000,"
+    " 840,000 and 83,000 parameters. mnist: 784-200-10, µλ = 128, or µ = 1 with more workers."
+    " cifar10: softsync's convolutional network. tables: a recommender like DLRM on clicks drawn"
+    " from a known truth, of which no model has less than 0.412 nats; tables are dense here."
     " --quick trains a perceptron on scikit-learn's digits.",
 )

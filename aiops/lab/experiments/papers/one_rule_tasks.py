@@ -1,0 +1,135 @@
+"""The tasks of `one_rule`, and the measure by which rules are compared on each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from aiops.lab.experiments.execution import (
+    ConvNetSimulation,
+    LSTMSimulation,
+    TablesSimulation,
+    TransformerSimulation,
+)
+from aiops.lab.experiments.planned_run import RunWork
+from aiops.lab.experiments.runs import FinishedRun, Group
+from aiops.sim.turns.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a run's end by which rules are compared; less is better.
+
+    Attributes
+    ----------
+    name, unit
+        Its name in the samples, and the unit in words.
+    times
+        What a sample's figure is multiplied by.
+    level
+        Differences up to this are none.
+    """
+
+    name: str
+    unit: str
+    times: float
+    level: float
+
+    def of(self, run: FinishedRun) -> float:
+        """Return it; infinite if the run diverged."""
+        found = run.last[self.name]
+        if run.diverged or found is None or not math.isfinite(found):
+            return math.inf
+        return self.times * float(found)
+
+    def mean(self, group: Group) -> float:
+        """Return the mean of some runs."""
+        return fmean(map(self.of, group))
+
+
+@dataclass(frozen=True)
+class LearnedTask:
+    """A task, how long it is learnt, and the middles of the rates that are tried.
+
+    Attributes
+    ----------
+    base
+        The simulation of which all others are variations; its batch size is µ.
+    workers
+        One panel's each.
+    measure
+        By which rules are compared.
+    middles
+        The middle of the learning rates that are tried, by the rule's optimiser: found in short
+        tries with seed 2000, so that the best rate is among them.
+    work
+        From a simulation to the run with this task.
+    product
+        µλ, if each number of workers has a µ of its own: at least 1. 0: all have the base's.
+    """
+
+    base: Simulation
+    workers: tuple[int, ...]
+    measure: Measure
+    middles: Mapping[str, float]
+    work: Callable[[Simulation], RunWork] = lambda simulation: simulation
+    product: int = 0
+
+    def batch_size(self, workers: int) -> int:
+        """Return µ."""
+        return max(1, self.product // workers) if self.product else self.base.batch_size
+
+
+_COST = Measure("cost", "nats", 1.0, 0.02)
+_ERROR = Measure("error", "% wrong", 100.0, 0.5)
+
+_USUAL = {"adamw": 0.003, "momentum": 0.03, "sgd": 0.1, "fasgd": 0.01, "gradients": 0.005}
+_OF_TEXT = {**_USUAL, "momentum": 0.1, "sgd": 0.5}
+_OF_LSTM = {"adamw": 0.015, "momentum": 0.5, "sgd": 1.0, "fasgd": 0.03, "gradients": 0.01}
+_TEXT = Simulation(dataset="help", batch_size=16, iterations=600, samples=4)
+
+
+def _larger(simulation: Simulation) -> RunWork:
+    return TransformerSimulation(simulation, width=128, blocks=4, context=128)
+
+
+TASKS: Mapping[str, LearnedTask] = {
+    "digits": LearnedTask(
+        Simulation(dataset="digits", hidden=32, batch_size=16, iterations=600, samples=4),
+        (1, 4, 16),
+        _ERROR,
+        {**_USUAL, "adamw": 0.01, "gradients": 0.01},
+    ),
+    "transformer": LearnedTask(_TEXT, (1, 2, 4, 8, 16), _COST, _OF_TEXT, TransformerSimulation),
+    "large": LearnedTask(
+        replace(_TEXT, batch_size=8), (1, 2, 4, 8), _COST, {**_OF_TEXT, "adamw": 0.001}, _larger
+    ),
+    "lstm": LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_LSTM, LSTMSimulation),
+    "mnist": LearnedTask(
+        Simulation(dataset="mnist", hidden=200, iterations=5000, samples=5),
+        (4, 16, 128, 512),
+        Measure("error", "% wrong", 100.0, 0.2),
+        {**_USUAL, "adamw": 0.001, "momentum": 0.01, "sgd": 0.04, "fasgd": 0.005},
+        product=128,
+    ),
+    "cifar10": LearnedTask(
+        Simulation(dataset="cifar10", batch_size=16, iterations=600, samples=2),
+        (1, 4, 16),
+        Measure("error", "% wrong", 100.0, 1.0),
+        _USUAL,
+        ConvNetSimulation,
+    ),
+    "tables": LearnedTask(
+        Simulation(dataset="clicks", batch_size=128, iterations=1000, samples=5),
+        (1, 4, 16),
+        replace(_COST, level=0.003),
+        {"adamw": 0.02, "momentum": 0.06, "sgd": 0.5, "fasgd": 0.05, "gradients": 0.01},
+        TablesSimulation,
+    ),
+}
+"""By name. ``digits`` is --quick's."""
+
+DEFAULT = "transformer"
+OF_FULL = (DEFAULT, *(name for name in TASKS if name not in (DEFAULT, "digits")))
