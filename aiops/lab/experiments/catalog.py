@@ -26,6 +26,7 @@ from aiops.lab.experiments.papers import (
     softsync_speedup,
     softsync_staleness,
     sync_waste,
+    which_policy,
 )
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -50,6 +51,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         all_policies.EXPERIMENT,
         poisoned_workers.EXPERIMENT,
         one_rule.EXPERIMENT,
+        which_policy.EXPERIMENT,
     )
 }
 """All that there are, in the order in which one would read them."""

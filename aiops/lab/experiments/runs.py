@@ -58,6 +58,7 @@ class FinishedRun:
             return math.inf
         since = (1 - share) * self.last["iteration"]
         values = [sample[name] for sample in self.result["curve"] if sample["iteration"] > since]
+        values = values or [self.last[name]]  # of a run that computed nothing in its time
         return fmean(values) if None not in values else math.inf
 
 
