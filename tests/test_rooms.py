@@ -80,7 +80,7 @@ SHELLS = {
 }
 
 PURE_IN_SHELLS: Mapping[str, str] = {
-    "launch": "supervision program joining findings",
+    "launch": "supervision program joining findings advice",
     "ray": "worker_group dealing checkpoint_list",
     "data": "feed order source",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"

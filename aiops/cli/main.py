@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Run a program as workers of a server, on this machine.",
     "join": "Join a job of torchrun, srun or mpirun, as a worker.",
     "doctor": "Check the surroundings: launcher, server, machine.",
+    "advise": "Advise on policy and settings for a job.",
     "demo": "Train the papers' perceptron with real processes.",
     "simulate": "Simulate thousands of clients in turns, without a clock.",
     "cluster": "Simulate a cluster and its links in virtual time.",

@@ -1,0 +1,348 @@
+"""Advise on policy, settings, codecs and overlap: a job's description in, a command line out.
+
+All that is advised was measured on small models (docs/guide-policies.md), and each reason names the
+section of that guide that has the figures. What was not measured is said beside the advice.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+
+from aiops.common import formatting
+from aiops.common.frozen import value
+from aiops.errors import UsageError, nearest
+
+KINDS = ("mlp", "convnet", "transformer", "tables")
+
+_FREE_OF_BARRIERS = 1.3  # times as long the slowest takes: above that a barrier is not advised
+_BOUND = 1.5  # times its computing that a step may take before more is done about the link
+_LOCAL_STEPS = 20  # of diloco's workers, by default
+_LARGEST, _MOST, _SLOWEST = 3_360_000, 16, 3.0  # bytes, workers and times that were measured
+
+
+@value
+class TrainingJob:
+    """A job that advice is wanted for.
+
+    Attributes
+    ----------
+    kind
+        What is trained, one of `KINDS`.
+    nbytes
+        Of the parameters that are exchanged, in float32.
+    workers
+        Their number.
+    rate
+        Bytes per second that each worker's link carries each way; None: workers run on the server's
+        machine.
+    server_rate
+        The same of the server's link, which all workers share; None: no limit.
+    step
+        Seconds that a worker computes for a mini-batch.
+    slowest
+        Times as long that the slowest worker takes for one.
+    may_vanish
+        Machines may disappear.
+
+    Raises
+    ------
+    UsageError
+        When there can be no such job (`check`).
+    """
+
+    kind: str
+    nbytes: int
+    workers: int
+    rate: float | None = None
+    server_rate: float | None = None
+    step: float = 0.1
+    slowest: float = 1.0
+    may_vanish: bool = False
+
+    def check(self) -> TrainingJob:
+        """Return the job; UsageError when there can be no such one."""
+        if self.kind not in KINDS:
+            raise UsageError(f"no kind is called {self.kind!r}; {nearest(self.kind, KINDS)}")
+        for name, least in (("nbytes", 1), ("workers", 1), ("slowest", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be {least} or more, not {getattr(self, name)}")
+        rates = [rate for rate in (self.rate, self.server_rate) if rate is not None]
+        if min(self.step, *rates, 1) <= 0:
+            raise UsageError("a step takes more than 0 seconds, and a link carries bytes")
+        return self
+
+    @property
+    def unequal(self) -> bool:
+        """True if a barrier would have the others wait."""
+        return self.slowest > _FREE_OF_BARRIERS
+
+
+@value
+class Exchange:
+    """A way to exchange gradients and parameters with each mini-batch.
+
+    Attributes
+    ----------
+    name
+        In a table.
+    up, down
+        Bytes of a push and of a fetch, as shares of the parameters'.
+    codec
+        Of both; empty: none.
+    overlap
+        Whether workers compute meanwhile.
+    """
+
+    name: str
+    up: float = 1.0
+    down: float = 1.0
+    codec: str = ""
+    overlap: bool = False
+
+    def seconds(self, job: TrainingJob) -> float:
+        """Return those of a worker's step, when all workers take their steps."""
+        crossing = self.crossing(job)
+        return max(job.step, crossing) if self.overlap else job.step + crossing
+
+    def crossing(self, job: TrainingJob) -> float:
+        """Return the seconds that an exchange takes on the links.
+
+        A worker's link carries its push and then its fetch; the server's, in as long, those of all
+        workers, in both directions at once.
+        """
+        own = (self.up + self.down) * job.nbytes / job.rate if job.rate else 0.0
+        if job.rate is None or job.server_rate is None:
+            return own
+        return max(own, job.workers * max(self.up, self.down) * job.nbytes / job.server_rate)
+
+
+EXCHANGES: Sequence[Exchange] = (
+    Exchange("raw"),
+    Exchange("raw, beside computing", overlap=True),
+    Exchange("int8, beside computing", 1 / 3.9, 1 / 1.9, "int8", overlap=True),
+    Exchange("onebit, beside computing", 1 / 28, 1 / 13, "onebit", overlap=True),
+)
+"""From what costs nothing to what costs most; shares as measured on the transformer."""
+
+
+@value
+class Reason:
+    """A reason of some advice.
+
+    Attributes
+    ----------
+    text
+        The reason, in a sentence.
+    section
+        That of docs/guide-policies.md that has its figures.
+    """
+
+    text: str
+    section: str
+
+
+@value
+class Advice:
+    """Policy, settings and codecs that are advised, and why.
+
+    Attributes
+    ----------
+    policy, settings
+        Of the server: ``--policy``, and each ``--set``.
+    codec
+        Of pushes and fetches; empty: none.
+    overlap
+        Of the workers.
+    state
+        Whether the server is to keep a state.
+    reasons
+        Why, in order of their weight.
+    unmeasured
+        What nothing was measured of, in sentences.
+    steps
+        Seconds of a worker's step with each of `EXCHANGES`, by name.
+    """
+
+    policy: str
+    settings: tuple[str, ...]
+    codec: str
+    overlap: bool
+    state: bool
+    reasons: tuple[Reason, ...]
+    unmeasured: tuple[str, ...]
+    steps: tuple[tuple[str, float], ...]
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of the server."""
+        flags = ["--policy", self.policy]
+        for setting in self.settings:
+            flags += ["--set", setting]
+        if self.codec:
+            flags += ["--push-codec", self.codec, "--fetch-codec", self.codec]
+        return flags + ["--state", "run"] * self.state
+
+    def commands(self, job: TrainingJob) -> list[str]:
+        """Return the command lines: of one machine, or of the server and of each worker."""
+        ahead = "AIOPS_OVERLAP=1 " * self.overlap
+        if job.rate is None:
+            line = ["aiops", "run", "--workers", str(job.workers), *self.flags, "train.py"]
+            return [ahead + shlex.join(line)]
+        count = ["--workers", str(job.workers)] if self.policy in _COUNTED else []
+        server = ["aiops", "serve", *self.flags, *count, "--host", "0.0.0.0"]
+        return [shlex.join(server), f"{ahead}AIOPS_URL=aiops://SERVER:7171 python train.py"]
+
+
+_COUNTED = ("diloco", "hardsync")  # must know the number of workers
+
+
+@value
+class AdviceRule:
+    """A row of `RULES`: a policy, and when it is advised.
+
+    Attributes
+    ----------
+    section
+        That of the guide that has its figures.
+    applies
+        Says whether to a job, given whether its link is the limit with all of `EXCHANGES`.
+    policy, settings
+        Advised.
+    why
+        In a sentence.
+    exchanged
+        Whether it exchanges with each mini-batch.
+    coded
+        Whether codecs are of use: rows of tables cross raw.
+    """
+
+    section: str
+    applies: Callable[[TrainingJob, bool], bool]
+    policy: str
+    settings: tuple[str, ...]
+    why: str
+    exchanged: bool = True
+    coded: bool = True
+
+
+RULES: Sequence[AdviceRule] = (
+    AdviceRule(
+        "tables",
+        lambda job, bound: job.kind == "tables",
+        "asgd",
+        ("optimizer=adagrad", "lr=0.01"),
+        "Rows take the steps of their own pushes: Adagrad gives rows that are pushed seldom longer"
+        " ones, and each push is used, however stale.",
+        coded=False,
+    ),
+    AdviceRule(
+        "links-that-no-codec-makes-fast",
+        lambda job, bound: bound and (job.unequal or job.may_vanish),
+        "diloco",
+        ("mode=async", "overlap=true"),
+        "Workers step by themselves and exchange every 20 steps or more, and none waits for"
+        " another.",
+        exchanged=False,
+    ),
+    AdviceRule(
+        "links-that-no-codec-makes-fast",
+        lambda job, bound: bound,
+        "diloco",
+        ("overlap=true",),
+        "Workers step by themselves, exchange every 20 steps or more, and compute meanwhile.",
+        exchanged=False,
+    ),
+    AdviceRule(
+        "perceptron",
+        lambda job, bound: job.kind == "mlp",
+        "schedule-free",
+        ("orthogonal=false", "lr=0.003"),
+        "One setting for any number of workers and no end to be known. Directions of matrices would"
+        " take a worker longer than the gradient of a small mini-batch.",
+    ),
+    AdviceRule(
+        "transformer",
+        lambda job, bound: True,
+        "schedule-free",
+        (),
+        "One setting for any number of workers, equal or not, and no end to be known; nothing waits"
+        " for another worker.",
+    ),
+)
+"""In order: the first that applies counts."""
+
+
+def advise(job: TrainingJob) -> Advice:
+    """Return what is advised for a job.
+
+    Raises
+    ------
+    UsageError
+        When there can be no such job.
+    """
+    job.check()
+    raw = EXCHANGES[0]
+    way = next((each for each in EXCHANGES if each.seconds(job) <= _BOUND * job.step), None)
+    rule = next(each for each in RULES if each.applies(job, way is None))
+    local = () if rule.exchanged else _local_steps(job)
+    if not rule.exchanged:
+        way = Exchange(raw.name, codec="int8")
+    elif way is None:
+        way = EXCHANGES[-1]
+    codec = way.codec if rule.coded else ""
+    return Advice(
+        policy=rule.policy,
+        settings=(*rule.settings, *local),
+        codec=codec,
+        overlap=way.overlap,
+        state=job.may_vanish,
+        reasons=tuple(_reasons(job, rule, way)),
+        unmeasured=tuple(_unmeasured(job, codec, bool(local))),
+        steps=tuple((each.name, each.seconds(job)) for each in EXCHANGES),
+    )
+
+
+def _local_steps(job: TrainingJob) -> tuple[str, ...]:
+    """Return the setting with which an exchange takes no longer than the steps between two."""
+    coded = next(each for each in EXCHANGES if each.codec == "int8")
+    needed = math.ceil(coded.crossing(job) / job.step)
+    return (f"local_steps={needed}",) if needed > _LOCAL_STEPS else ()
+
+
+def _reasons(job: TrainingJob, rule: AdviceRule, way: Exchange) -> Iterator[Reason]:
+    yield Reason(rule.why, rule.section)
+    computed = formatting.seconds(job.step)
+    if not rule.exchanged:
+        last = EXCHANGES[-1]
+        took = formatting.seconds(last.seconds(job))
+        text = f"A step with an exchange would take {took} even in {last.codec}, to {computed} of"
+        yield Reason(f"{text} computing.", rule.section)
+    elif way is not EXCHANGES[0]:
+        waited, took = (formatting.seconds(each.seconds(job)) for each in (EXCHANGES[0], way))
+        text = f"To {computed} of computing a step would take {waited} if exchanges are raw and"
+        yield Reason(f"{text} waited for; {took} {way.name}.", "slow-links")
+    if job.unequal:
+        text = f"A worker takes {job.slowest:g} times as long: the others would wait at a barrier."
+        yield Reason(text, "unequal-workers")
+    if job.may_vanish:
+        text = "A server that is started again goes on from its state; its workers wait for it."
+        yield Reason(text, "machines-that-may-vanish")
+
+
+def _unmeasured(job: TrainingJob, codec: str, local: bool) -> Iterator[str]:
+    if job.nbytes > _LARGEST:
+        yield f"Models of more than {formatting.nbytes(_LARGEST)}: settings may not carry over."
+    if job.workers > _MOST:
+        yield f"More than {_MOST} workers."
+    if job.slowest > _SLOWEST:
+        yield f"Workers more than {_SLOWEST:g} times as slow as the others."
+    if job.kind == "tables":
+        yield "Policies beside each other on tables: this is what is usual for them."
+        if job.rate is not None:
+            yield "Tables over slow links: rows cross raw, whatever the codec."
+    if codec == "onebit" and job.kind != "transformer":
+        yield f"Exchanges in {codec} of other networks than a transformer."
+    if local:
+        yield f"More than {_LOCAL_STEPS} steps between two exchanges."

@@ -1,0 +1,167 @@
+"""Advice: every job's command is one that the server takes, and what follows from the numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiops.algorithms import find
+from aiops.cli.main import command
+from aiops.client.strategies import no_overlap
+from aiops.engine.engine import Engine
+from aiops.errors import UsageError
+from aiops.launch.advice import EXCHANGES, KINDS, RULES, TrainingJob, advise
+from aiops.serving.config import Config
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide-policies.md").read_text(encoding="utf-8")
+
+SIZES = (4_000, 3_360_000, 4_000_000_000)  # bytes
+RATES = (None, 2.5e6, 1.25e8)
+JOBS = [
+    TrainingJob(kind, nbytes, workers, rate, rate, step, slowest, vanish)
+    for kind, nbytes, workers, rate, step, slowest, vanish in itertools.product(
+        KINDS, SIZES, (1, 4, 64), RATES, (0.001, 0.1, 10.0), (1.0, 3.0), (False, True)
+    )
+]
+SLOW = TrainingJob("transformer", 672_000, 4, 2.5e6, step=0.05)
+
+
+def config_of(line: str) -> Config:
+    """Parse a command line of the server's as `aiops serve` does, or `aiops run`."""
+    words = shlex.split(line)
+    assert words[:2] in (["aiops", "serve"], ["aiops", "run"])
+    flags = words[2:] if words[1] == "serve" else words[2:-1]
+    found = command("serve").make_context("serve", flags)
+    given: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in found.params.items()
+        if getattr(found.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+    return Config(**given, token="of the environment")
+
+
+def test_every_job_has_a_command_that_the_server_takes() -> None:
+    seen = set[str]()
+    for job in JOBS:
+        found = advise(job)
+        server, *worker = found.commands(job)
+        overlap = "AIOPS_OVERLAP=1 "
+        assert ((worker or [server])[0].startswith(overlap)) is found.overlap
+        line = server.removeprefix(overlap)
+        if line in seen:
+            continue
+        seen.add(line)
+        config = config_of(line)
+        algorithm = find(config.policy).make(config.settings())
+        Engine(algorithm, config.options())
+        plan = algorithm.plan(config.workers)
+        assert not (found.overlap and no_overlap(plan)), line
+    assert len(seen) > 10
+
+
+def test_every_rule_is_of_use() -> None:
+    used = {(advise(job).policy, advise(job).reasons[0].section) for job in JOBS}
+    assert used == {(rule.policy, rule.section) for rule in RULES}
+
+
+def test_every_reason_names_a_section_of_the_guide() -> None:
+    headings = re.findall(r"^#+ (.*)$", GUIDE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+    for job in JOBS:
+        assert {reason.section for reason in advise(job).reasons} <= anchors
+
+
+ROWS = re.findall(r"^\| (.+?) \| `(--kind.+?)` \| `(.+?)` \| (.*?) ?\|$", GUIDE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("asked", "server", "workers"), [row[1:] for row in ROWS])
+def test_a_row_of_the_guide_is_what_is_advised(
+    asked: str, server: str, workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("advise")([*shlex.split(asked), "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert found["commands"][0] == server
+    assert workers == "`AIOPS_OVERLAP=1`" * found["overlap"]
+
+
+def test_the_guide_has_a_row_for_each_rule() -> None:
+    assert len(ROWS) > len(RULES)
+    for rule in RULES:
+        flags = shlex.join(
+            ["--policy", rule.policy, *(w for s in rule.settings for w in ("--set", s))]
+        )
+        assert any(flags in server for _job, _asked, server, _workers in ROWS)
+
+
+class TestLinks:
+    def test_on_one_machine_nothing_is_coded(self) -> None:
+        found = advise(TrainingJob("transformer", 10**9, 4))
+        assert (found.codec, found.overlap) == ("", False)
+        assert found.commands(TrainingJob("transformer", 10**9, 4)) == [
+            "aiops run --workers 4 --policy schedule-free train.py"
+        ]
+
+    @pytest.mark.parametrize(
+        ("step", "codec", "overlap"),
+        [(10.0, "", False), (0.5, "", True), (0.2, "int8", True), (0.05, "onebit", True)],
+    )
+    def test_the_slower_the_link_beside_computing_the_more_is_saved(
+        self, step: float, codec: str, overlap: bool
+    ) -> None:
+        found = advise(TrainingJob("transformer", 672_000, 4, 2.5e6, step=step))
+        assert (found.policy, found.codec, found.overlap) == ("schedule-free", codec, overlap)
+
+    def test_the_servers_link_is_that_of_all(self) -> None:
+        raw = EXCHANGES[1]
+        assert raw.seconds(SLOW) == pytest.approx(2 * 672_000 / 2.5e6)
+        shared = TrainingJob("transformer", 672_000, 4, 2.5e6, 2.5e6, step=0.05)
+        assert raw.seconds(shared) == pytest.approx(4 * 672_000 / 2.5e6)
+
+    def test_an_exchange_that_no_codec_makes_fast_is_left_to_local_steps(self) -> None:
+        job = TrainingJob("transformer", 400_000_000, 4, 2.5e6, step=0.5)
+        found = advise(job)
+        assert (found.policy, found.codec, found.overlap) == ("diloco", "int8", False)
+        (local,) = [each for each in found.settings if each.startswith("local_steps=")]
+        steps = int(local.partition("=")[2])
+        coded = EXCHANGES[2].crossing(job)
+        assert (steps - 1) * job.step < coded <= steps * job.step
+
+
+class TestUnmeasured:
+    def test_a_job_like_those_measured(self) -> None:
+        assert advise(SLOW).unmeasured == ()
+
+    @pytest.mark.parametrize(
+        ("job", "text"),
+        [
+            (TrainingJob("transformer", 10**9, 4), "Models of more than 3.4 MB"),
+            (TrainingJob("transformer", 1000, 17), "More than 16 workers"),
+            (TrainingJob("transformer", 1000, 4, slowest=4), "more than 3 times as slow"),
+            (TrainingJob("tables", 1000, 4, 10**6), "Tables over slow links"),
+            (TrainingJob("convnet", 672_000, 4, 2.5e6, step=0.05), "onebit of other networks"),
+        ],
+    )
+    def test_others(self, job: TrainingJob, text: str) -> None:
+        assert text in " ".join(advise(job).unmeasured)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"kind": "gpt"}, "no kind is called 'gpt'"),
+        ({"nbytes": 0}, "nbytes must be 1 or more"),
+        ({"workers": 0}, "workers must be 1 or more"),
+        ({"slowest": 0.5}, "slowest must be 1 or more"),
+        ({"step": 0.0}, "more than 0 seconds"),
+        ({"rate": -1.0}, "more than 0 seconds"),
+    ],
+)
+def test_jobs_that_cannot_be(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        advise(TrainingJob(**{"kind": "mlp", "nbytes": 1, "workers": 1, **wrong}))  # type: ignore[arg-type]
