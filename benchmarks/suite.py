@@ -159,8 +159,13 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "overlap": Entry(
         "overlap",
-        "--overlaps 0,2 --hidden 16 --compute 0.01 --rounds 1 --seconds 1",
-        *(380, 12),
+        "--overlaps 0 --hidden 16 --compute 0.01 --rounds 1 --seconds 1",
+        *(380, 8),
+    ),
+    "learning": Entry(
+        "learning",
+        "--network perceptron --rules schedule-free --compute 0.01 --seconds 0.5",
+        *(400, 5),
     ),
     "link": Entry(
         "link",

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "codecs": "Measure the speed and the compression of the codecs.",
     "link": "Measure exchanges over a slow link, raw and coded.",
     "overlap": "Measure training over a slow link, with exchanges beside computing and without.",
+    "learning": "Measure what policies learn in a stated time over a slow link.",
     "links": "Measure one model on 1, 2 and 4 servers, each with a network link of its own.",
     "clock": "Measure the error of simulated times against real runs.",
     "cluster": "Measure the messages per second of a simulated cluster.",
