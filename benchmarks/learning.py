@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import aiops
 from aiops.client.params import Params
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.papers.which_policy import ASGD, DILOCO, FREE, SYNC, Contender
+from aiops.lab.experiments.papers.which_policy import ASGD, DILOCO, FREE, SYNC, TimedRule
 from aiops.lab.experiments.timed_training import NETWORKS, TimedTraining
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
@@ -40,7 +40,7 @@ from benchmarks.serving import serving
 
 _FIRST_SECONDS = 1.0
 
-RULES: Mapping[str, tuple[Contender, float]] = {
+RULES: Mapping[str, tuple[TimedRule, float]] = {
     "schedule-free": (FREE, 0.008),
     "schedule-free-int8": (FREE.coded("int8"), 0.008),
     "schedule-free-onebit": (FREE.coded("onebit"), 0.008),

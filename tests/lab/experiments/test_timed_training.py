@@ -10,7 +10,7 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.lab.experiments.papers import which_policy
-from aiops.lab.experiments.papers.which_policy import FULL, GRID, QUICK, Contender, PanelMachines
+from aiops.lab.experiments.papers.which_policy import FULL, GRID, QUICK, PanelMachines, TimedRule
 from aiops.lab.experiments.runs import RunGroups, Runs
 from aiops.lab.experiments.timed_training import TimedTraining
 from aiops.sim.cluster.spec import StarTopology
@@ -71,7 +71,7 @@ class TestSearch:
     """A rule's rates are widened until the best is at no edge."""
 
     def rates(self, cost: Callable[[float], float]) -> set[float]:
-        rule = Contender("a rule", "asgd", (0.001, 0.003))
+        rule = TimedRule("a rule", "asgd", (0.001, 0.003))
         place = PanelMachines(StarTopology(), (rule,))
         scale = replace(QUICK, places={"here": place})
         runs = Runs()

@@ -29,7 +29,7 @@ _LONGER = 2  # times as much time on slow links
 
 
 @dataclass(frozen=True)
-class Contender:
+class TimedRule:
     """A policy with its settings, as a user would start it.
 
     Attributes
@@ -75,7 +75,7 @@ class Contender:
         """True if workers make directions of matrices."""
         return self.policy == "schedule-free" and "orthogonal=false" not in self.settings
 
-    def coded(self, codec: str, overlap: int = 1) -> Contender:
+    def coded(self, codec: str, overlap: int = 1) -> TimedRule:
         """Return it with a codec both ways, and exchanges beside computing."""
         settings, more = self.settings, f" {codec}"
         if self.policy == "diloco":
@@ -100,19 +100,19 @@ def _cosine(setting: str, end: float) -> str:
 _ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
 _INNER = ("inner_beta2=0.95", "inner_clip=1")
 
-FREE = Contender("schedule-free", "schedule-free", (0.008,))
-PLAIN = Contender(
+FREE = TimedRule("schedule-free", "schedule-free", (0.008,))
+PLAIN = TimedRule(
     "schedule-free, gradients", "schedule-free", (0.001, 0.003), ("orthogonal=false",)
 )
-ASGD = Contender("asgd, AdamW", "asgd", (0.0003, 0.001, 0.003), _ADAMW, horizon="server")
-SYNC = Contender("hardsync, AdamW", "hardsync", (0.001, 0.003, 0.01), _ADAMW, horizon="server")
-DILOCO = Contender("diloco", "diloco", (0.001, 0.003), _INNER, rate="inner_lr", horizon="worker")
+ASGD = TimedRule("asgd, AdamW", "asgd", (0.0003, 0.001, 0.003), _ADAMW, horizon="server")
+SYNC = TimedRule("hardsync, AdamW", "hardsync", (0.001, 0.003, 0.01), _ADAMW, horizon="server")
+DILOCO = TimedRule("diloco", "diloco", (0.001, 0.003), _INNER, rate="inner_lr", horizon="worker")
 DELAYED = replace(DILOCO, name="diloco async", settings=(*_INNER, "mode=async"))
-FASGD = Contender("fasgd, defaults", "fasgd", (0.005,))
-RELATIVE = Contender("fasgd, relative=0.01", "fasgd", (0.001, 0.003), ("relative=0.01",))
+FASGD = TimedRule("fasgd, defaults", "fasgd", (0.005,))
+RELATIVE = TimedRule("fasgd, relative=0.01", "fasgd", (0.001, 0.003), ("relative=0.01",))
 
-FAST: tuple[Contender, ...] = (FREE, PLAIN, ASGD, SYNC, DILOCO, DELAYED, FASGD, RELATIVE)
-SLOW: tuple[Contender, ...] = (
+FAST: tuple[TimedRule, ...] = (FREE, PLAIN, ASGD, SYNC, DILOCO, DELAYED, FASGD, RELATIVE)
+SLOW: tuple[TimedRule, ...] = (
     FREE,
     FREE.coded("int8"),
     FREE.coded("onebit"),
@@ -145,7 +145,7 @@ class PanelMachines:
     """
 
     links: StarTopology
-    rules: tuple[Contender, ...]
+    rules: tuple[TimedRule, ...]
     times: float = 1.0
     longer: int = 1
 
@@ -205,7 +205,7 @@ def cases(scale: WhichPolicyScale, runs: Runs) -> Iterator[PlannedRun]:
 
 
 def _searched(
-    scale: WhichPolicyScale, panel: str, rule: Contender, runs: Runs
+    scale: WhichPolicyScale, panel: str, rule: TimedRule, runs: Runs
 ) -> Iterator[PlannedRun]:
     """Yield a rule's runs: while its best rate is at an edge of those tried, one more beyond it."""
     low, high = (GRID.index(rule.rates[at]) for at in (0, -1)) if len(rule.rates) > 1 else (0, -1)
@@ -223,7 +223,7 @@ def _searched(
         yield from made[GRID[step]]
 
 
-def _at(scale: WhichPolicyScale, panel: str, rule: Contender, rate: float) -> list[PlannedRun]:
+def _at(scale: WhichPolicyScale, panel: str, rule: TimedRule, rate: float) -> list[PlannedRun]:
     """Return the runs of a rule at one rate."""
     curve, place = f"{rule.name} at {rate:g}", scale.places[panel]
     return [
@@ -233,7 +233,7 @@ def _at(scale: WhichPolicyScale, panel: str, rule: Contender, rate: float) -> li
 
 
 def _work(
-    scale: WhichPolicyScale, place: PanelMachines, rule: Contender, rate: float, seed: int
+    scale: WhichPolicyScale, place: PanelMachines, rule: TimedRule, rate: float, seed: int
 ) -> TimedTraining:
     network = scale.trained
     dataset = "cifar10" if network == "convnet" else scale.base.dataset
@@ -269,7 +269,7 @@ def _mean(group: Group) -> float:
     return fmean(map(last_cost, group)) if group else math.inf
 
 
-def best(groups: RunGroups, panel: str, rule: Contender) -> tuple[str, Group] | None:
+def best(groups: RunGroups, panel: str, rule: TimedRule) -> tuple[str, Group] | None:
     """Return the rate of a rule that does best, and its runs; None: not all ran."""
     begin = f"{rule.name} at "
     found = {
@@ -307,7 +307,7 @@ def findings(scale: WhichPolicyScale, groups: RunGroups) -> Findings:
     return Findings(table, verdicts)
 
 
-def _ahead(panel: str, place: PanelMachines, ends: Mapping[Contender, float]) -> Verdict:
+def _ahead(panel: str, place: PanelMachines, ends: Mapping[TimedRule, float]) -> Verdict:
     """Say whether a form of schedule-free is ahead of each other rule."""
     if len(ends) < len(place.rules):
         return Verdict(None, f"{panel}: {len(ends)} of {len(place.rules)} rules have been run")
