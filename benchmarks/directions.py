@@ -3,7 +3,7 @@
     python -m benchmarks.directions [--sides 256,1024] [--ways numpy,torch,cuda] [--rounds 15]
                                     [--json out.json] [--plot out.png]
 
-One square matrix, float32: its momentum, five steps of Newton and Schulz, and the direction on the
+One square matrix, float32: its momentum, orthogonalised, and the direction on the
 host, by `aiops.client.strategies.directions` as a worker calls it. ``numpy`` is given arrays,
 ``torch`` tensors of the host, ``cuda`` tensors of a GPU (left out where there is none; the time has
 the copy to the host in it). They take turns, round by round; ``x numpy`` is the median ratio. The
@@ -22,6 +22,7 @@ import numpy as np
 from rich.table import Table
 
 from aiops.client.strategies.directions import Directions
+from aiops.client.strategies.orthogonalise import operations
 from aiops.errors import UsageError, nearest
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
@@ -30,7 +31,6 @@ from benchmarks import plots, report
 from benchmarks.compare import Cell
 
 _CLOSE = 1e-3  # of a direction's length
-_OPERATIONS = 30  # m³ of them
 
 Lift = Callable[[Array], Any]
 """What makes a gradient of an array."""
@@ -131,7 +131,7 @@ def table(result: Mapping[str, Any]) -> Table:
             rows.append([])
         head = f"{side} × {side}" if side != before else ""
         before = side
-        speed = _OPERATIONS * side**3 / (ms["median"] / 1e3) / 1e9
+        speed = operations(side, side) / (ms["median"] / 1e3) / 1e9
         times = [f"{ms[key]:.2f}" for key in ("median", "min", "max")]
         rows.append([head, cell["way"], *times, f"{speed:,.0f}", report.times(cell, "x_numpy")])
     title = f"A direction of a matrix; medians of {result['options']['rounds']} rounds"

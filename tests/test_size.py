@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
-    "client": (73, 15520),
+    "client": (73, 15580),
     "codecs": (11, 2236),
     "common": (15, 1190),
     "durable": (15, 3780),

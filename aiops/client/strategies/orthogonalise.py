@@ -1,20 +1,43 @@
-"""Orthogonalise a matrix: an array's, or a tensor's on any device."""
+"""Orthogonalise a matrix, block by block: an array's, or a tensor's on any device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest at 0
-_STEPS = 5
+BLOCK = 128
+"""The most rows (of the shorter side) that are made orthogonal to each other.
+
+With blocks of half a transformer's width 600 mini-batches ended 0.05 to 0.1 nats higher, on a
+perceptron of 784-200-10 no higher.
+"""
+
+_STEPS = (
+    (8.2987, -24.4305, 18.0903),
+    (3.8803, -2.8391, 0.5329),
+    (3.1599, -2.3265, 0.4767),
+    (2.1888, -1.5468, 0.3944),
+)
+"""a, b, c of each step: those that bring singular values in [0.005, 1] nearest to 1.
+
+`tests/client/strategies/test_orthogonalise.py` computes them.
+"""
+
 _NONE = 1e-30
 """What counts as zeros, in magnitude: what is left of a momentum without gradients.
 
 Its last bits would stay for ever, as half of the least float32 is rounded to that.
 """
 
+_TINY = 1e-12
+"""The length of a block, beside the matrix's largest value, below which it counts as zeros."""
+
 
 def orthogonalised(matrix: Any) -> Any:
-    """Return nearly the orthogonal matrix nearest to one, by Newton and Schulz.
+    """Return a matrix whose blocks are nearly the orthogonal ones nearest to its own.
+
+    The shorter side, of m, is split in ⌈m/128⌉ blocks as equal as can be, so that the operations
+    grow with m·n, and not with m²·n as they would in one piece. For b × n they are 4·b²·n (two
+    products with as many columns) and 26·b³.
 
     Parameters
     ----------
@@ -25,23 +48,56 @@ def orthogonalised(matrix: Any) -> Any:
     Returns
     -------
     Array or tensor
-        float32[m, n]. Singular values that are not tiny beside the largest become 0.7 to 1.2;
-        of values below 1e-30 in magnitude it returns zeros.
+        float32[m, n]. Of each block, singular values of at least 0.005 of its length become 0.91 to
+        1.09, and smaller ones up to 230 times as large as they are beside it. Of a matrix of values
+        below 1e-30 in magnitude it returns zeros.
 
     Source
     ------
-    Jordan et al. 2024, *Muon*: five steps of x ← a·x + b·xxᵀx + c·(xxᵀ)²x.
+    Jordan et al. 2024, *Muon*: steps of x ← a·x + b·xxᵀx + c·(xxᵀ)²x. Amsel et al. 2025, *The Polar
+    Express*: those that are best one after the other, and that they are made of the small xxᵀ
+    (appendix F). Khaled et al. 2025, *MuonBP*: blocks.
     """
+    wide = matrix.shape[0] <= matrix.shape[1]
     scale = abs(matrix).max()  # first: squares of what is tiny are 0
     # A product, not a choice: the host does not wait for a device to tell the scale.
     x = matrix * (scale >= _NONE) / (scale + (scale < _NONE))
-    flat = x.reshape(-1)
-    norm = (flat @ flat) ** 0.5
-    x = x / (norm + (norm == 0))
-    wide = matrix.shape[0] <= matrix.shape[1]
     x = x if wide else x.T
-    a, b, c = _COEFFICIENTS
-    for _ in range(_STEPS):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    for first, rows, count in _groups(x.shape[0]):
+        part = x[first : first + rows * count]
+        part[...] = _blocks(part.reshape(count, rows, -1)).reshape(part.shape)
     return x if wide else x.T
+
+
+def operations(m: int, n: int) -> int:
+    """Return about how many additions and multiplications that takes."""
+    small, large = min(m, n), max(m, n)
+    return sum(
+        count * rows * rows * (4 * large + 26 * rows) for _first, rows, count in _groups(small)
+    )
+
+
+def _groups(many: int) -> tuple[tuple[int, int, int], ...]:
+    """Return where blocks of one size begin, their rows, and how many they are."""
+    count = -(-many // BLOCK)
+    rows, longer = divmod(many, count)
+    groups = ((0, rows + 1, longer), (longer * (rows + 1), rows, count - longer))
+    return tuple(group for group in groups if group[2])
+
+
+def _blocks(x: Any) -> Any:
+    """Orthogonalise each x[k] of some blocks, float32[count, rows, n], rows ≤ n.
+
+    Each step is made of the blocks' products with their transposes, which are small; so the
+    blocks themselves are read twice.
+    """
+    norm = (x * x).sum(axis=(1, 2), keepdims=True) ** 0.5
+    x = x * (norm >= _TINY) / (norm + (norm < _TINY))
+    gram, made = x @ x.swapaxes(1, 2), None
+    for number, (a, b, c) in enumerate(_STEPS):
+        step = c * (gram @ gram) + b * gram
+        step.reshape(len(step), -1)[:, :: step.shape[1] + 1] += a  # the diagonals
+        made = step if made is None else step @ made
+        if number < len(_STEPS) - 1:
+            gram = step @ gram @ step
+    return made @ x

@@ -50,35 +50,6 @@ def drawn(name: str, seed: int = 0, dtype: str = "float32") -> Any:
     return values.astype(dtype_named(dtype))
 
 
-def singular(matrix: Any) -> Any:
-    return np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
-
-
-@pytest.mark.parametrize("shape", [(8, 8), (4, 32), (32, 4), (1, 5)])
-@pytest.mark.parametrize("scale", [1.0, 1e-29, 1e17])
-def test_singular_values_become_about_one(shape: tuple[int, int], scale: float) -> None:
-    matrix = (np.random.default_rng(1).normal(size=shape) * scale).astype(np.float32)
-    before = matrix.copy()
-    found = singular(orthogonalised(matrix))
-    assert (found > 0.6).all()
-    assert (found < 1.3).all()
-    np.testing.assert_array_equal(matrix, before)
-
-
-def test_it_points_where_the_matrix_does() -> None:
-    """The left and right singular vectors stay."""
-    matrix = np.random.default_rng(2).normal(size=(5, 9)).astype(np.float32)
-    left, _values, right = np.linalg.svd(matrix, full_matrices=False)
-    core = left.T @ orthogonalised(matrix) @ right.T
-    assert np.abs(core - np.diag(np.diag(core))).max() < 1e-4
-    assert (np.diag(core) > 0.6).all()
-
-
-@pytest.mark.parametrize("value", [0, 1.4e-45, 1e-38, 9e-31])
-def test_of_next_to_nothing_it_makes_zeros(value: float) -> None:
-    assert not orthogonalised(np.full((3, 4), value, np.float32)).any()
-
-
 @pytest.mark.parametrize(
     ("name", "made"),
     [
@@ -101,7 +72,8 @@ def test_a_convolution_is_the_same_matrix_in_either_order() -> None:
     flax = directions().of({"flax": gradient.transpose(2, 3, 1, 0).copy()})["flax"]
     rows = torch.reshape(6, -1)
     np.testing.assert_allclose(rows @ rows.T, 36 * np.eye(6), atol=20)
-    assert np.square(singular(flax.reshape(-1, 6)) - singular(rows)).max() < 1e-4
+    columns = flax.reshape(-1, 6)
+    np.testing.assert_allclose(columns.T @ columns, rows @ rows.T, atol=0.01)
 
 
 def test_momentum_is_a_mean_of_the_gradients_so_far() -> None:
