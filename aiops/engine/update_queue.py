@@ -737,7 +737,7 @@ class UpdateQueue:
         known_level, known_mean, found = self._level_scalars
         if found is None or known_level != level or known_mean != mean:
             row = np.array(scalars(level + 1, mean), np.float64)
-            found = np.tile(row, (len(self._sum), 1))
+            found = np.repeat(row[np.newaxis], len(self._sum), axis=0)
             if self._own_scalars.size:
                 found = np.hstack([found, self._own_scalars])
             self._level_scalars = level, mean, found

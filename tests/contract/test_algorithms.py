@@ -22,6 +22,7 @@ from aiops.engine.digest import digest
 from aiops.engine.events import Stopping
 from aiops.errors import ConflictError, UsageError
 from aiops.model.layout import Array, dtype_named
+from aiops.store.finite_guard import FiniteGuard
 from aiops.wire import messages
 from tests.contract.cases import CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
@@ -105,6 +106,24 @@ def test_converges_on_logistic_regression(case: tuple[str, dict[str, Any]]) -> N
 
     inline = started(case, {"w": np.zeros(5), "b": np.zeros(1)})
     assert reached(crew_of(inline, WORKERS), 1500, gradient, near)
+
+
+def test_updates_are_proven_finite_many_at_a_time(
+    case: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof looks at all that is stored: one for each update takes longer than the update."""
+    sought, try_one = list[bool](), FiniteGuard._try
+
+    def counted(self: FiniteGuard, *arguments: Any) -> bool:
+        sought.append(try_one(self, *arguments))
+        return sought[-1]
+
+    inline = started(case, {"a": np.full((7, 9), 2, np.float32), "b": np.full(5, -1, np.float32)})
+    hands = crew_of(inline, WORKERS)
+    train(hands, 120, quadratic)
+    monkeypatch.setattr(FiniteGuard, "_try", counted)
+    train(hands, 120, quadratic, seed=1)
+    assert sum(sought) <= 120 / 8  # none: all updates are rehearsed, as the guard has learnt
 
 
 def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
