@@ -18,7 +18,7 @@ from aiops.sim.cluster.result import ClusterResult
 from aiops.sim.cluster.run import Progress, simulate
 from aiops.sim.cluster.spec import Cluster, StarTopology
 from aiops.sim.cluster.workers import AveragingWorker, worker_kind
-from aiops.sim.cluster.workload import Deadweight
+from aiops.sim.cluster.workload import Deadweight, Workload
 from aiops.sim.turns.simulation import Simulation
 
 _PROGRESS_EVERY = 50  # mini-batches
@@ -129,7 +129,13 @@ class StragglerSimulation:
         computing: Computing = LogNormal(self.median, self.sigma)
         if self.times > 1:
             computing = Straggler(computing, self.times)
-        return training_cluster(self.task, self._server, computing, self.links, self.median)
+        task, server = self.task, self._server
+        return training_cluster(task, server, computing, self.links, self.median, self.workload)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of its workers."""
+        return _perceptron(self.task)
 
     def __call__(self, on_progress: OnProgress) -> Result:
         """Run it; the result is `ClusterSimulation`'s, with each worker's ``steps``."""
@@ -238,10 +244,19 @@ class ThroughputSimulation:
         }
 
 
+def _perceptron(run: Simulation) -> PerceptronWorkload:
+    return PerceptronWorkload(run.dataset, (run.hidden,), run.batch_size)
+
+
 def training_cluster(
-    run: Simulation, server: Config, computing: Computing, links: StarTopology, median: float
+    run: Simulation,
+    server: Config,
+    computing: Computing,
+    links: StarTopology,
+    median: float,
+    workload: Workload | None = None,
 ) -> Cluster:
-    """Return a cluster that trains a simulation's perceptron.
+    """Return a cluster that trains a simulation's perceptron, or another workload.
 
     Its samples are evenly spread over the time that its mini-batches take if each takes ``median``
     seconds and no worker waits.
@@ -250,7 +265,7 @@ def training_cluster(
     return Cluster(
         server=server,
         workers=run.clients,
-        workload=PerceptronWorkload(run.dataset, (run.hidden,), run.batch_size),
+        workload=workload or _perceptron(run),
         computing=computing,
         links=links,
         gradients=run.iterations,

@@ -12,8 +12,10 @@ import numpy as np
 
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError, nearest
+from aiops.lab.experiments.cluster_simulation import StragglerSimulation
 from aiops.lab.experiments.planned_run import OnProgress, Result, RunWork
 from aiops.lab.workloads import PerceptronTask
+from aiops.lab.workloads.tasks import TaskWorkload
 from aiops.model.layout import Array
 from aiops.sim.turns.result import SimulationResult
 from aiops.sim.turns.run import Run
@@ -181,10 +183,22 @@ def _pytorch(what: str) -> Iterator[None]:
         ) from None
 
 
+@dataclass(frozen=True)
+class TransformerStraggler(StragglerSimulation):
+    """One of the small transformer; of its task, data set and hidden units have no meaning."""
+
+    @property
+    def workload(self) -> TaskWorkload:
+        """The workload of its workers, which all runs of a process share."""
+        return TaskWorkload(TransformerSimulation(self.task).task, self.task.batch_size)
+
+
 def task_of(work: RunWork) -> Task:
     """Return the task of a piece of work; by default the perceptron of its simulation."""
     if isinstance(work, TaskSimulation):
         return work.task
+    if isinstance(work, TransformerStraggler):
+        return work.workload.task
     run = work if isinstance(work, Simulation) else work.simulation
     return perceptron(run.dataset, run.hidden)
 

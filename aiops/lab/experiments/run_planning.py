@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from aiops.lab.experiments.execution import (
     TorchSimulation,
+    TransformerStraggler,
     task_of,
 )
 from aiops.lab.experiments.experiment import Experiment, Scale
@@ -79,7 +80,7 @@ def memory(case: PlannedRun) -> int:
     """Return about how many bytes a run needs: a client holds one version at most."""
     run = case.simulation
     size = sum(array.nbytes for array in task_of(case.work).initial(0).values())
-    in_torch = isinstance(case.work, TorchSimulation)
+    in_torch = isinstance(case.work, TorchSimulation | TransformerStraggler)
     beside = _BESIDE_TORCH if in_torch else _BESIDE
     return min(run.clients, run.iterations) * size + beside
 

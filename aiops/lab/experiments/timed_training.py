@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aiops.client.params import Params
 from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.cluster_simulation import outcome_result, sparse_progress
 from aiops.lab.experiments.execution import (
@@ -16,51 +13,14 @@ from aiops.lab.experiments.execution import (
     perceptron,
 )
 from aiops.lab.experiments.planned_run import OnProgress, Result
-from aiops.model.layout import Array, Layout
+from aiops.lab.workloads.tasks import TaskWorkload
 from aiops.serving.config import Config
 from aiops.sim.cluster.compute_time import Computing, LogNormal, Straggler
 from aiops.sim.cluster.run import simulate
 from aiops.sim.cluster.spec import Cluster, StarTopology
-from aiops.sim.cluster.workload import Gradient
-from aiops.sim.turns.task import Batches, Task
+from aiops.sim.turns.task import Task
 
 NETWORKS = ("perceptron", "convnet", "transformer")
-
-
-@dataclass(frozen=True)
-class TaskWorkload:
-    """A task in turns as the workload of a cluster: each worker draws mini-batches of its own.
-
-    Attributes
-    ----------
-    task
-        What is trained.
-    batch_size
-        Examples in a mini-batch.
-    """
-
-    task: Task
-    batch_size: int
-
-    def initial(self, seed: int) -> Mapping[str, Array]:
-        """Return the initial parameters, float32 by name."""
-        return self.task.initial(seed)
-
-    def gradient(self, worker: int, seed: int) -> Gradient:
-        """Return one worker's gradient function; it reuses the arrays that it returns."""
-        drawn = Batches(self.task.examples, self.batch_size, 1000 * seed + worker)
-        out, iterations = Params(Layout.of(self.task.initial(0))), itertools.count()
-
-        def gradient(params: Mapping[str, Array]) -> Mapping[str, Array]:
-            self.task.gradient(params, drawn.rows(next(iterations)), out)
-            return out
-
-        return gradient
-
-    def test(self, params: Mapping[str, Array]) -> tuple[float, float]:
-        """Return the loss (nats) and the accuracy (share of 1) on what is held out."""
-        cost, error = self.task.validate(params)
-        return cost, 1 - error
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +19,9 @@ from aiops.lab.workloads.batching import batches
 from aiops.lab.workloads.catalog import load
 from aiops.lab.workloads.dataset import Dataset
 from aiops.lab.workloads.mlp import MLP
-from aiops.model.layout import Array, Ints
+from aiops.model.layout import Array, Ints, Layout
 from aiops.sim.cluster.workload import Gradient
+from aiops.sim.turns.task import Batches, Task
 
 _HELD_OUT = 6  # one of six training examples is for validation
 
@@ -143,3 +145,39 @@ class PerceptronTask:
         """Return the mean negative log-likelihood (nats), and the share of wrong classes."""
         cost, right = self.model.evaluate(params, *self._held_out)
         return cost, 1 - right
+
+
+@dataclass(frozen=True)
+class TaskWorkload:
+    """A task in turns as the workload of a cluster: each worker draws mini-batches of its own.
+
+    Attributes
+    ----------
+    task
+        What is trained.
+    batch_size
+        Examples in a mini-batch.
+    """
+
+    task: Task
+    batch_size: int
+
+    def initial(self, seed: int) -> Mapping[str, Array]:
+        """Return the initial parameters, float32 by name."""
+        return self.task.initial(seed)
+
+    def gradient(self, worker: int, seed: int) -> Gradient:
+        """Return one worker's gradient function; it reuses the arrays that it returns."""
+        drawn = Batches(self.task.examples, self.batch_size, 1000 * seed + worker)
+        out, iterations = Params(Layout.of(self.task.initial(0))), itertools.count()
+
+        def gradient(params: Mapping[str, Array]) -> Mapping[str, Array]:
+            self.task.gradient(params, drawn.rows(next(iterations)), out)
+            return out
+
+        return gradient
+
+    def test(self, params: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the loss (nats) and the accuracy (share of 1) on what is held out."""
+        cost, error = self.task.validate(params)
+        return cost, 1 - error

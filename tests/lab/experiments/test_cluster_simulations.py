@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from aiops.algorithms import BUILT_IN
+from aiops.algorithms import BUILT_IN, find
 from aiops.errors import UsageError
 from aiops.lab.experiments.catalog import EXPERIMENTS
 from aiops.lab.experiments.cluster_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.experiments.curves import interpolated
+from aiops.lab.experiments.execution import TransformerStraggler
 from aiops.lab.experiments.papers import all_policies, model_average_straggler, no_delay_discrepancy
 from aiops.lab.experiments.papers.all_policies import AllPoliciesScale
 from aiops.lab.experiments.papers.model_average_straggler import StragglerScale
 from aiops.lab.experiments.papers.no_delay_discrepancy import DiscrepancyScale, ParameterDistances
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.serving.config import settings_of
 from aiops.sim.turns.simulation import Simulation
 from tests.lab.experiments.small_experiment import TINY
 
@@ -34,7 +36,13 @@ def run_of(case: PlannedRun, errors: list[float], seconds: float, **more: Any) -
     """Return a run as if it had been made, with a sample at each of equal times."""
     step = seconds / (len(errors) - 1)
     curve = [
-        {"iteration": 10 * n, "seconds": n * step, "bytes": 100 * n, "error": error}
+        {
+            "iteration": 10 * n,
+            "seconds": n * step,
+            "bytes": 100 * n,
+            "error": error,
+            "cost": 4 * error,
+        }
         for n, error in enumerate(errors)
     ]
     made = {"digest": "d", "diverged": None, "seconds": seconds, "curve": curve, "idle": 0.5}
@@ -119,6 +127,41 @@ class TestEverything:
         findings = all_policies.EXPERIMENT.judge(scale, self.runs(lambda policy: 3.0))
         assert findings.verdicts[1].agrees is None
         assert {row["seconds to 0.1 %"] for row in findings.table} == {"–"}
+
+
+class TestEveryPolicyOnTheTransformer:
+    scale = all_policies.EXPERIMENT.scale(full=True, seeds=1, knobs=["network=transformer"])
+
+    def test_every_policy_takes_its_settings_at_each_rate(self) -> None:
+        assert isinstance(self.scale, AllPoliciesScale)
+        found = [case.work for case in all_policies.cases(self.scale, Runs())]
+        assert {work.policy for work in found if isinstance(work, TransformerStraggler)} == set(
+            BUILT_IN
+        )
+        for work in found:
+            assert isinstance(work, TransformerStraggler)
+            assert work.simulation.iterations == 600
+            assert find(work.policy).make(settings_of(work.settings, None)).plan(8) is not None
+
+    def test_the_best_rate_counts(self) -> None:
+        assert isinstance(self.scale, AllPoliciesScale)
+        runs = Runs()
+        for case in all_policies.cases(self.scale, runs):
+            best = case.curve == "asgd lr=0.001"
+            runs.add(case.key, run_of(case, [0.9, 0.6 if best else 0.64], 3.0).result)
+        table = all_policies.EXPERIMENT.judge(self.scale, runs).table
+        assert len(table) == len(BUILT_IN)
+        assert table[0]["policy"] == "asgd lr=0.001"
+        assert (table[0]["error %"], table[0]["nats"]) == ("60.00", "2.400")
+        (softsync,) = [row["policy"] for row in table if row["policy"].startswith("softsync")]
+        assert softsync == "softsync n=2 lr=0.0003"
+
+    def test_a_run(self) -> None:
+        pytest.importorskip("torch")
+        task = replace(TASK, iterations=6, samples=1, batch_size=2)
+        found = TransformerStraggler(task, "asgd", ("lr=0.03",))(lambda done: None)
+        assert found["curve"][-1]["iteration"] == 6
+        assert 3 < found["curve"][-1]["cost"] < found["curve"][0]["cost"]
 
 
 class TestStraggler:

@@ -107,3 +107,10 @@ def test_every_rule_can_start_on_every_place() -> None:
         for rule in place.rules:
             assert set(rule.rates) <= set(GRID) or len(rule.rates) == 1
             assert len({each.name for each in place.rules}) == len(place.rules)
+
+
+def test_knobs_choose_panels() -> None:
+    chosen = which_policy.EXPERIMENT.scale(full=True, knobs=["links=slow", "workers=unequal"])
+    assert isinstance(chosen, which_policy.WhichPolicyScale)
+    assert list(chosen.panels) == ["20 Mbit/s, one slow"]
+    assert list(FULL.panels) == list(which_policy.PLACES)

@@ -170,7 +170,7 @@ class WhichPolicyScale(Scale):
     network
         Where no knob says otherwise.
     places
-        The panels.
+        The panels, of which knobs may choose some.
     """
 
     network: str = "perceptron"
@@ -182,6 +182,17 @@ class WhichPolicyScale(Scale):
         if self.base.dataset == "digits":
             return self.network
         return self.knobs.get("network", self.network)
+
+    @property
+    def panels(self) -> Mapping[str, PanelMachines]:
+        """The panels of the links and the workers that knobs leave."""
+        links, workers = (self.knobs.get(name, "all") for name in ("links", "workers"))
+        return {
+            name: place
+            for name, place in self.places.items()
+            if links in ("all", "slow" if place.longer > 1 else "fast")
+            and workers in ("all", "unequal" if place.times > 1 else "equal")
+        }
 
 
 QUICK = WhichPolicyScale(
@@ -199,7 +210,7 @@ FULL = WhichPolicyScale(
 
 def cases(scale: WhichPolicyScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each rule at each of its rates, on the machines of each panel."""
-    for panel, place in scale.places.items():
+    for panel, place in scale.panels.items():
         for rule in place.rules:
             yield from _searched(scale, panel, rule, runs)
 
@@ -285,7 +296,7 @@ def best(groups: RunGroups, panel: str, rule: TimedRule) -> tuple[str, Group] | 
 def findings(scale: WhichPolicyScale, groups: RunGroups) -> Findings:
     """Write one row for each panel and rule, the best first, and say which rule is ahead."""
     table, verdicts = [], []
-    for panel, place in scale.places.items():
+    for panel, place in scale.panels.items():
         found = {rule: chosen for rule in place.rules if (chosen := best(groups, panel, rule))}
         ends = {rule: _mean(group) for rule, (_rate, group) in found.items()}
         for rule in sorted(ends, key=lambda rule: ends[rule]):
@@ -320,7 +331,7 @@ def _ahead(panel: str, place: PanelMachines, ends: Mapping[TimedRule, float]) ->
 def figure(scale: WhichPolicyScale, groups: RunGroups) -> Figure:
     """Draw the cost over time, each rule at its best rate."""
     panels = []
-    for panel, place in scale.places.items():
+    for panel, place in scale.panels.items():
         found = [(rule, best(groups, panel, rule)) for rule in place.rules]
         lines = [
             curve(rule.name, chosen[1], "cost", x="seconds") for rule, chosen in found if chosen
@@ -340,7 +351,11 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
-    knobs={"network": ("transformer", "convnet", "perceptron")},
+    knobs={
+        "network": ("transformer", "convnet", "perceptron"),
+        "links": ("all", "fast", "slow"),
+        "workers": ("all", "equal", "unequal"),
+    },
     note="A cluster in virtual time: four workers, 50 ms for a mini-batch (log-normal, sigma 0.1),"
     " and for schedule-free as much more as directions take on one thread; a slow worker takes"
     " three times as long. Links of 1 Gbit/s and 0.2 ms, or 20 Mbit/s and 10 ms for each worker and"
