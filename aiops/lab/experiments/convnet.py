@@ -38,6 +38,8 @@ class ConvNet(TorchTask):
         A data set of images of 32 × 32 in three colours, or its name.
     weight_decay
         Times the weights (not the biases), added to the gradient.
+    tested
+        Images of the test part that are validated, from its first; None: all.
 
     Raises
     ------
@@ -45,7 +47,12 @@ class ConvNet(TorchTask):
         When the images are others.
     """
 
-    def __init__(self, data: Dataset | str = "cifar10", weight_decay: float = 0.004) -> None:
+    def __init__(
+        self,
+        data: Dataset | str = "cifar10",
+        weight_decay: float = 0.004,
+        tested: int | None = None,
+    ) -> None:
         found = load(data) if isinstance(data, str) else data
         if found.shape != (32, 32, 3):
             raise UsageError(
@@ -56,7 +63,7 @@ class ConvNet(TorchTask):
         self.weight_decay, self.examples = weight_decay, len(found.train_x)
         mean = found.train_x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._x, self._y = _images(found.train_x, mean), torch.tensor(found.train_y)
-        self._test = _images(found.test_x, mean), torch.tensor(found.test_y)
+        self._test = _images(found.test_x[:tested], mean), torch.tensor(found.test_y[:tested])
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return fresh parameters, float32."""
@@ -81,7 +88,7 @@ class ConvNet(TorchTask):
         return _scores(weights, self._x[chosen]), self._y[chosen]
 
     def tested(self, weights: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield those of all images of the test."""
+        """Yield those of the images that are validated."""
         for images, classes in zip(*(each.split(_CHUNK) for each in self._test), strict=True):
             yield _scores(weights, images), classes
 

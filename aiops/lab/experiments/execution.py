@@ -67,22 +67,25 @@ class ConvNetSimulation(TorchSimulation):
         What is run; its ``hidden`` has no meaning here.
     weight_decay
         Times the weights (not the biases), added to the gradient.
+    tested
+        Images of the test part that are validated, from its first; None: all.
     """
 
     weight_decay: float = 0.004
+    tested: int | None = None
 
     @property
     def task(self) -> Task:
         """The network on the simulation's data, which all runs of a process share."""
-        return _convnet(self.simulation.dataset, self.weight_decay)
+        return _convnet(self.simulation.dataset, self.weight_decay, self.tested)
 
 
 @lru_cache(maxsize=1)
-def _convnet(dataset: str, weight_decay: float) -> Task:
+def _convnet(dataset: str, weight_decay: float, tested: int | None) -> Task:
     with _pytorch("the convolutional network"):
         from aiops.lab.experiments.convnet import ConvNet
 
-        return ConvNet(dataset, weight_decay)
+        return ConvNet(dataset, weight_decay, tested)
 
 
 @dataclass(frozen=True)

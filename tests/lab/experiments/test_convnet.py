@@ -84,6 +84,14 @@ def test_learns() -> None:
     assert net.validate(params)[0] < first
 
 
+def test_some_of_the_test_are_enough_to_validate() -> None:
+    whole, some = ConvNet(images()), ConvNet(images(), tested=2)
+    weights = whole.weights(whole.initial(0))
+    assert [len(classes) for _scores, classes in whole.tested(weights)] == [6]
+    ((scores, classes),) = some.tested(weights)
+    assert len(scores) == len(classes) == 2
+
+
 def test_says_which_images_it_takes() -> None:
     with pytest.raises(UsageError, match="32 × 32 in three colours, not \\(28, 28, 3\\)"):
         ConvNet(images((28, 28, 3)))
