@@ -21,6 +21,7 @@ from aiops.lab.experiments.papers.one_rule_rivals import (
     PARTS,
     RIVALS,
     RULES,
+    TIMES,
     TRIAL_SEED,
     mini_batches,
     simulation,
@@ -28,6 +29,11 @@ from aiops.lab.experiments.papers.one_rule_rivals import (
 from aiops.lab.experiments.papers.one_rule_tasks import OF_FULL, TASKS, Measure
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.serving.config import Config
+from aiops.sim.cluster.compute_time import Fixed, Straggler
+from aiops.sim.cluster.run import simulate
+from aiops.sim.cluster.spec import Cluster
+from aiops.sim.cluster.workload import Deadweight
 from aiops.sim.turns.simulation import Simulation
 from tests.lab.experiments.small_experiment import TINY, result
 
@@ -133,6 +139,21 @@ class TestTime:
         rounds = sync // workers
         assert 3 * rounds * (workers - 1) + rounds == pytest.approx(6000, abs=3 * workers)
         assert mini_batches(6000, workers, barrier=True, unequal=False) == 6000
+
+    @pytest.mark.parametrize(("policy", "barrier"), [("asgd", False), ("hardsync", True)])
+    def test_a_cluster_in_virtual_time_does_as_much(self, policy: str, barrier: bool) -> None:
+        count, workers = 600, 4
+        found = simulate(
+            Cluster(
+                server=Config(policy=policy),
+                workers=workers,
+                workload=Deadweight(400),
+                computing=Straggler(Fixed(1.0), TIMES),
+                seconds=count / (workers - 1 + 1 / TIMES) + 0.5,  # the last ones arrive
+            )
+        )
+        expected = mini_batches(count, workers, barrier=barrier, unequal=True)
+        assert found.gradients == pytest.approx(expected, abs=workers)
 
     def test_turns_come_as_workers_finish(self) -> None:
         run = simulation(TASKS["digits"], ASGD, 4, 0.01, 0, unequal=True)
