@@ -19,6 +19,7 @@ KINDS = ("mlp", "convnet", "transformer", "tables")
 _FREE_OF_BARRIERS = 1.3  # times as long the slowest takes: above that a barrier is not advised
 _BOUND = 1.5  # times its computing that a step may take before more is done about the link
 _LOCAL_STEPS = 20  # of diloco's workers, by default
+_DIRECTION = 1.5e-8  # seconds that one thread takes for a parameter's share of its direction
 _LARGEST, _MOST, _SLOWEST = 3_360_000, 16, 3.0  # bytes, workers and times that were measured
 
 
@@ -72,6 +73,11 @@ class TrainingJob:
         if min(self.step, *rates, 1) <= 0:
             raise UsageError("a step takes more than 0 seconds, and a link carries bytes")
         return self
+
+    @property
+    def small_steps(self) -> bool:
+        """True if directions of matrices take a worker longer than a mini-batch's gradient."""
+        return self.nbytes / 4 * _DIRECTION > self.step
 
     @property
     def unequal(self) -> bool:
@@ -239,7 +245,7 @@ RULES: Sequence[AdviceRule] = (
     ),
     AdviceRule(
         "links-that-no-codec-makes-fast",
-        lambda job, bound: bound and (job.unequal or job.may_vanish),
+        lambda job, bound: bound and job.unequal,
         "diloco",
         ("mode=async", "overlap=true"),
         "Workers step by themselves and exchange every 20 steps or more, and none waits for"
@@ -256,19 +262,19 @@ RULES: Sequence[AdviceRule] = (
     ),
     AdviceRule(
         "perceptron",
-        lambda job, bound: job.kind == "mlp",
+        lambda job, bound: job.kind == "mlp" and job.small_steps,
         "schedule-free",
         ("orthogonal=false", "lr=0.003"),
-        "One setting for any number of workers and no end to be known. Directions of matrices would"
-        " take a worker longer than the gradient of a small mini-batch.",
+        "One rate for any number of workers and no end to be known. Directions of matrices would"
+        " take a worker longer than the gradient of so small a mini-batch.",
     ),
     AdviceRule(
-        "transformer",
+        "in-short",
         lambda job, bound: True,
         "schedule-free",
         (),
-        "One setting for any number of workers, equal or not, and no end to be known; nothing waits"
-        " for another worker.",
+        "One setting for any number of workers, equal or not, and no end to be known; no worker"
+        " waits for another.",
     ),
 )
 """In order: the first that applies counts."""
@@ -342,7 +348,9 @@ def _unmeasured(job: TrainingJob, codec: str, local: bool) -> Iterator[str]:
         yield "Policies beside each other on tables: this is what is usual for them."
         if job.rate is not None:
             yield "Tables over slow links: rows cross raw, whatever the codec."
-    if codec == "onebit" and job.kind != "transformer":
-        yield f"Exchanges in {codec} of other networks than a transformer."
+    if codec == "onebit" and job.kind == "convnet":
+        yield f"Exchanges of a convolutional network in {codec}."
+    if job.kind == "mlp" and not job.small_steps:
+        yield "Perceptrons on large mini-batches."
     if local:
         yield f"More than {_LOCAL_STEPS} steps between two exchanges."

@@ -28,7 +28,7 @@ def test_options_answer_all_questions(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    advise("mlp", model_size="1GiB", workers=2, as_json=True)
+    advise("mlp", model_size="1GiB", workers=2, step=0.1, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["job"]["nbytes"] == 1 << 30
     assert found["job"]["rate"] is None

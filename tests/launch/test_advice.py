@@ -143,8 +143,12 @@ class TestUnmeasured:
             (TrainingJob("transformer", 10**9, 4), "Models of more than 3.4 MB"),
             (TrainingJob("transformer", 1000, 17), "More than 16 workers"),
             (TrainingJob("transformer", 1000, 4, slowest=4), "more than 3 times as slow"),
+            (TrainingJob("mlp", 636_000, 4), "Perceptrons on large mini-batches"),
             (TrainingJob("tables", 1000, 4, 10**6), "Tables over slow links"),
-            (TrainingJob("convnet", 672_000, 4, 2.5e6, step=0.05), "onebit of other networks"),
+            (
+                TrainingJob("convnet", 672_000, 4, 2.5e6, step=0.05),
+                "a convolutional network in onebit",
+            ),
         ],
     )
     def test_others(self, job: TrainingJob, text: str) -> None:

@@ -17,9 +17,9 @@ from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
-DIRECTIONS: Mapping[str, float] = {"perceptron": 22.0, "convnet": 0.14, "transformer": 0.19}
-"""The time of directions of matrices in that of a gradient, on one thread of an AMD EPYC: 5.6 ms
-beside 0.25 (32 examples), 0.84 beside 5.9 (16), and 3.2 beside 17 (16 windows of 64 bytes)."""
+DIRECTIONS: Mapping[str, float] = {"perceptron": 4.6, "convnet": 0.08, "transformer": 0.14}
+"""The time of directions of matrices in that of a gradient, on one thread of an AMD EPYC: 1.4 ms
+beside 0.3 (32 examples), 0.6 beside 7 (16), and 2.5 beside 18 (16 windows of 64 bytes)."""
 
 GRID = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 """The learning rates to which a rule's are widened."""
