@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from aiops.algorithms import find
 from aiops.errors import UsageError
 from aiops.lab.experiments.papers import which_policy
 from aiops.lab.experiments.papers.which_policy import FULL, GRID, QUICK, PanelMachines, TimedRule
 from aiops.lab.experiments.runs import RunGroups, Runs
 from aiops.lab.experiments.timed_training import TimedTraining
+from aiops.serving.config import settings_of
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 from tests.lab.experiments.small_experiment import result
@@ -114,3 +116,9 @@ def test_knobs_choose_panels() -> None:
     assert isinstance(chosen, which_policy.WhichPolicyScale)
     assert list(chosen.panels) == ["20 Mbit/s, one slow"]
     assert list(FULL.panels) == list(which_policy.PLACES)
+    settings = which_policy.EXPERIMENT.scale(full=True, knobs=["rules=settings"])
+    assert isinstance(settings, which_policy.WhichPolicyScale)
+    (place,) = settings.panels.values()
+    assert place.rules == which_policy.SETTINGS
+    for rule in place.rules:
+        assert find(rule.policy).make(settings_of(rule.settings, rule.rates[0]))

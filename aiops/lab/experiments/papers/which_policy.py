@@ -127,6 +127,16 @@ SLOW: tuple[TimedRule, ...] = (
     DELAYED.coded("int8"),
 )
 
+SETTINGS: tuple[TimedRule, ...] = (
+    FREE,
+    replace(FREE, name="schedule-free, beta2=0.95", settings=("beta2=0.95",)),
+    replace(FREE, name="schedule-free, beta2=0.999", settings=("beta2=0.999",)),
+    ASGD,
+    replace(ASGD, name="asgd, AdamW, beta2=0.999", settings=(_ADAMW[0], "beta2=0.999", _ADAMW[2])),
+    replace(ASGD, name="asgd, AdamW, no clip", settings=_ADAMW[:2]),
+)
+"""Of two policies one setting at a time is another: what carries over to another network?"""
+
 
 @dataclass(frozen=True)
 class PanelMachines:
@@ -187,6 +197,9 @@ class WhichPolicyScale(Scale):
     def panels(self) -> Mapping[str, PanelMachines]:
         """The panels of the links and the workers that knobs leave."""
         links, workers = (self.knobs.get(name, "all") for name in ("links", "workers"))
+        if self.knobs.get("rules") == "settings":
+            name, place = next(iter(self.places.items()))
+            return {name: replace(place, rules=SETTINGS)}
         return {
             name: place
             for name, place in self.places.items()
@@ -355,6 +368,7 @@ EXPERIMENT = Experiment(
         "network": ("transformer", "convnet", "perceptron"),
         "links": ("all", "fast", "slow"),
         "workers": ("all", "equal", "unequal"),
+        "rules": ("policies", "settings"),
     },
     note="A cluster in virtual time: four workers, 50 ms for a mini-batch (log-normal, sigma 0.1),"
     " and for schedule-free as much more as directions take on one thread; a slow worker takes"
