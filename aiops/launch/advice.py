@@ -18,6 +18,7 @@ KINDS = ("mlp", "convnet", "transformer", "tables")
 
 _FREE_OF_BARRIERS = 1.3  # times as long the slowest takes: above that a barrier is not advised
 _BOUND = 1.5  # times its computing that a step may take before more is done about the link
+_WORTH = {"transformer": 4.0}  # the same, before local steps learn more; of others `_BOUND`
 _LOCAL_STEPS = 20  # of diloco's workers, by default
 _DIRECTION = 1.5e-8  # seconds that one thread takes for a parameter's share of its direction
 _LARGEST, _MOST, _SLOWEST = 3_360_000, 16, 3.0  # bytes, workers and times that were measured
@@ -291,7 +292,8 @@ def advise(job: TrainingJob) -> Advice:
     job.check()
     raw = EXCHANGES[0]
     way = next((each for each in EXCHANGES if each.seconds(job) <= _BOUND * job.step), None)
-    rule = next(each for each in RULES if each.applies(job, way is None))
+    bound = EXCHANGES[-1].seconds(job) > _WORTH.get(job.kind, _BOUND) * job.step
+    rule = next(each for each in RULES if each.applies(job, bound))
     local = () if rule.exchanged else _local_steps(job)
     if not rule.exchanged:
         way = Exchange(raw.name, codec="int8")

@@ -123,6 +123,18 @@ class TestLinks:
         shared = TrainingJob("transformer", 672_000, 4, 2.5e6, 2.5e6, step=0.05)
         assert raw.seconds(shared) == pytest.approx(4 * 672_000 / 2.5e6)
 
+    @pytest.mark.parametrize(
+        ("kind", "policy"), [("transformer", "schedule-free"), ("convnet", "diloco")]
+    )
+    def test_a_transformer_waits_for_a_link_rather_than_take_local_steps(
+        self, kind: str, policy: str
+    ) -> None:
+        job = TrainingJob(kind, 672_000, 4, 2.5e6, step=0.01)
+        assert 1.5 < EXCHANGES[-1].seconds(job) / job.step < 4
+        found = advise(job)
+        assert found.policy == policy
+        assert found.overlap is (kind == "transformer")
+
     def test_an_exchange_that_no_codec_makes_fast_is_left_to_local_steps(self) -> None:
         job = TrainingJob("transformer", 400_000_000, 4, 2.5e6, step=0.5)
         found = advise(job)
