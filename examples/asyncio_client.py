@@ -66,7 +66,7 @@ async def main(argv: Sequence[str]) -> int:
     url = argv[0] if argv else os.environ.get("AIOPS_URL")
     async with contextlib.AsyncExitStack() as stack:
         if not url:
-            url = (await stack.enter_async_context(aiops.serve(policy="fasgd", port=0))).url
+            url = (await stack.enter_async_context(aiops.serve(port=0))).url
         print(f"test accuracy: {await train(url):.1%}")
     return 0
 

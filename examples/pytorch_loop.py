@@ -2,7 +2,7 @@
 
 ::
 
-    python -m aiops.server --policy fasgd               # prints its URL
+    python -m aiops.server                              # prints its URL
     python examples/pytorch_loop.py URL                 # in as many terminals as you like
 
 Without a URL (nor ``$AIOPS_URL``) it starts a server of its own. ``# aiops`` marks the lines that

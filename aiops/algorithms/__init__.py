@@ -10,6 +10,9 @@ from aiops.algorithms.base import Algorithm
 from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
 
+DEFAULT = "schedule-free"
+"""That of a server whose user names none: it asks for no choice of a rate and for no horizon."""
+
 BUILT_IN: Mapping[str, str] = {
     "asgd": "aiops.algorithms.asgd:ASGD",
     "average": "aiops.algorithms.average:Average",

@@ -55,7 +55,7 @@ def train(
                     worker.step(gradients(worker.params, x, y))
                 aiops.ray.report({"loss": ...})
 
-        result = aiops.ray.train(loop, policy="fasgd", num_workers=8)
+        result = aiops.ray.train(loop, num_workers=8)
 
     Each worker runs ``loop`` in its own process, and finds the server by itself, as under ``aiops
     run``: AIOPS_URL, AIOPS_SEED, RANK and WORLD_SIZE are set. Gradients and parameters go from the
@@ -66,7 +66,7 @@ def train(
     loop
         A function of no argument, or of one: ``config``.
     policy
-        The server's algorithm. Default: ``fasgd``, or that of a detached server that runs already.
+        The server's algorithm. Default: ``schedule-free``, or that of a server that runs already.
     num_workers
         Workers of a job whose number is fixed.
     min_workers, max_workers
@@ -159,7 +159,7 @@ def train(
     )
     server_cpus = dict(server_resources or {"CPU": 1})
     named = settings if policy is None else {"policy": policy, **settings}
-    given = {"policy": "fasgd", "threads": max(1, int(server_cpus.get("CPU", 1))), **named}
+    given = {"threads": max(1, int(server_cpus.get("CPU", 1))), **named}
     if least == most:
         given.setdefault("workers", most)
     config_of_server = server_config(given, state, standby)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiops.algorithms import DEFAULT
 from aiops.algorithms.per_tensor import SETTING, gathered
 from aiops.bandwidth.units import parse_rate
 from aiops.common import failure_waits
@@ -85,7 +86,7 @@ def read_shards(given: Any) -> Any:
 class Config:
     """Settings of one server; the help texts below are their documentation."""
 
-    policy: str = _option("fasgd", "Algorithm: a name, or package.module:Class.")
+    policy: str = _option(DEFAULT, "Algorithm: a name, or package.module:Class.")
     set: list[str] = _option([], "A setting of the algorithm, key=value; may be repeated.")
     lr: float | None = _option(
         None, "Learning rate: short for --set lr=... (in diloco and fedbuff the outer one)."

@@ -34,7 +34,7 @@ def serve(
 
     ::
 
-        async with aiops.serve(policy="fasgd", port=0) as server:
+        async with aiops.serve(port=0) as server:
             print(server.url)
 
     A fork of this process has no part in it: neither its port nor its connections nor its files.

@@ -11,4 +11,4 @@ AIOPS_TOKEN=${AIOPS_TOKEN:-$(od -A n -N 16 -t x1 /dev/urandom | tr -d ' ')}
 export MASTER_ADDR AIOPS_TOKEN
 
 exec mpirun --hostfile "$hosts" -n "$workers" --map-by slot -x MASTER_ADDR -x AIOPS_TOKEN -x PATH \
-    aiops join --policy fasgd "$@"
+    aiops join "$@"

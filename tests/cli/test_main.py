@@ -278,8 +278,8 @@ class TestStats:
         with ServerThread() as running:
             watching = Process("-m", "aiops", "stats", running.url, "--watch", "--timeout", "0.5")
             try:
-                assert "fasgd  version 0" in watching.line()
-                assert "fasgd  version 0" in watching.line()
+                assert "schedule-free  version 0" in watching.line()
+                assert "schedule-free  version 0" in watching.line()
             except BaseException:
                 watching.kill()
                 raise

@@ -767,7 +767,7 @@ class TestClock:
             assert list(server.connections.peers) == [link.number]
 
 
-LARGE: dict[str, Array] = {"w": np.zeros((192, 192), np.float32)}
+LARGE: dict[str, Array] = {"w": np.zeros((512, 512), np.float32)}
 
 
 class TestDirections:
