@@ -15,7 +15,7 @@ from aiops.algorithms import BUILT_IN
 from aiops.cli.policy_catalog import TOPICS
 from aiops.errors import UsageError
 from docs._tools.pages.__main__ import EXPERIMENTS, RESULTS, main, update
-from docs._tools.pages.curves import Curve, Curves
+from docs._tools.pages.curves import TRANSFORMER, Curve, Curves
 from docs._tools.pages.experiments import page
 from docs._tools.pages.markdown import pages
 from docs._tools.pages.plots import limits
@@ -132,6 +132,24 @@ class TestMeasured:
         assert "| [`asgd`](asgd.md) |  | 10.00% |  |" in text
         assert "![" not in (folder / "diloco.md").read_text()
         assert "## On the same task" in (folder / "README.md").read_text()
+
+    def test_what_was_measured_on_a_transformer(self, folder: Path) -> None:
+        measure(folder, json.dumps(MEASURED))
+        row = {"seconds in all": "9.0", "mean τ": "7.0"}
+        rows = [
+            {**row, "policy": "asgd lr=0.001", "nats": "2.5"},
+            {**row, "policy": "schedule-free lr=0.008", "nats": "1.5"},
+        ]
+        summary = folder.parent / RESULTS.parent / TRANSFORMER
+        summary.parent.mkdir()
+        summary.write_text(json.dumps({"table": rows}))
+        curves = Curves.read(folder.parent / RESULTS)
+        index = pages(curves)["README.md"].partition("## On a transformer")[2]
+        assert "| [`schedule-free`](schedule-free.md) | `lr=0.008` | 1.5 | 9.0 | 7.0 |" in index
+        assert index.index("schedule-free") < index.index("asgd")
+        summary.write_text("{}")
+        with pytest.raises(UsageError, match="does not hold learning curves"):
+            Curves.read(folder.parent / RESULTS)
 
     def test_without_any(self, folder: Path) -> None:
         update(folder)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiops.errors import UsageError
+
+TRANSFORMER = Path("experiments", "everything-transformer.json")
+"""The summary of an experiment, beside the file of the curves."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,14 @@ class Curves:
     data
         ``{"task": {...}, "runs": [{"policy", "settings", "seed", "curve": [[samples, accuracy,
         loss], ...], "accuracy"}, ...]}``.
+    transformer
+        The rows of `TRANSFORMER`, or none.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        measured = data["runs"]
+    def __init__(
+        self, data: Mapping[str, Any], transformer: Sequence[Mapping[str, str]] = ()
+    ) -> None:
+        measured, self.transformer = data["runs"], transformer
         self.task: Mapping[str, Any] = data.get("task", {})
         alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for run in measured:
@@ -83,8 +90,10 @@ class Curves:
         """
         if not path.exists():
             return None
+        other = path.parent / TRANSFORMER
         try:
-            return cls(json.loads(path.read_text(encoding="utf-8")))
+            rows = json.loads(other.read_text(encoding="utf-8"))["table"] if other.exists() else ()
+            return cls(json.loads(path.read_text(encoding="utf-8")), rows)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UsageError(
                 f"{path} does not hold learning curves ({type(error).__name__}: {error}): make it"

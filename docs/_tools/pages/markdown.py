@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aiops.algorithms.base import Algorithm
@@ -76,7 +76,27 @@ def index_page(curves: Curves | None = None) -> str:
     ]
     if curves is not None:
         lines += ["## On the same task", curves.task_text(), _accuracies(curves, list(kinds))]
+        lines += _on_a_transformer(curves.transformer)
     return joined(lines)
+
+
+def _on_a_transformer(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield what every policy comes to on a transformer, if that was measured."""
+    if not rows:
+        return
+    yield "## On a transformer"
+    yield (
+        "A byte-level transformer of 170,000 parameters, 8 workers of which one is three times"
+        " slower, 600 mini-batches in all, in virtual time; AdamW where the policy admits it, and"
+        " of three rates the best. Cost on held-out text in nats per byte"
+        " ([`everything`](../results/experiments/README.md#everything))."
+    )
+    shown = []
+    for row in sorted(rows, key=lambda row: float(row["nats"])):
+        name, _space, settings = row["policy"].partition(" ")
+        cells = (row["nats"], row["seconds in all"], row["mean τ"])
+        shown.append((f"[`{name}`]({name}.md)", f"`{settings}`", *cells))
+    yield table(("", "settings", "nats", "seconds in all", "mean τ"), shown)
 
 
 # ---------------------------------------------------------------- parts of a page
