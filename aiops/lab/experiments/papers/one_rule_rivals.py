@@ -88,13 +88,16 @@ class Contender:
 _RATE = 0.008
 
 OURS = Contender("schedule-free", "schedule-free")
-PARTS = (
-    Contender("schedule-free, gradients", "schedule-free", ("orthogonal=false",), "gradients"),
-    Contender(
-        "schedule-free, barrier", "schedule-free", optimizer="ours", barrier=True, united=True
-    ),
+TUNED = Contender("schedule-free, tuned", "schedule-free", optimizer="ours")
+GRADIENTS = Contender(
+    "schedule-free, gradients", "schedule-free", ("orthogonal=false",), optimizer="gradients"
 )
-"""Ours without directions; and ours behind a barrier: what directions do, without staleness."""
+BARRIER = Contender(
+    "schedule-free, barrier", "schedule-free", optimizer="ours", barrier=True, united=True
+)
+PARTS = (TUNED, GRADIENTS, BARRIER)
+"""Ours with rates to choose from, as rivals have: what its one setting loses. Ours without
+directions. And behind a barrier: what directions do, without staleness."""
 
 
 def _tuned(policy: str, optimizer: str, *, cosine: bool) -> Contender:

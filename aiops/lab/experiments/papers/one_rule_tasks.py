@@ -63,8 +63,8 @@ class LearnedTask:
         By which rules are compared.
     middles
         The middle of the learning rates that are tried, by the rule's optimiser: from a few tries
-        with seeds that are not reported, so that the best rate is among them. That of ``ours``,
-        behind a barrier, is the default rate if it is not named.
+        with seeds that are not reported, so that the best rate is among them. That of ``ours``
+        is the default rate if it is not named.
     work
         From a simulation to the run with this task.
     product
@@ -87,7 +87,7 @@ _COST = Measure("cost", "nats", 1.0, 0.02)
 _ERROR = Measure("error", "% wrong", 100.0, 0.5)
 
 _USUAL = {"adamw": 0.003, "momentum": 0.03, "sgd": 0.1, "fasgd": 0.01, "gradients": 0.005}
-_OF_TEXT = {**_USUAL, "momentum": 0.1, "sgd": 0.5}
+_OF_TEXT = {**_USUAL, "adamw": 0.002, "sgd": 0.3, "gradients": 0.002}
 _OF_LSTM = {
     "adamw": 0.015,
     "momentum": 0.5,

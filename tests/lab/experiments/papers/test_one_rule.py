@@ -17,12 +17,13 @@ from aiops.lab.experiments.experiment import Findings
 from aiops.lab.experiments.papers import one_rule_rivals
 from aiops.lab.experiments.papers.one_rule import OneRuleScale
 from aiops.lab.experiments.papers.one_rule_rivals import (
+    BARRIER,
     OURS,
-    PARTS,
     RIVALS,
     RULES,
     TIMES,
     TRIAL_SEED,
+    TUNED,
     mini_batches,
     simulation,
 )
@@ -40,7 +41,6 @@ from tests.lab.experiments.small_experiment import TINY, result
 EXPERIMENT = EXPERIMENTS["one-rule"]
 NAMES = {rule.name: rule for rule in RULES}
 ASGD, SYNC = NAMES["asgd, AdamW, cosine"], NAMES["hardsync, AdamW, cosine"]
-BARRIER = PARTS[1]
 
 Error = Callable[[PlannedRun], float]
 
@@ -209,21 +209,27 @@ class TestFindings:
         def error(case: PlannedRun) -> float:
             return 0.1 if case.curve.startswith("schedule-free at") else 0.2
 
-        assert self.verdicts(error) == [True] * 4
-        assert self.verdicts(error, "speeds=unequal") == [True] * 3
+        assert self.verdicts(error) == [True] * 5
+        assert self.verdicts(error, "speeds=unequal") == [True] * 4
 
     def test_ours_behind_one_rival_that_knows_the_horizon(self) -> None:
         def error(case: PlannedRun) -> float:
             known = case.curve.startswith(ASGD.name) and run_of(case).clients == 16
             return 0.05 if known else 0.1
 
-        assert self.verdicts(error) == [False, True, True, False]
+        assert self.verdicts(error) == [False, True, True, True, False]
+
+    def test_ours_behind_itself_at_another_rate(self) -> None:
+        def error(case: PlannedRun) -> float:
+            return 0.05 if case.curve.startswith(TUNED.name) else 0.1
+
+        assert self.verdicts(error) == [True, True, False, True, True]
 
     def test_ours_behind_its_own_barrier(self) -> None:
         def error(case: PlannedRun) -> float:
             return 0.05 if case.curve.startswith(BARRIER.name) else 0.1
 
-        assert self.verdicts(error) == [True, True, False, True]
+        assert self.verdicts(error) == [True, True, True, False, True]
 
     def test_rows_say_how_far_a_rule_is_from_ours(self) -> None:
         def error(case: PlannedRun) -> float:
@@ -251,7 +257,7 @@ class TestFindings:
     def test_where_mini_batches_differ_no_price_is_named(self) -> None:
         scale = replace(scale_of("task=mnist"), seeds=1)
         found = judged(scale, lambda case: 0.1)[1].verdicts
-        assert len(found) == 3
+        assert len(found) == 4
 
     def test_rivals_alone_do_not_make_a_verdict(self) -> None:
         scale, runs = scale_of(full=False), Runs()
