@@ -9,7 +9,6 @@ from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.per_tensor import PerTensor
-from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, sqrt
 from aiops.model.matrices import as_matrix
@@ -83,9 +82,10 @@ class ScheduleFree(Algorithm):
     (``torch.set_float32_matmul_precision``), and NumPy of all others. The momentum takes 4 bytes
     for each value of a matrix, where the direction is made, and as much again until the step is
     taken: a gradient counts in it then, and not if it was refused, or its step raised the error of
-    an earlier one. A gradient of zeros makes a direction of zeros, so a matrix that is frozen is
-    not driven on by its momentum. A `Client` that pushes by itself, without a `Worker`, pushes
-    gradients as they are.
+    an earlier one. A direction is as long as the gradient of its own mini-batch. So a mini-batch of
+    which all is learnt moves little, a matrix that is frozen is not driven on by its momentum, and
+    ``clip`` clips directions as it would gradients. A `Client` that pushes by itself, without a
+    `Worker`, pushes gradients as they are.
 
     Settings
     --------
@@ -178,16 +178,6 @@ class ScheduleFree(Algorithm):
         self.require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
         self.require("eps", self.eps > 0, "positive")
         self.require("weight_decay", self.weight_decay >= 0, "0 or more")
-
-    def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse ``clip`` where workers push directions."""
-        super().check(workers, relaxed)
-        if self.clip and self.orthogonal:
-            raise ConflictError(
-                "schedule-free: workers push directions of matrices, whose length says nothing of"
-                " their gradients', so the server cannot clip these: set orthogonal=false, or clip"
-                " gradients before you hand them to step()"
-            )
 
     def rule(self) -> Rule:
         """Return the update, in z − x and ŷ − x, which are 0 at first."""

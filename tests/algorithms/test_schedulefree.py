@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.algorithms.schedulefree import ScheduleFree
-from aiops.errors import ConflictError, UsageError
+from aiops.errors import UsageError
 from tests.inline import Inline
 
 
@@ -97,9 +97,3 @@ def test_decay_may_differ_between_tensors() -> None:
     algorithm = ScheduleFree(weight_decay=0.1, per_tensor="weight_decay=0@*bias")
     assert algorithm.tensor_scalars("bias") == (0.0,)
     assert algorithm.tensor_scalars("w") == (0.1,)
-
-
-def test_directions_cannot_be_clipped() -> None:
-    with pytest.raises(ConflictError, match="orthogonal=false"):
-        ScheduleFree(clip=1.0).check(None)
-    ScheduleFree(clip=1.0, orthogonal=False).check(None)

@@ -6,15 +6,15 @@ directions are of one length (Jordan et al. 2024, *Muon*; Bernstein & Newhouse 2
 new norm*). So a matrix takes long steps with small changes of what it does, and a stale gradient is
 less wrong: `schedule-free` has measured what that is worth.
 
-It is done where the gradient is made, since it takes matrix products. Those of an m × n matrix (m ≤
-n, m a multiple of 128) take as long as 2 + 1700/n products with a mini-batch of 128 rows
-(`aiops.client.strategies.orthogonalise`), and a training step takes three. Gradients that are
+It is done where the gradient is made, since it takes matrix products: as many as 2 + 1700/n with a
+mini-batch of 128 rows (m × n, m ≤ n, m a multiple of 128), and a training step takes three.
 PyTorch's tensors stay on their device for it (`torch_directions`). Servers go on with updates
 element by element.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,11 +70,12 @@ class Directions:
     def of(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
         """Return the gradients of a mini-batch, with directions in the place of matrices'.
 
-        A direction has the shape and dtype of its gradient, and about 1 as the mean of its squares.
-        That of a gradient of zeros is of zeros, as a matrix that was frozen is not to move; so is
-        that of a momentum below 1e-30 in magnitude. A gradient that is not of its tensor's shape or
-        dtype, or not finite and below 1e18 in magnitude, is returned as it is: it is refused where
-        it is pushed. In later directions the gradients count once `took` is called.
+        A direction has the shape and dtype of its gradient, and about its length: less if the
+        momentum is of low rank. (Of one length, the many small gradients of what is learnt by heart
+        would count as much as the few large ones.) Of a momentum below 1e-30 it is of zeros. A
+        gradient that is not of its tensor's shape or dtype, or not finite and below 1e18, is
+        returned as it is, and refused where it is pushed. Gradients count in later directions once
+        `took` is called.
 
         Raises
         ------
@@ -132,10 +133,8 @@ class Directions:
         momentum = on_host(name, momentum) * np.float32(self._memory)
         momentum += np.float32(1 - self._memory) * new
         self._next[name] = momentum
-        if not largest:
-            return np.zeros(values.shape, values.dtype)
         found = np.ascontiguousarray(orthogonalised(momentum))
-        found *= np.float32(max(momentum.shape) ** 0.5)
+        found *= np.float32(max(momentum.shape) ** 0.5 * _root_mean_square(new, largest))
         return found.astype(values.dtype, copy=False).reshape(values.shape)
 
     def __bool__(self) -> bool:
@@ -148,6 +147,12 @@ class Directions:
         The momenta of tensors that are not on the host are not among them.
         """
         return {name: each for name, each in self._momenta.items() if isinstance(each, np.ndarray)}
+
+
+def _root_mean_square(values: Array, largest: float) -> float:
+    """Return it, of values with that magnitude, whose squares may be infinite or 0."""
+    scaled = values.reshape(-1) / np.float32(largest or 1.0)
+    return largest * math.sqrt(float(np.dot(scaled, scaled)) / scaled.size)
 
 
 def _is_of_torch(gradient: Any) -> bool:

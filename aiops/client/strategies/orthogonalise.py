@@ -17,10 +17,7 @@ _STEPS = (
     (3.1599, -2.3265, 0.4767),
     (2.1888, -1.5468, 0.3944),
 )
-"""a, b, c of each step: those that bring singular values in [0.005, 1] nearest to 1.
-
-`tests/client/strategies/test_orthogonalise.py` computes them.
-"""
+"""a, b, c of each step: they bring [0.005, 1] nearest to 1 (computed in `test_orthogonalise`)."""
 
 _NONE = 1e-30
 """What counts as zeros, in magnitude: what is left of a momentum without gradients.

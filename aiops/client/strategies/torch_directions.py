@@ -73,12 +73,15 @@ class TorchDirections:
         # Chosen on the device: to look at the values here would be to wait for each matrix.
         largest = values.abs().amax().float()
         usable = largest < LIMIT
-        new = momentum * self._memory + values.float() * (1 - self._memory)
+        given = values.float()
+        new = momentum * self._memory + given * (1 - self._memory)
         momentum = _torch.where(usable, new, momentum)
         self._next[name] = momentum.numpy() if momentum.device.type == "cpu" else momentum
         with _as_they_are(momentum.device.type):
             found = orthogonalised(momentum)
-        found = found * ((largest > 0).float() * max(momentum.shape) ** 0.5)
+        scaled = given / (largest + (largest == 0))  # squares of what is tiny are 0
+        length = largest * scaled.square().mean().sqrt()
+        found = found * (length * max(momentum.shape) ** 0.5)
         found = _torch.where(usable, found.to(values.dtype), values)
         return found.reshape(gradient.shape).contiguous()
 
