@@ -246,11 +246,11 @@ RULES: Sequence[AdviceRule] = (
     ),
     AdviceRule(
         "links-that-no-codec-makes-fast",
-        lambda job, bound: bound and job.unequal,
+        lambda job, bound: bound and job.slowest > _SLOWEST,
         "diloco",
         ("mode=async", "overlap=true"),
         "Workers step by themselves and exchange every 20 steps or more, and none waits for"
-        " another.",
+        " another; where the slowest takes three times as long, waiting was better.",
         exchanged=False,
     ),
     AdviceRule(
