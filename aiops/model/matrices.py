@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-MOST_OBLONG = 16
-"""A tensor that would be more times as long as wide is no matrix: an embedding, or the layer before
-a few classes."""
+MOST_OBLONG = 64
+"""A tensor that is more times as long as wide is no matrix: an embedding, say."""
+
+_FEW = 16
+"""Nor is one with fewer columns that is more than so many times as long: it ends in few classes."""
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -22,10 +24,13 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int] | None:
     -------
     >>> as_matrix((64, 32, 3, 3)), as_matrix((3, 3, 32, 64)), as_matrix((64,))
     ((64, 288), (288, 64), None)
+    >>> as_matrix((32, 32, 5, 5)), as_matrix((200, 10)), as_matrix((50_000, 64))
+    ((32, 800), None, None)
     """
     size = math.prod(shape)
     if len(shape) < 2 or not size:
         return None
     rows, columns = max(((shape[0], size // shape[0]), (size // shape[-1], shape[-1])), key=min)
     narrow = min(rows, columns)
-    return (rows, columns) if narrow > 1 and max(rows, columns) <= MOST_OBLONG * narrow else None
+    most = MOST_OBLONG if narrow >= _FEW else _FEW
+    return (rows, columns) if narrow > 1 and max(rows, columns) <= most * narrow else None
