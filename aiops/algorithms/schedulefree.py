@@ -82,10 +82,12 @@ class ScheduleFree(Algorithm):
     precision of products that the program has set there (``torch.set_float32_matmul_precision``),
     and NumPy of all others. The momentum takes 4 bytes for each value of a matrix, where the
     direction is made, and as much again until the step is taken: a gradient counts in it then, and
-    not if it was refused, or its step raised the error of an earlier one. A direction is as long as the gradient of its own mini-batch. So a mini-batch of
-    which all is learnt moves little, a matrix that is frozen is not driven on by its momentum, and
-    ``clip`` clips directions as it would gradients. A `Client` that pushes by itself, without a
-    `Worker`, pushes gradients as they are.
+    not if it was refused, or its step raised the error of an earlier one.
+
+    A direction is as long as the gradient of its own mini-batch. So a mini-batch of which all is
+    learnt moves little, a matrix that is frozen is not driven on by its momentum, and ``clip``
+    clips directions as it would gradients. A `Client` that pushes by itself, without a `Worker`,
+    pushes gradients as they are.
 
     Settings
     --------

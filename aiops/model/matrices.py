@@ -9,7 +9,7 @@ MOST_OBLONG = 64
 """A tensor that is more times as long as wide is no matrix: an embedding, say."""
 
 _FEW = 16
-"""Nor is one with fewer columns that is more than so many times as long: it ends in few classes."""
+"""With fewer columns this is the most: a layer before a few classes is no matrix, either."""
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int] | None:
