@@ -77,17 +77,19 @@ class ScheduleFree(Algorithm):
     than 16 columns, as before few classes), and of all that is no matrix, the gradient is pushed,
     and the rate is α. The shorter side is split in blocks of at most 128, and each block is
     orthogonalised by itself, so that workers pay for a matrix of m × n with up to
-    500·m·n + 430,000·m operations (m ≤ n), in float32. PyTorch makes directions of its own tensors
+    512·m·n + 426,000·m operations (m ≤ n), in float32. PyTorch makes directions of its own tensors
     (`RemoteOptimizer`'s, and those given to `Worker.step`) on the device where they are, with the
-    precision of products that the program has set there (``torch.set_float32_matmul_precision``),
-    and NumPy of all others. The momentum takes 4 bytes for each value of a matrix, where the
-    direction is made, and as much again until the step is taken: a gradient counts in it then, and
-    not if it was refused, or its step raised the error of an earlier one.
+    precision of products that the program has set there (``torch.set_float32_matmul_precision``;
+    not ``medium``), and NumPy of all others. The momentum takes 4 bytes for each value of a matrix,
+    where the direction is made, and as much again until the step is taken: a gradient counts in it
+    then, and not if it was refused, or its step raised the error of an earlier one.
 
     A direction is as long as the gradient of its own mini-batch. So a mini-batch of which all is
     learnt moves little, a matrix that is frozen is not driven on by its momentum, and ``clip``
-    clips directions as it would gradients. A `Client` that pushes by itself, without a `Worker`,
-    pushes gradients as they are.
+    clips directions as it would gradients. And as under Adam, one gradient that is 1,000 times as
+    long as usual makes a step of 10·α, and shortens those of the next 900 updates: where gradients
+    explode, set ``clip`` to a few times their usual length. A `Client` that pushes by itself,
+    without a `Worker`, pushes gradients as they are.
 
     Settings
     --------

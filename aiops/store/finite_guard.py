@@ -284,6 +284,7 @@ def _are_within(scalars: Array | None, bounds: Sequence[Interval]) -> bool:
     if scalars is None or not scalars.size:
         return True
     low, high = np.array(bounds).T
+    assert scalars.shape[1:] == low.shape
     return bool(((low <= scalars) & (scalars <= high)).all())
 
 

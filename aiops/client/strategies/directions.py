@@ -151,7 +151,7 @@ class Directions:
 
 def _root_mean_square(values: Array, largest: float) -> float:
     """Return it, of values with that magnitude, whose squares may be infinite or 0."""
-    scaled = values.reshape(-1) / np.float32(largest or 1.0)
+    scaled = values.reshape(-1) / (np.float32(largest) or np.float32(1))
     return largest * math.sqrt(float(np.dot(scaled, scaled)) / scaled.size)
 
 

@@ -46,7 +46,7 @@ def orthogonalised(matrix: Any) -> Any:
     -------
     Array or tensor
         float32[m, n]. Of each block, singular values of at least 0.005 of its length become 0.91 to
-        1.09, and smaller ones up to 230 times as large as they are beside it. Of a matrix of values
+        1.09, and smaller ones up to 223 times as large as they are beside it. Of a matrix of values
         below 1e-30 in magnitude it returns zeros.
 
     Source

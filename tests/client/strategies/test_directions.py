@@ -85,7 +85,7 @@ def test_a_convolution_is_the_same_matrix_in_either_order() -> None:
     torch = directions().of({"torch": gradient})["torch"]
     flax = directions().of({"flax": gradient.transpose(2, 3, 1, 0).copy()})["flax"]
     rows = torch.reshape(6, -1)
-    np.testing.assert_allclose(rows @ rows.T, 36 * size(gradient) ** 2 * np.eye(6), atol=20)
+    np.testing.assert_allclose(rows @ rows.T, 36 * size(gradient) ** 2 * np.eye(6), atol=6)
     columns = flax.reshape(-1, 6)
     np.testing.assert_allclose(columns.T @ columns, rows @ rows.T, atol=0.01)
 
@@ -224,6 +224,11 @@ class TestContract:
         found = directions().of({"square": lift(gradient)})["square"]
         wanted = directions().of({"square": drawn("square")})["square"]
         self.agree(found / np.float32(scale), wanted)
+
+    @pytest.mark.parametrize("value", [5e-324, 1e-60, 1e-46, 1e-44])
+    def test_a_gradient_below_the_least_float32(self, lift: Lift, value: float) -> None:
+        found = directions("float64").of({"square": lift(np.full((8, 8), value))})["square"]
+        assert not found.any()
 
     def test_zeros(self, lift: Lift) -> None:
         found = directions().of({"square": lift(np.zeros((8, 8), np.float32))})
