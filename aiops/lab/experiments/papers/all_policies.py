@@ -28,7 +28,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 
 _ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
 _STALE = ("lr=0.0003", "lr=0.001", "lr=0.003")
-_PLAIN = ("lr=0.1", "lr=0.3", "lr=1")
+_PLAIN = ("lr=0.01", "lr=0.03", "lr=0.1")
 
 TRANSFORMER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("asgd", "ringmaster", "sasgd", "softsync", "ssp"), (_ADAMW, _STALE)),
