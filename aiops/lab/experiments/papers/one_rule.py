@@ -131,8 +131,8 @@ def findings(scale: OneRuleScale, groups: RunGroups) -> Findings:
 
 def figure(scale: OneRuleScale, groups: RunGroups) -> Figure:
     """Draw the end over the number of workers, each rule at its best rate."""
-    speeds = "with one worker three times slower, in equal time" if scale.unequal else ""
-    title = f"One rule for any number of workers: {scale.task_name} {speeds}".rstrip()
+    slow = ", one worker three times slower" if scale.unequal else ""
+    title = f"One rule on {scale.task_name}{slow}"
     return one_rule_findings.figure(_ends(scale, groups), title)
 
 
