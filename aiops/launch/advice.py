@@ -307,7 +307,7 @@ def advise(job: TrainingJob) -> Advice:
         overlap=way.overlap,
         state=job.may_vanish,
         reasons=tuple(_reasons(job, rule, way)),
-        unmeasured=tuple(_unmeasured(job, codec, bool(local))),
+        unmeasured=tuple(_unmeasured(job, bool(local))),
         steps=tuple((each.name, each.seconds(job)) for each in EXCHANGES),
     )
 
@@ -339,7 +339,7 @@ def _reasons(job: TrainingJob, rule: AdviceRule, way: Exchange) -> Iterator[Reas
         yield Reason(text, "machines-that-may-vanish")
 
 
-def _unmeasured(job: TrainingJob, codec: str, local: bool) -> Iterator[str]:
+def _unmeasured(job: TrainingJob, local: bool) -> Iterator[str]:
     if job.nbytes > _LARGEST:
         yield f"Models of more than {formatting.nbytes(_LARGEST)}: settings may not carry over."
     if job.workers > _MOST:
@@ -350,8 +350,6 @@ def _unmeasured(job: TrainingJob, codec: str, local: bool) -> Iterator[str]:
         yield "Policies beside each other on tables: this is what is usual for them."
         if job.rate is not None:
             yield "Tables over slow links: rows cross raw, whatever the codec."
-    if codec == "onebit" and job.kind == "convnet":
-        yield f"Exchanges of a convolutional network in {codec}."
     if job.kind == "mlp" and not job.small_steps:
         yield "Perceptrons on large mini-batches."
     if local:

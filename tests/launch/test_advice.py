@@ -157,10 +157,6 @@ class TestUnmeasured:
             (TrainingJob("transformer", 1000, 4, slowest=4), "more than 3 times as slow"),
             (TrainingJob("mlp", 636_000, 4), "Perceptrons on large mini-batches"),
             (TrainingJob("tables", 1000, 4, 10**6), "Tables over slow links"),
-            (
-                TrainingJob("convnet", 672_000, 4, 2.5e6, step=0.05),
-                "a convolutional network in onebit",
-            ),
         ],
     )
     def test_others(self, job: TrainingJob, text: str) -> None:
