@@ -29,7 +29,6 @@ Parameters = Annotated[
     str | None,
     typer.Option(help="Their number: 840k, 25M, 1.3B; of tables, in the rows of a mini-batch too."),
 ]
-ModelSize = Annotated[str | None, typer.Option(help="Instead, their bytes in float32: 64MiB.")]
 Workers = Annotated[int | None, typer.Option("--workers", "-n", help="The number of workers.")]
 Link = Annotated[
     str | None, typer.Option(help="Of each worker: 20Mbit/s; local: on the server's machine.")
@@ -54,7 +53,6 @@ _TIMES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 def advise(
     kind: Kind = None,
     parameters: Parameters = None,
-    model_size: ModelSize = None,
     workers: Workers = None,
     link: Link = None,
     server_link: ServerLink = None,
@@ -70,13 +68,13 @@ def advise(
     asks = sys.stdin.isatty() and not as_json
     local = Asked(asks)
     kind = local.ask("--kind", kind, f"What is trained ({', '.join(KINDS)})", "transformer", str)
-    size = parse_rate("--model-size", model_size) if model_size is not None else None
-    if size is None:
-        count = local.ask("--parameters", parameters, "Parameters, as 840k or 25M", None, str)
-        size = 4 * number("--parameters", count)
+    count = local.ask("--parameters", parameters, "Parameters, as 840k or 25M", None, str)
+    size = 4 * number("--parameters", count)
     workers = local.ask("--workers", workers, "Workers", None, int)
     link = local.ask("--link", link, "Each worker's link, as 20Mbit/s, or local", "local", str)
-    rate = None if link == "local" else float(parse_rate("--link", link))
+    rate = None if link.lower() == "local" else float(parse_rate("--link", link))
+    if rate is None and server_link is not None:
+        raise UsageError("--server-link is of no use where workers are on the server's machine")
     shared = None if server_link is None else float(parse_rate("--server-link", server_link))
     step = local.ask("--step", step, "Seconds of a mini-batch", 0.1, float)
     unequal = local.ask("--unequal", unequal, "Times as long that the slowest takes", 1.0, float)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from aiops.common import formatting
 from aiops.common.frozen import value
@@ -20,6 +21,7 @@ _FREE_OF_BARRIERS = 1.3  # times as long the slowest takes: above that a barrier
 _BOUND = 1.5  # times its computing that a step may take before more is done about the link
 _WORTH = {"transformer": 4.0}  # the same, before local steps learn more; of others `_BOUND`
 _LOCAL_STEPS = 20  # of diloco's workers, by default
+_MOST_LOCAL_STEPS = 10_000_000
 _DIRECTION = 1.5e-8  # seconds that one thread takes for a parameter's share of its direction
 _LARGEST, _MOST, _SLOWEST = 3_360_000, 16, 3.0  # bytes, workers and times that were measured
 
@@ -67,18 +69,25 @@ class TrainingJob:
         """Return the job; UsageError when there can be no such one."""
         if self.kind not in KINDS:
             raise UsageError(f"no kind is called {self.kind!r}; {nearest(self.kind, KINDS)}")
-        for name, least in (("nbytes", 1), ("workers", 1), ("slowest", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be {least} or more, not {getattr(self, name)}")
+        for name, most in (("nbytes", 1 << 52), ("workers", 1_000_000), ("slowest", 1e6)):
+            if not 1 <= getattr(self, name) <= most:  # as NaN is not
+                raise UsageError(f"{name} must be from 1 to {most:g}, not {getattr(self, name)}")
+        if not 1e-6 <= self.step <= 1e6:
+            raise UsageError(f"a step takes from 1e-6 to 1e6 seconds, not {self.step}")
         rates = [rate for rate in (self.rate, self.server_rate) if rate is not None]
-        if min(self.step, *rates, 1) <= 0:
-            raise UsageError("a step takes more than 0 seconds, and a link carries bytes")
+        if not all(0 < rate < math.inf for rate in rates):
+            raise UsageError("a link carries bytes, and not infinitely many")
         return self
+
+    @property
+    def directions(self) -> float:
+        """Seconds that directions of matrices take a worker's thread, if all are matrices."""
+        return self.nbytes / 4 * _DIRECTION
 
     @property
     def small_steps(self) -> bool:
         """True if directions of matrices take a worker longer than a mini-batch's gradient."""
-        return self.nbytes / 4 * _DIRECTION > self.step
+        return self.directions > self.step
 
     @property
     def unequal(self) -> bool:
@@ -233,6 +242,11 @@ class AdviceRule:
     exchanged: bool = True
     coded: bool = True
 
+    @property
+    def directed(self) -> bool:
+        """True if workers make directions of matrices."""
+        return self.policy == "schedule-free" and "orthogonal=false" not in self.settings
+
 
 RULES: Sequence[AdviceRule] = (
     AdviceRule(
@@ -290,24 +304,23 @@ def advise(job: TrainingJob) -> Advice:
         When there can be no such job.
     """
     job.check()
-    raw = EXCHANGES[0]
-    way = next((each for each in EXCHANGES if each.seconds(job) <= _BOUND * job.step), None)
     bound = EXCHANGES[-1].seconds(job) > _WORTH.get(job.kind, _BOUND) * job.step
     rule = next(each for each in RULES if each.applies(job, bound))
     local = () if rule.exchanged else _local_steps(job)
+    if rule.directed:
+        job = replace(job, step=job.step + job.directions)
+    ways = [each for each in EXCHANGES if rule.coded or not each.codec]
+    way = next((each for each in ways if each.seconds(job) <= _BOUND * job.step), ways[-1])
     if not rule.exchanged:
-        way = Exchange(raw.name, codec="int8")
-    elif way is None:
-        way = EXCHANGES[-1]
-    codec = way.codec if rule.coded else ""
+        way = Exchange(EXCHANGES[0].name, codec="int8")
     return Advice(
         policy=rule.policy,
         settings=(*rule.settings, *local),
-        codec=codec,
+        codec=way.codec,
         overlap=way.overlap,
         state=job.may_vanish,
         reasons=tuple(_reasons(job, rule, way)),
-        unmeasured=tuple(_unmeasured(job, bool(local))),
+        unmeasured=tuple(_unmeasured(job, rule, bool(local))),
         steps=tuple((each.name, each.seconds(job)) for each in EXCHANGES),
     )
 
@@ -316,6 +329,12 @@ def _local_steps(job: TrainingJob) -> tuple[str, ...]:
     """Return the setting with which an exchange takes no longer than the steps between two."""
     coded = next(each for each in EXCHANGES if each.codec == "int8")
     needed = math.ceil(coded.crossing(job) / job.step)
+    if needed > _MOST_LOCAL_STEPS:
+        raise UsageError(
+            f"an exchange would take {formatting.seconds(coded.crossing(job))} in int8, as long as"
+            f" {needed:,} mini-batches: such a link cannot carry this model; give a faster one, or"
+            " a smaller model"
+        )
     return (f"local_steps={needed}",) if needed > _LOCAL_STEPS else ()
 
 
@@ -339,7 +358,13 @@ def _reasons(job: TrainingJob, rule: AdviceRule, way: Exchange) -> Iterator[Reas
         yield Reason(text, "machines-that-may-vanish")
 
 
-def _unmeasured(job: TrainingJob, local: bool) -> Iterator[str]:
+def _unmeasured(job: TrainingJob, rule: AdviceRule, local: bool) -> Iterator[str]:
+    if rule.directed and job.directions > job.step / 2:  # which they are a part of
+        took = formatting.seconds(job.directions)
+        yield (
+            f"Directions of matrices beside so short a mini-batch: {took} of a thread, computed."
+            " With orthogonal=false lr=0.002 there are none, and each mini-batch tells less."
+        )
     if job.nbytes > _LARGEST:
         yield f"Models of more than {formatting.nbytes(_LARGEST)}: settings may not carry over."
     if job.workers > _MOST:

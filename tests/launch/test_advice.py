@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -28,6 +29,7 @@ JOBS = [
     for kind, nbytes, workers, rate, step, slowest, vanish in itertools.product(
         KINDS, SIZES, (1, 4, 64), RATES, (0.001, 0.1, 10.0), (1.0, 3.0), (False, True)
     )
+    if (nbytes, workers, rate, step) != (4_000_000_000, 64, 2.5e6, 0.001)
 ]
 SLOW = TrainingJob("transformer", 672_000, 4, 2.5e6, step=0.05)
 
@@ -145,6 +147,12 @@ class TestLinks:
         assert (steps - 1) * job.step < coded <= steps * job.step
 
 
+def test_rows_of_tables_cross_raw() -> None:
+    found = advise(TrainingJob("tables", 4_000_000, 4, 2.5e6, step=0.01))
+    assert (found.codec, found.overlap) == ("", True)
+    assert "3.2 s raw, beside computing" in found.reasons[1].text
+
+
 class TestUnmeasured:
     def test_a_job_like_those_measured(self) -> None:
         assert advise(SLOW).unmeasured == ()
@@ -155,6 +163,7 @@ class TestUnmeasured:
             (TrainingJob("transformer", 10**9, 4), "Models of more than 3.4 MB"),
             (TrainingJob("transformer", 1000, 17), "More than 16 workers"),
             (TrainingJob("transformer", 1000, 4, slowest=4), "more than 3 times as slow"),
+            (TrainingJob("transformer", 10**8, 4, step=0.01), "375 ms of a thread"),
             (TrainingJob("mlp", 636_000, 4), "Perceptrons on large mini-batches"),
             (TrainingJob("tables", 1000, 4, 10**6), "Tables over slow links"),
         ],
@@ -167,11 +176,17 @@ class TestUnmeasured:
     ("wrong", "text"),
     [
         ({"kind": "gpt"}, "no kind is called 'gpt'"),
-        ({"nbytes": 0}, "nbytes must be 1 or more"),
-        ({"workers": 0}, "workers must be 1 or more"),
-        ({"slowest": 0.5}, "slowest must be 1 or more"),
-        ({"step": 0.0}, "more than 0 seconds"),
-        ({"rate": -1.0}, "more than 0 seconds"),
+        ({"nbytes": 0}, "nbytes must be from 1"),
+        ({"workers": 0}, "workers must be from 1"),
+        ({"slowest": 0.5}, "slowest must be from 1"),
+        ({"slowest": math.nan}, "slowest must be from 1"),
+        ({"slowest": math.inf}, "slowest must be from 1"),
+        ({"step": 0.0}, "from 1e-6 to 1e6 seconds"),
+        ({"step": math.nan}, "from 1e-6 to 1e6 seconds"),
+        ({"step": math.inf}, "from 1e-6 to 1e6 seconds"),
+        ({"rate": -1.0}, "a link carries bytes"),
+        ({"rate": math.inf}, "a link carries bytes"),
+        ({"nbytes": 1 << 50, "rate": 1e3, "step": 1e-6}, "cannot carry this model"),
     ],
 )
 def test_jobs_that_cannot_be(wrong: dict[str, object], text: str) -> None:
