@@ -39,6 +39,12 @@ class FinishedRun:
         found: Mapping[str, Any] = self.result["curve"][-1]
         return found
 
+    def end(self, name: str) -> float:
+        """Return a figure of the last sample; infinity if it diverged, or that is no number."""
+        found = self.last[name]  # None, as JSON has what is not finite
+        number = math.nan if found is None else float(found)
+        return number if math.isfinite(number) and not self.diverged else math.inf
+
     def series(self, name: str) -> list[float]:
         """Return one figure of each sample, in order; what is no number is nan."""
         values = (sample[name] for sample in self.result["curve"])

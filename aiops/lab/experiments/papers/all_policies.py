@@ -134,8 +134,7 @@ def ranked(scale: AllPoliciesScale, groups: RunGroups) -> dict[str, Group]:
 
 
 def _mean_cost(group: Group) -> float:
-    found = fmean(float(run.last["cost"]) for run in group)
-    return found if math.isfinite(found) else math.inf
+    return fmean(run.end("cost") for run in group)
 
 
 def _name(policy: str, group: Group) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -39,10 +38,7 @@ class Measure:
 
     def of(self, run: FinishedRun) -> float:
         """Return it; infinite if the run diverged."""
-        found = run.last[self.name]
-        if run.diverged or found is None or not math.isfinite(found):
-            return math.inf
-        return self.times * float(found)
+        return self.times * run.end(self.name)
 
     def mean(self, group: Group) -> float:
         """Return the mean of some runs."""

@@ -285,8 +285,7 @@ def _work(
 
 def last_cost(run: FinishedRun) -> float:
     """Return the validation cost at the end, in nats; infinite if it diverged."""
-    found = float(run.last["cost"])
-    return found if math.isfinite(found) and not run.diverged else math.inf
+    return run.end("cost")
 
 
 def _mean(group: Group) -> float:
