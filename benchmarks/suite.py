@@ -167,7 +167,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--network perceptron --rules schedule-free --compute 0.01 --seconds 0.5",
         *(400, 5),
     ),
-    "ddp": Entry("ddp", "--workers 1 --steps 1 --rates 0.003 --schedules cosine", *(420, 10)),
+    "ddp": Entry(
+        "ddp --rates 0.001,0.003,0.006",
+        "--workers 1 --steps 1 --rates 0.003 --schedules cosine",
+        *(420, 10),
+    ),
     "link": Entry(
         "link",
         "--rates 1Gbit/s --codecs raw,int8 --mib 1 --rounds 2 --seconds 0.2",

@@ -9,6 +9,7 @@ from math import inf
 import pytest
 
 from aiops import testing
+from aiops.serving.config import Config
 from aiops.testing import Cluster, Deadweight, Host, SimulatedLink, StarTopology
 from tests.calls import calls
 
@@ -65,7 +66,7 @@ async def rally(messages: int, rate: float) -> None:
 def cluster(gradients: int) -> None:
     """Train a cluster."""
     links = StarTopology(worker="1Gbit/s", server="1Gbit/s", latency=1e-4)
-    settings = Cluster(workload=Deadweight(400), links=links, gradients=gradients)
+    settings = Cluster(Config(policy="fasgd"), Deadweight(400), links=links, gradients=gradients)
     testing.simulate(settings)
 
 
