@@ -66,7 +66,12 @@ async def rally(messages: int, rate: float) -> None:
 def cluster(gradients: int) -> None:
     """Train a cluster."""
     links = StarTopology(worker="1Gbit/s", server="1Gbit/s", latency=1e-4)
-    settings = Cluster(Config(policy="fasgd"), Deadweight(400), links=links, gradients=gradients)
+    settings = Cluster(
+        server=Config(policy="fasgd"),
+        workload=Deadweight(400),
+        links=links,
+        gradients=gradients,
+    )
     testing.simulate(settings)
 
 
