@@ -211,7 +211,7 @@ class Advice:
         return [shlex.join(server), f"{ahead}AIOPS_URL=aiops://SERVER:7171 python train.py"]
 
 
-_COUNTED = ("diloco", "hardsync")  # must know the number of workers
+_COUNTED = ("diloco",)  # of those advised: must know the number of workers
 
 
 @value

@@ -106,17 +106,9 @@ class ClickTables(TorchTask):
         self._trained = _tensors(found.part(0, _TRAINED))
         self._tested = _tensors(self.tested_clicks)
 
-    def initial(self, seed: int) -> dict[str, Array]:
-        """Return fresh parameters, float32."""
-        random = np.random.default_rng([seed, 3])
-        params: dict[str, Array] = {}
-        for name, shape in self.shapes.items():
-            if len(shape) == 1:
-                params[name] = np.zeros(shape, np.float32)
-                continue
-            deviation = 0.1 if name.startswith("table") else (2 / shape[1]) ** 0.5
-            params[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
-        return params
+    def deviation(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return 0.1 of tables, and He's of layers."""
+        return 0.1 if name.startswith("table") else float((2 / shape[1]) ** 0.5)
 
     def scores(self, weights: Mapping[str, Any], rows: Ints) -> tuple[Any, Any]:
         """Return those of some examples, float32[n, 2], and whether there was a click."""

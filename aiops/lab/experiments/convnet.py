@@ -7,6 +7,7 @@ learning", 2016, section 5.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -65,15 +66,9 @@ class ConvNet(TorchTask):
         self._x, self._y = _images(found.train_x, mean), torch.tensor(found.train_y)
         self._test = _images(found.test_x[:tested], mean), torch.tensor(found.test_y[:tested])
 
-    def initial(self, seed: int) -> dict[str, Array]:
-        """Return fresh parameters, float32."""
-        random = np.random.default_rng([seed, 3])
-        params: dict[str, Array] = {}
-        for name, shape in self.shapes.items():
-            fan_in = int(np.prod(shape[1:]))
-            drawn = random.standard_normal(shape) * np.sqrt(2 / fan_in) if len(shape) > 1 else 0
-            params[name] = np.full(shape, drawn, np.float32)
-        return params
+    def deviation(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return that of He et al. 2015."""
+        return math.sqrt(2 / math.prod(shape[1:]))
 
     def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
         """Write the gradient of the mini-batch's mean cross-entropy, with the decay's."""

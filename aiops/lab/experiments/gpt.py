@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch.nn import functional
 
 from aiops.errors import UsageError
@@ -44,17 +43,17 @@ class ByteGPT(ByteTask):
         self._heads, self._blocks = width // 32, blocks
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """Return fresh parameters, float32."""
-        random = np.random.default_rng([seed, 3])
-        params: dict[str, Array] = {}
-        for name, shape in self.shapes.items():
-            if len(shape) == 1:
-                params[name] = np.full(shape, float(name.endswith("scale")), np.float32)
-                continue
-            last = name.endswith(("out", "down"))  # added to the stream once in each block
-            deviation = _DEVIATION / math.sqrt(2 * self._blocks) if last else _DEVIATION
-            params[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
+        """Return fresh parameters, float32: scales are 1."""
+        params = super().initial(seed)
+        for name, values in params.items():
+            if name.endswith("scale"):
+                values[:] = 1
         return params
+
+    def deviation(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return GPT-2's: less for what is added to the stream, once in each block."""
+        last = name.endswith(("out", "down"))
+        return _DEVIATION / math.sqrt(2 * self._blocks) if last else _DEVIATION
 
     def following(self, weights: Mapping[str, Any], seen: Any) -> Any:
         """Return the scores of the byte after each of some windows'."""

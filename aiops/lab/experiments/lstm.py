@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from aiops.errors import UsageError
@@ -55,16 +54,13 @@ class ByteLSTM(ByteTask):
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return fresh parameters, float32: forget gates are open."""
-        random = np.random.default_rng([seed, 3])
-        params: dict[str, Array] = {}
-        for name, shape in self.shapes.items():
-            if len(shape) == 1:
-                params[name] = np.zeros(shape, np.float32)
-                continue
-            deviation = 1.0 if name == "bytes" else shape[1] ** -0.5
-            params[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
+        params = super().initial(seed)
         params["gates"][self._units : 2 * self._units] = 1
         return params
+
+    def deviation(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return 1 of the bytes' vectors, and of others one that keeps the length of a vector."""
+        return 1.0 if name == "bytes" else float(shape[1] ** -0.5)
 
     def following(self, weights: Mapping[str, Any], seen: Any) -> Any:
         """Return the scores of the byte after each of some windows'."""

@@ -16,7 +16,7 @@ from aiops.model.layout import Array, Ints
 
 
 class TorchTask(ABC):
-    """A `Task` that classifies: derive, and give the scores of a mini-batch and of the test.
+    """A `Task` that classifies: derive, and give fresh weights' deviations and the scores.
 
     Attributes
     ----------
@@ -33,8 +33,18 @@ class TorchTask(ABC):
         self._own = threading.local()
 
     @abstractmethod
+    def deviation(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return the standard deviation of fresh weights, of two dimensions or more."""
+
     def initial(self, seed: int) -> dict[str, Array]:
-        """Return fresh parameters, float32."""
+        """Return fresh parameters, float32: normal weights, and zeros of one dimension."""
+        random = np.random.default_rng([seed, 3])
+        return {
+            name: (random.standard_normal(shape) * self.deviation(name, shape)).astype(np.float32)
+            if len(shape) > 1
+            else np.zeros(shape, np.float32)
+            for name, shape in self.shapes.items()
+        }
 
     @abstractmethod
     def scores(self, weights: Mapping[str, Any], rows: Ints) -> tuple[Any, Any]:

@@ -160,9 +160,8 @@ class Softmax:
 class Paced:
     """In the order in which clients finish that always compute, some of them slower than others.
 
-    A mini-batch takes a client a time of its own, drawn anew each time. At first each client is
-    somewhere in a mini-batch. The order says nothing of clients that wait for each other: these
-    begin later than the rule takes them to.
+    The time of each mini-batch is drawn by itself. At the start each client is at a drawn point of
+    its first mini-batch. Clients that wait for each other begin later than this order assumes.
 
     Parameters
     ----------
