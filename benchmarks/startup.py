@@ -151,12 +151,13 @@ def _compiled(client: Client, until: float) -> float:
 def _after(policy: str, elements: int, pushes: int) -> Array:
     """Return what ``pushes`` gradients make of a model, each computed at the newest parameters."""
     algorithm = find(policy).make({})
-    rule, rate = algorithm.rule(), algorithm.rates(None)
+    rule, rates = algorithm.rule(), algorithm.rates(None)
     kernel = build(rule, np.float32)
     weights, gradient = np.zeros(elements, np.float32), np.full(elements, _GRADIENT, np.float32)
     state = [np.full(elements, value, np.float32) for value in rule.state.values()]
     for version in range(pushes):
-        step = rate(version) * algorithm.modulation(0)
+        rate = rates(version) if callable(rates) else rates
+        step = rate * algorithm.modulation(0)
         scalars = algorithm.scalars(version + 1, 0.0) if rule.scalars else ()
         spans = Spans.whole(elements, step, scalars)
         kernel(spans, 1.0, weights, gradient, weights, state)

@@ -292,7 +292,7 @@ class Algorithm:
         update
             The number of the tensor's update, from 1.
         staleness
-            The mean of the gradients used before it, lately (`aiops.engine.recent_staleness`), ≥ 0.
+            The mean of the gradients used before it, lately (`aiops.engine.staleness`), ≥ 0.
         """
         return ()
 
@@ -300,16 +300,15 @@ class Algorithm:
         """Return them for a sparse table's update 1, 2, ... of some of its rows."""
         return self.scalars(update, 0.0)
 
-    def rates(self, workers: int | None) -> Callable[[float], float]:
-        """Return the learning rate as a function of an update's position in the schedule.
+    def rates(self, workers: int | None) -> float | Callable[[float], float]:
+        """Return the learning rate, or it as a function of an update's position in the schedule.
 
-        It is the number of the update, from 0, or another count (``schedule_unit``). ``workers``:
+        That is the number of the update, from 0, or another count (``schedule_unit``). ``workers``:
         how many take part, or None.
         """
         schedule = Schedule(self.schedule, float(workers or 1) if self.scale_lr else 1.0)
         if schedule.constant:
-            rate = self.lr * schedule.scale
-            return lambda position: rate
+            return self.lr * schedule.scale
         start = self.schedule_start
         return lambda position: self.lr * schedule(position + start)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +99,9 @@ class EASGD(Algorithm):
         """The learning rate, which is the workers'."""
         return f"the learning rate of the workers' own steps (--set lr=..., now {self.lr:g})"
 
-    def rates(self, workers: int | None) -> Callable[[float], float]:
-        """Return κ for every update."""
-        rate = self.moving_rate(workers)
-        return lambda position: rate
+    def rates(self, workers: int | None) -> float:
+        """Return κ."""
+        return self.moving_rate(workers)
 
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return 1: learning rates are those of the workers' own steps."""

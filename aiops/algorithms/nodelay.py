@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,9 +89,9 @@ class NoDelay(Algorithm):
         """The learning rate, which is the workers'."""
         return f"the learning rate of the workers' own steps (--set lr=..., now {self.lr:g})"
 
-    def rates(self, workers: int | None) -> Callable[[float], float]:
+    def rates(self, workers: int | None) -> float:
         """Return 1: the server merges finished steps."""
-        return lambda position: 1.0
+        return 1.0
 
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return 1: learning rates are those of the workers' own steps."""

@@ -34,8 +34,8 @@ with the others:
 `Rendezvous`           rounds of workers that average their models with each other
 `Training`             everything about the model, which is:
 `.store`               parameters, versions, leases, optimiser state
-`.updates`             pushes in order of arrival, the policy, the sum in progress, and the
-                       outstanding `Apply`
+`.updates`             pushes in order of arrival, the policy, and the outstanding `Apply`
+`.updates.maker`       the sum in progress, learning rates, and the outstanding update
 `.updates.held`        the answers that a barrier holds back
 `.replies`             unanswered pushes, and fetches that wait for an update in place
 `.table_requests`      embedding tables; their work takes its turn in the update queue
@@ -538,8 +538,8 @@ class Engine:
         if training is None:
             return []
         self._tell_closed(training)
-        if training.updates.position is not None:
-            training.updates.position.pause(event.time, paused=bool(self.paused))
+        if training.updates.maker.position is not None:
+            training.updates.maker.position.pause(event.time, paused=bool(self.paused))
         if self.paused:
             return []
         training.data_sets.go_on(event.time)
@@ -569,8 +569,8 @@ class Engine:
         if self.training is not None:
             self._tell_closed(self.training)
             self.training.updates.held.stopping = False
-            if self.training.updates.position is not None:
-                self.training.updates.position.resumed(event.time)
+            if self.training.updates.maker.position is not None:
+                self.training.updates.maker.position.resumed(event.time)
             self.training.abandon()
         effects: list[Effect] = []
         for peer in self.membership.peers():

@@ -249,12 +249,16 @@ class Reply:
     rows: LyingRows | None = None
 
 
+Job: TypeAlias = UpdateJob | TableJob | CopyRowsJob | ReplicaJob | CaptureJob | MeasureJob
+"""What runs on any thread, one at a time."""
+
+
 @value
 class Apply:
     """Run a kernel (`run`, on any thread), then post `Applied` with its result."""
 
     ticket: int
-    job: UpdateJob | TableJob | CopyRowsJob | ReplicaJob | CaptureJob | MeasureJob
+    job: Job
 
     @property
     def run(self) -> Callable[[], Ints]:

@@ -13,6 +13,7 @@ from aiops.bandwidth.gate_controller import GateController
 from aiops.engine.admission import Admission
 from aiops.engine.membership import Membership
 from aiops.engine.rendezvous import Rendezvous
+from aiops.engine.staleness import StalenessHistogram
 from aiops.engine.training import Training
 from aiops.errors import StaleGradient
 
@@ -78,7 +79,8 @@ def report(
     screen = training.screen if training else None
     version, vbar = (store.version, store.vbar()) if store else (0, None)
     workers, without_line = membership.lines(now)
-    used = sum(updates.staleness.values()) if updates else 0
+    staleness = updates.maker.staleness if updates else StalenessHistogram()
+    used = sum(staleness.bins.values())
     ignored = updates.ignored if updates else 0
     return {
         "version": version,
@@ -89,8 +91,8 @@ def report(
         "refused": dict(membership.refused),
         "ignored": ignored,
         "wasted": ignored + membership.refused[StaleGradient.code],
-        "staleness": {str(t): n for t, n in sorted(updates.staleness.items())} if updates else {},
-        "mean_staleness": updates.total_staleness / max(used, 1) if updates else 0.0,
+        "staleness": {str(t): n for t, n in sorted(staleness.bins.items())},
+        "mean_staleness": staleness.total / max(used, 1),
         "vbar": vbar,
         "parameters": store.layout.parameters if store else 0,
         "tensors": len(store.layout.tensors) if store else 0,
@@ -121,5 +123,5 @@ def report(
 
 def _schedule(training: Training | None) -> float | None:
     """Return the position of the newest update in a schedule that does not count updates."""
-    position = training.updates.position if training is not None else None
+    position = training.updates.maker.position if training is not None else None
     return None if position is None else position.at()

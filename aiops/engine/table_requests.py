@@ -91,7 +91,7 @@ class TableRequests:
     ) -> None:
         self._spread, self._position = spread, position
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
-        self._rate = algorithm.rates(workers)
+        self._rates = algorithm.rates(workers)
         names = [store.named.name for store in stores]
         self._factors = {name: algorithm.rate_factor(name) for name in names}
         self._scalars = {name: algorithm.tensor_scalars(name) for name in names}
@@ -251,12 +251,11 @@ class TableRequests:
         # Of several shards one may have been brought back to an earlier moment than others.
         staleness = max(0, store.version - version)
         job.push = True
-        name, position = store.named.name, self._position
-        if position is None:
-            rate = self._rate(store.version)
-        else:
+        name, position, rate = store.named.name, self._position, self._rates
+        if position is not None:
             position.rows_used()
-            rate = self._rate(position.at())
+        if callable(rate):
+            rate = rate(store.version if position is None else position.at())
         job.step = rate * self._algorithm.modulation(staleness) * self._factors[name]
         job.scalars = self._algorithm.row_scalars(store.version + 1) + self._scalars[name]
         return staleness

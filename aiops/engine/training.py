@@ -152,13 +152,13 @@ class Training:
             self.shortcut = shortcut(store, self.updates, admission.surveyors(layout), machine)
         admission.defined(held, self.tables)
         spread = admission.tables if options.spread_tables else None
-        if stores and spread is not None and self.updates.position is not None:
+        if stores and spread is not None and self.updates.maker.position is not None:
             raise BadPush(
                 "rows of tables on several servers have no common clock: this server cannot spread"
                 f" them with a schedule in {algorithm.schedule_unit} (--set schedule_unit=updates)"
             )
         self.table_requests = TableRequests(
-            *(algorithm, workers, stores, membership, self.updates.position, spread)
+            *(algorithm, workers, stores, membership, self.updates.maker.position, spread)
         )
         self.rows_shortcut: RowsShortcut | None = None
         if stores and budget is None and self.delta_replies is None:
@@ -230,7 +230,7 @@ class Training:
         Each is a number, and whether it is a version of the delta replica.
         """
         held = [member.sent.version for member in membership if member.sent is not None]
-        reads = self.updates.reads
+        reads = self.updates.maker.reads
         held += [] if reads is None else [reads]
         return {(version.number, self.of_replica(version)) for version in held}
 

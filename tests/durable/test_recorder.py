@@ -126,7 +126,7 @@ def all_of(recovered: tuple[Engine, list[Effect]]) -> tuple[Any, ...]:
     found = issued, digest(engine), decided(engine.report())
     engine.handle(Resumed(engine.now + 1.0, 2))
     training = engine.training
-    if training is not None and training.updates._outstanding is None:
+    if training is not None and training.updates.maker.job is None:
         return *found, pack(capture(engine).owners)
     return found
 

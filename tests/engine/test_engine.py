@@ -133,7 +133,7 @@ class TestPushes:
         for peer, version in ((1, 0), (2, 0), (3, 0), (1, 1)):
             inline.push(peer, G, version)
         assert [inline.acks(p)[-1].staleness for p in (1, 2, 3)] == [2, 1, 2]
-        assert inline.engine.training.updates.staleness == {0: 1, 1: 1, 2: 2}
+        assert inline.engine.training.updates.maker.staleness.bins == {0: 1, 1: 1, 2: 2}
         assert inline.engine.report()["mean_staleness"] == 1.25
 
     def test_a_histogram_has_an_end_and_its_mean_is_exact(self) -> None:
@@ -142,7 +142,7 @@ class TestPushes:
             inline.push(1, G)
         for version in range(1500):
             inline.push(2, G, version)
-        found = inline.engine.training.updates.staleness
+        found = inline.engine.training.updates.maker.staleness.bins
         assert found[0] == 3001
         assert set(found) == {0, 2048}, "3001 updates ahead, and one more with every push"
         assert inline.engine.report()["mean_staleness"] == 1500 * 3001 / 4501

@@ -218,7 +218,7 @@ class Run(Closing):
             self.simulation,
             digest(self.dispatcher),
             curve,
-            dict(training.updates.staleness) if training is not None else {},
+            dict(training.updates.maker.staleness.bins) if training is not None else {},
             self.seconds,
             self.complete,
             self._diverged,

@@ -1,10 +1,10 @@
-"""The mean staleness of late."""
+"""The staleness of the gradients that were used."""
 
 from __future__ import annotations
 
 import pytest
 
-from aiops.engine.recent_staleness import RecentStaleness
+from aiops.engine.staleness import RecentStaleness, StalenessHistogram
 
 
 def test_at_first_it_is_the_plain_mean() -> None:
@@ -42,3 +42,19 @@ def test_one_gradient_moves_it_little() -> None:
     for _ in range(64):
         found.note(3)
     assert found.mean < 3.5
+
+
+class TestHistogram:
+    def test_small_ones_have_a_bin_each_and_large_ones_share(self) -> None:
+        found = StalenessHistogram()
+        for staleness in (0, 0, 1023, 1024, 2047, 2048):
+            found.note(staleness)
+        assert found.bins == {0: 2, 1023: 1, 1024: 2, 2048: 1}
+        assert found.total == 1023 + 1024 + 2047 + 2048
+
+    def test_a_gradient_that_was_not_used_after_all_is_taken_out(self) -> None:
+        found = StalenessHistogram()
+        for staleness in (3, 5000):
+            found.note(staleness)
+            found.note(staleness, -1)
+        assert found.bins.total() == found.total == 0

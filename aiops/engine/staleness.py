@@ -1,11 +1,41 @@
-"""The mean staleness of the gradients used lately."""
+"""The staleness of the gradients that were used: of all in a run, and lately."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+EXACT = 1024
+"""A staleness below this is a bin of its own in the histogram; above, bins are powers of two."""
+
 _MEMORY = 64
+
+
+class StalenessHistogram:
+    """The gradients used in a run.
+
+    Attributes
+    ----------
+    bins
+        How many there were, by the least staleness of the bin.
+    total
+        The sum of their staleness, in updates.
+    """
+
+    def __init__(self) -> None:
+        self.bins: Counter[int] = Counter()
+        self.total = 0
+
+    def note(self, staleness: int, count: int = 1) -> None:
+        """Count a gradient that is used, or (-1) that is not after all."""
+        self.bins[staleness if staleness < EXACT else bin_of(staleness)] += count
+        self.total += count * staleness
+
+
+def bin_of(staleness: int) -> int:
+    """Return the bin of a large staleness: the power of two at or below it."""
+    return 1 << (staleness.bit_length() - 1)
 
 
 class RecentStaleness:

@@ -1,0 +1,110 @@
+"""The numbers of the next step: the learning rate of each tensor, and the rule's scalars."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiops.algorithms.base import Algorithm
+from aiops.engine.staleness import RecentStaleness
+from aiops.model.layout import Array, Cover, Ints, Layout
+from aiops.store.snapshots import Version
+
+_MOST = 1024  # rows of staleness that are kept
+
+
+class EvenSteps(dict[int, tuple[Array, Array]]):
+    """Modulations and learning rates of all tensors, by their common staleness.
+
+    They are float64[tensors] each, and made when they are asked for: the usual exchange finds its
+    rates without a Python call. ``factors``: those of ``rate``, per tensor; None: they are 1.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, tensors: int, factors: Array | None, rate: float
+    ) -> None:
+        super().__init__()
+        self._algorithm, self._tensors, self._factors = algorithm, tensors, factors
+        self.rate = rate
+
+    def __missing__(self, staleness: int) -> tuple[Array, Array]:
+        if len(self) >= _MOST:
+            self.clear()
+        scales = np.full(self._tensors, self._algorithm.modulation(staleness))
+        steps = scales * self.rate
+        if self._factors is not None:
+            steps *= self._factors
+        found = self[staleness] = scales, steps
+        return found
+
+
+class StepNumbers:
+    """The learning rates and scalars of one run.
+
+    Attributes
+    ----------
+    scheduled
+        Whether the learning rate depends on a position: `move_to` comes before each step.
+    even
+        The numbers of tensors that are all equally stale.
+    recent_staleness
+        That of the gradients used lately, on which scalars may depend.
+    """
+
+    def __init__(self, algorithm: Algorithm, workers: int | None, layout: Layout) -> None:
+        self._algorithm, self._layout = algorithm, layout
+        self._rates = rates = algorithm.rates(workers)
+        self.scheduled = callable(rates)
+        self._factors, self._own_scalars = algorithm.numbers_of(layout.tensors)
+        rate = 0.0 if callable(rates) else rates
+        self.even = EvenSteps(algorithm, len(layout.tensors), self._factors, rate)
+        self.recent_staleness = RecentStaleness()
+        self._level_scalars: tuple[int, float, Array | None] = (-1, 0.0, None)  # of `scalars`
+
+    def move_to(self, position: float) -> None:
+        """Go on with the learning rate of a position in the schedule."""
+        rate = self._rates(position) if callable(self._rates) else self._rates
+        if rate != self.even.rate:
+            self.even.rate = rate
+            self.even.clear()
+
+    def of(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
+        """Return modulation and learning rate of each of the n tensors covered, float64[n].
+
+        ``stale``: int64[n], the staleness of each; None: they all have the gradient's.
+        """
+        if stale is not None:
+            scales = np.array([self._algorithm.modulation(int(tau)) for tau in stale])
+            steps = scales * self.even.rate
+            return scales, steps if self._factors is None else steps * self._factors[cover.tensors]
+        scales, steps = self.even[staleness]
+        count = len(cover.tensors)  # modulations are all the same, and so are rates as a rule
+        return scales[:count], steps[slice(count) if self._factors is None else cover.tensors]
+
+    def collected(self, touched: Ints, modulation: Array | None) -> Array:
+        """Return the learning rates of a step with a sum of gradients, float64[touched].
+
+        ``modulation``: float64[touched], their mean modulation; None: they were weighted with it.
+        """
+        steps = np.full(len(touched), self.even.rate)
+        if self._factors is not None:
+            steps *= self._factors[touched]
+        if modulation is not None:
+            steps *= modulation
+        return steps
+
+    def scalars(self, current: Version, touched: Ints) -> Array:
+        """Return the rule's scalars of the next update, float64[touched tensors, scalars]."""
+        level, mean = current.level, self.recent_staleness.mean
+        if level is None:
+            versions = current.tensor_versions[touched].tolist()
+            rows = {each: self._algorithm.scalars(each + 1, mean) for each in set(versions)}
+            mine = np.array([rows[version] for version in versions], np.float64)
+            return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
+        known_level, known_mean, found = self._level_scalars
+        if found is None or known_level != level or known_mean != mean:
+            row = np.array(self._algorithm.scalars(level + 1, mean), np.float64)
+            found = np.repeat(row[np.newaxis], len(self._layout.tensors), axis=0)
+            if self._own_scalars.size:
+                found = np.hstack([found, self._own_scalars])
+            self._level_scalars = level, mean, found
+        return found if touched is self._layout.all else found[touched]
