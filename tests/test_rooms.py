@@ -42,7 +42,8 @@ ARROWS: Mapping[str, str] = {
     "engine":         "errors common kernels model codecs wire state algorithms bandwidth store"
                       " filters",
     "durable":        "errors common kernels model wire algorithms store engine shards state",
-    "shards":         "errors common model codecs wire bandwidth algorithms store engine filters",
+    "shards":         "errors common kernels model codecs wire bandwidth algorithms store engine"
+                      " filters",
     "filters":        "errors kernels model",
     "averaging":      "errors model codecs wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"

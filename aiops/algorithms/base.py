@@ -27,6 +27,7 @@ from aiops.algorithms.per_tensor import Clause, PerTensor
 from aiops.algorithms.schedules import SECONDS, UNITS, UPDATES, Schedule
 from aiops.common.settings import read_setting
 from aiops.errors import ConflictError, UsageError
+from aiops.kernels.clipping import Clip
 from aiops.kernels.rule import Rule
 from aiops.kernels.rule_parser import parse
 from aiops.kernels.trimmed_mean import NO_TRIM, Trim
@@ -170,7 +171,7 @@ class Algorithm:
         al. 2017; as `no-delay`'s paper does).
     clip : float, default 0
         Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
-        (Pascanu et al. 2013); 0: never.
+        (Pascanu et al. 2013); 0: never. For some tensors alone: ``--set clip=0.1@embed*``.
     per_tensor : str, default none
         Other values for some tensors, by their names: ``--set lr=0.001@embed*,*head*``
         (`aiops.algorithms.per_tensor`). With 0 as the rate a tensor keeps its values.
@@ -337,7 +338,19 @@ class Algorithm:
     @property
     def patterned(self) -> tuple[str, ...]:
         """The settings that may have other values for some tensors (``per_tensor``)."""
-        return ("lr",)
+        return ("lr", "clip")
+
+    @property
+    def clips(self) -> bool:
+        """True if updates of some tensors at least are scaled down to a norm."""
+        return self.clipping([]) is not None
+
+    def clipping(self, tensors: Sequence[str]) -> Clip | None:
+        """Return the groups of a model's tensors whose norms are bounded; None: none is.
+
+        ``tensors``: their names.
+        """
+        return PerTensor.of(self.per_tensor).clip(self.clip, tensors)
 
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return what the learning rate is multiplied by for a tensor, or for a table.
@@ -372,7 +385,7 @@ class Algorithm:
         Then each collected gradient is weighted with its own modulation. Otherwise the step is
         modulated with their mean, since an optimiser that normalises gradients undoes a weight.
         """
-        return self.rule().function is sgd and not self.clip
+        return self.rule().function is sgd and not self.clips
 
     def trimming(self, workers: int | None) -> Trim:
         """Return whether a step takes a trimmed mean of the gradients collected; default: the sum.

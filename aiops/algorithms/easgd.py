@@ -86,6 +86,11 @@ class EASGD(Algorithm):
                 " many with --workers N, or give --set kappa=..."
             )
 
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """The learning rate of the workers' own steps."""
+        return ("lr",)
+
     def moving_rate(self, workers: int | None) -> float:
         """Return κ; ``workers``: how many take part, or None."""
         return self.kappa or min(0.9 / (workers or 1), 0.9)

@@ -99,8 +99,8 @@ class GapAware(Algorithm):
 
     @property
     def patterned(self) -> tuple[str, ...]:
-        """None: α_max in the rule is ``lr``, for all tensors."""
-        return ()
+        """The clipping alone: α_max in the rule is ``lr``, for all tensors."""
+        return ("clip",)
 
     def rule(self) -> Rule:
         """Return the update (eqs 4-8)."""

@@ -17,8 +17,8 @@ class InnerOptimizer:
     """The optimiser of a worker's local steps, as `aiops.algorithms.optimizers.make` takes it.
 
     ``scale`` multiplies the learning rate; ``clip`` bounds the norm of each gradient (0: nothing
-    does); ``per_tensor`` has other values of ``lr`` and ``weight_decay`` for some tensors; the
-    other fields are settings of `optimizers`.
+    does); ``per_tensor`` has other values of ``lr``, ``weight_decay`` and ``clip`` for some
+    tensors; the other fields are settings of `optimizers`.
     """
 
     optimizer: str
@@ -47,12 +47,17 @@ class InnerOptimizer:
             per_tensor=rates,
         )
 
+    @property
+    def clips(self) -> bool:
+        """True if gradients of some tensors at least are scaled down to a norm."""
+        return PerTensor.of(self.per_tensor).clip(self.clip, []) is not None
+
     def plan(self) -> dict[str, Any]:
         """Return the fields as a map, for the client plan."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-_INNER = {"inner_lr": "lr", "inner_weight_decay": "weight_decay"}
+_INNER = {"inner_lr": "lr", "inner_weight_decay": "weight_decay", "inner_clip": "clip"}
 """The settings of the workers' optimiser that may differ between tensors, as it calls them."""
 
 
@@ -100,7 +105,7 @@ class LocalTraining(Algorithm):
         inner_weight_decay=0@*norm*,*bias``.
     inner_clip : float, default 0
         A worker scales down a gradient of its own steps whose norm over all tensors is larger; 0:
-        never.
+        never. For some tensors alone: ``--set inner_clip=0.1@embed*``.
     """
 
     lr_meaning = "a positive learning rate, the outer one (the workers' own is inner_lr)"
@@ -179,7 +184,7 @@ class LocalTraining(Algorithm):
 
     @property
     def patterned(self) -> tuple[str, ...]:
-        """Add the rate and the decay of the workers' own steps."""
+        """Add the rate, the decay and the clipping of the workers' own steps."""
         return (*super().patterned, *_INNER)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
@@ -187,7 +192,7 @@ class LocalTraining(Algorithm):
         inner = self.worker_optimizer()
         return {
             **super().plan(workers),
-            "linear": optimizers.make(inner).linear and not inner.clip,
+            "linear": optimizers.make(inner).linear and not inner.clips,
             "routine": "local",
             "push_every": self.local_steps,
             "inner": inner.plan(),

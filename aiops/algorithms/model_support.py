@@ -41,10 +41,10 @@ def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
             f"{name} counts {algorithm.schedule_unit} by pushes of tensors, and a model of tables"
             " alone has none: add a tensor (a bias will do), or count updates or seconds"
         )
-    if algorithm.clip:
+    if algorithm.clips:
         return (
             f"{name} with clip measures a gradient over all that an update touches, and a push of"
-            " rows is no whole gradient: set clip to 0"
+            " rows is no whole gradient: set clip to 0, for all tensors"
         )
     if algorithm.rule().reads:
         return (

@@ -93,6 +93,11 @@ class NoDelay(Algorithm):
         """Return 1: the server merges finished steps."""
         return 1.0
 
+    @property
+    def patterned(self) -> tuple[str, ...]:
+        """The learning rate of the workers' own steps."""
+        return ("lr",)
+
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return 1: learning rates are those of the workers' own steps."""
         return 1.0

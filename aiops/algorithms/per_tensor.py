@@ -12,9 +12,18 @@ setting                 it may differ under
                         multiplies each value. A tensor with 0 keeps its values.
 ``weight_decay``        policies whose server has one of the optimisers; not ``diloco`` with
                         ``mode=async``
+``clip``                all policies whose server is sent gradients, or changes of a model; not
+                        ``average``, ``easgd``, ``eamsgd`` and ``no-delay``
 ``inner_lr``            ``diloco`` and ``fedbuff``, whose workers have an optimiser of their own
 ``inner_weight_decay``  the same
+``inner_clip``          the same
 ======================  ======================================================================
+
+``--set clip=1 --set clip=0.1@embed*,head* --set clip=0@*bias``: the tensors that have one of the
+values form a group, whose gradient is scaled down by its own norm, over the tensors of the group,
+as `torch.nn.utils.clip_grad_norm_` does it of a parameter group. So two tensors that are to be
+clipped each by itself take a value each. All tensors without a pattern form one more group. With 0
+a group is not clipped.
 
 An algorithm keeps all of them as one text, its setting ``per_tensor``, which ``aiops stats`` shows
 as they were written: ``weight_decay=0@*norm*,*bias lr=0.001@embed*``. A pattern that matches no
@@ -32,7 +41,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from aiops.errors import UsageError, nearest
+from aiops.kernels.clipping import Clip
 
 SETTING = "per_tensor"
 """The setting that keeps all values with patterns."""
@@ -89,10 +101,41 @@ class PerTensor:
 
     def value(self, setting: str, tensor: str, other: float) -> float:
         """Return a setting's value for the tensor of a name; ``other``: without a pattern."""
-        for clause in reversed(self.clauses):
+        counts = self._clause(setting, tensor)
+        return other if counts is None else self.clauses[counts].value
+
+    def clip(self, other: float, tensors: Sequence[str]) -> Clip | None:
+        """Return the groups of tensors that ``clip`` makes, of a model or of a part of it.
+
+        Parameters
+        ----------
+        other
+            The largest norm of all tensors that have no other; 0: any.
+        tensors
+            Their names.
+
+        Returns
+        -------
+        Clip or None
+            Of these tensors, in this order; None: no norm has a limit.
+        """
+        clauses = [number for number, each in enumerate(self.clauses) if each.setting == "clip"]
+        limits = (other, *(self.clauses[number].value for number in clauses))
+        if not any(limits):
+            return None
+        if not clauses:
+            return Clip(limits)
+        found = [self._clause("clip", tensor) for tensor in tensors]
+        groups = [0 if each is None else 1 + clauses.index(each) for each in found]
+        return Clip(limits, np.array(groups, np.int64))
+
+    def _clause(self, setting: str, tensor: str) -> int | None:
+        """Return the number of the clause that counts for a tensor; None: there is none."""
+        for number in reversed(range(len(self.clauses))):
+            clause = self.clauses[number]
             if clause.setting == setting and clause.matches(tensor):
-                return clause.value
-        return other
+                return number
+        return None
 
     def renamed(self, names: Mapping[str, str]) -> PerTensor:
         """Return the values of some settings alone, each under a new name."""

@@ -147,7 +147,7 @@ class LeadRecorder(Recorder):
             found = self._captured(event, found)
         return found  # type: ignore[return-value]
 
-    def _measured(self, ticket: int, squares: float) -> list[Effect]:
+    def _measured(self, ticket: int, squares: Sequence[float]) -> list[Effect]:
         if not self.recording:
             return []
         number, self.next = self.next, self.next + 1
@@ -223,7 +223,7 @@ class LeadReplayer(Replayer):
     def _events(self, frame: JournalFrame, room: OwnMemory | None) -> list[Event | AppliedMark]:
         return lead_events(self._lead, frame)
 
-    def _measure(self, ticket: int, squares: float) -> None:
+    def _measure(self, ticket: int, squares: Sequence[float]) -> None:
         """Run the first round of an update that is clipped."""
         apply = self._outstanding
         if apply is None or apply.ticket != ticket or not isinstance(apply.job, UpdateJob):

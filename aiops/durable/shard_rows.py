@@ -10,6 +10,7 @@ A follower's rows are the lead's orders that change something, and the portions 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,9 @@ def lead_row(event: Event, leased: bool) -> JournalRow:
     return row_of(event, leased)
 
 
-def measured_row(time: float, ticket: int, squares: float) -> JournalRow:
-    """Return the row of a norm, before the step that is clipped to it is ordered."""
-    return JournalRow(RowKind.MEASURED, time, 0, pack([ticket, squares]))
+def measured_row(time: float, ticket: int, squares: Sequence[float]) -> JournalRow:
+    """Return the row of norms, before the step that is clipped to them is ordered."""
+    return JournalRow(RowKind.MEASURED, time, 0, pack([ticket, list(squares)]))
 
 
 def lead_events(lead: Lead, frame: JournalFrame) -> list[Event | AppliedMark]:

@@ -86,6 +86,7 @@ class UpdateMaker:
         self.position = SchedulePosition.of(algorithm, workers, most_batches)
         self.collected = CollectedSum(len(store.layout.tensors))
         self.staleness = StalenessHistogram()
+        self._clip = algorithm.clipping([tensor.name for tensor in store.layout.tensors])
         self._linear = algorithm.linear
         self._trims = bool(algorithm.trimming(workers).share)
         self.job: UpdateJob | None = None
@@ -141,7 +142,8 @@ class UpdateMaker:
         if decision.divide is not None:
             if not direct:
                 self._take_sum(job, decision.divide)
-            job.clip = self._algorithm.clip
+            if self._clip is not None:
+                job.clip = self._clip.of(job.touched)
             if store.rule.scalars:
                 job.scalars = numbers.scalars(store.current, job.touched)
             job.target = store.begin()

@@ -140,8 +140,8 @@ class UpdateQueue:
     @property
     def answers_at_once(self) -> bool:
         """True if algorithm and rule allow updates `at_once`."""
-        clip, reads = self._algorithm.clip, self._store.rule.reads
-        return repeatable(self._policy) and not (clip or reads or self.recall.bound)
+        clips, reads = self._algorithm.clips, self._store.rule.reads
+        return repeatable(self._policy) and not (clips or reads or self.recall.bound)
 
     def at_once(
         self,

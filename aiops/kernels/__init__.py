@@ -44,7 +44,6 @@ from aiops.kernels.rule_parser import parse
 from aiops.kernels.scan import (
     SURVEYED,
     bounded,
-    clipping,
     first_infinite,
     infinity_finder,
     largest_magnitude,
@@ -70,7 +69,6 @@ __all__ = [
     "bounded",
     "build",
     "build_later",
-    "clipping",
     "current_backend",
     "first_infinite",
     "infinity_finder",

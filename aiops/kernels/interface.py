@@ -97,6 +97,11 @@ class Spans:
             raise ValueError("scalars do not fit")
         return (self.scalars.reshape(-1),) if count else ()
 
+    def take(self, rows: npt.NDArray[np.int64] | slice) -> Spans:
+        """Return some of the tensors, by their indices."""
+        lo, hi, src, step = self.lo[rows], self.hi[rows], self.src[rows], self.step[rows]
+        return Spans(lo, hi, src, step, self.scalars[rows])
+
     def rows(self) -> Iterator[tuple[int, int, int, float]]:
         """Yield ``(lo, hi, src, step)`` of each tensor as Python numbers."""
         return zip(

@@ -157,9 +157,7 @@ def _rows(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Span
     begun = np.concatenate(([0], np.cumsum(spans.hi - spans.lo)[:-1])) // most
     edges = np.flatnonzero(np.diff(begun)) + 1
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(spans)], strict=True):
-        at = slice(first, last)
-        part = Spans(spans.lo[at], spans.hi[at], spans.src[at], spans.step[at], spans.scalars[at])
-        yield np.arange(first, last), part
+        yield np.arange(first, last), spans.take(slice(first, last))
 
 
 def cut(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Spans]]:

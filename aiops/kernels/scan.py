@@ -6,7 +6,6 @@ Both backends return the same bits, on every machine.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
@@ -25,7 +24,6 @@ __all__ = [
     "SURVEY_BLOCK",
     "Surveyor",
     "bounded",
-    "clipping",
     "first_infinite",
     "largest_magnitude",
     "reaches",
@@ -230,12 +228,6 @@ def _survey_numpy(bits: Array, magnitude: int, limit: int) -> int:
             return start + int(np.argmax(magnitudes >= limit))
         most = max(most, largest)
     return -1 - most
-
-
-def clipping(clip: float, factor: float, squares: float) -> float:
-    """Return the factor that brings ``factor · √squares`` down to ``clip``; at most 1."""
-    norm = abs(factor) * math.sqrt(squares)
-    return clip / norm if norm > clip else 1.0
 
 
 def _sum_squares_numpy(array: Array, total: float) -> float:

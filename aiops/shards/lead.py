@@ -68,7 +68,7 @@ from aiops.shards.measuring import PLAN
 from aiops.shards.reports import LOST, check_largest, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
-from aiops.shards.updating import Updating
+from aiops.shards.updating import OnMeasured, Updating
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
 from aiops.wire.connection import Connection
@@ -136,7 +136,7 @@ class Lead:
         assert engine.options.shards == len(addresses) + 1
         self.engine, self.kept = engine, kept
         self._handled: Callable[[Event], list[Effect]] = engine.handle
-        self._on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
+        self._on_measured: OnMeasured = lambda ticket, squares: []
         self._followers = Followers(addresses)
         self._model: ShardedModel | None = None
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
@@ -558,9 +558,7 @@ class Lead:
         self._followers.move(shard, host, port)
 
     def journalled_by(
-        self,
-        handled: Callable[[Event], list[Effect]],
-        on_measured: Callable[[int, float], list[Effect]],
+        self, handled: Callable[[Event], list[Effect]], on_measured: OnMeasured
     ) -> None:
         """Have events handled by the engine's recorder, and norms noted in its journal."""
         self._handled, self._on_measured = handled, on_measured

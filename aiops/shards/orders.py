@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import RemoteProtocolError
-from aiops.model.layout import Array, Ints
+from aiops.kernels.clipping import Clip
+from aiops.model.layout import MAX_TENSORS, Array, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
 from aiops.store.parameters import UpdateJob, UpdateRound
@@ -51,6 +52,13 @@ def work_of(
         found["spare"] = job.target is not job.store.current
         found["touched"] = None if len(touched) == count else touched.astype("<i8").tobytes()
         found["steps"] = _packed(job.steps[rows])
+        if job.scales is not None:
+            found["scales"] = _packed(job.scales[rows])
+        if job.clip is not None:
+            mine = job.clip.of(rows)
+            groups = np.zeros(len(touched)) if mine.groups is None else mine.groups
+            found["limits"] = np.array(mine.limits, "<f8").tobytes()
+            found["groups"] = _packed(groups)
         if job.scalars is not None:
             found["scalars"] = _packed(job.scalars[rows].reshape(-1))
     return found
@@ -109,6 +117,12 @@ class ShardWork:
             if self.steps_taken:
                 self.spare = bool(work["spare"])
                 self._steps, self._scalars = work["steps"], work.get("scalars")
+                self._scales = work.get("scales")
+                self._limits, self._groups = work.get("limits", b""), work.get("groups")
+                if not isinstance(self._limits, bytes) or len(self._limits) > 8 * MAX_TENSORS:
+                    raise ValueError("its limits are none")
+                if self.round is UpdateRound.MEASURE and not self._limits:
+                    raise ValueError("there is nothing to measure")
                 if work["touched"] is not None:
                     self.touched = np.frombuffer(work["touched"], "<i8").astype(np.int64)
                     rising = len(self.touched) < 2 or bool((np.diff(self.touched) > 0).all())
@@ -131,6 +145,20 @@ class ShardWork:
         if not each:
             return None
         return _numbers(self._scalars, tensors * each).reshape(tensors, each)
+
+    def scales(self, tensors: int) -> Array | None:
+        """Return what the factor is multiplied by for each tensor touched; None: 1."""
+        return None if self._scales is None else _numbers(self._scales, tensors)
+
+    def clip(self, tensors: int) -> Clip | None:
+        """Return the groups of the tensors touched, whose norms are to be measured, if any."""
+        if not self._limits:
+            return None
+        limits = _numbers(self._limits, len(self._limits) // 8).tolist()
+        groups = _numbers(self._groups, tensors)
+        if not np.isin(groups, np.arange(len(limits))).all():
+            raise RemoteProtocolError("run_update.work: its groups are none of those with limits")
+        return Clip(tuple(limits), groups.astype(np.int64))
 
 
 def _numbers(packed: Any, count: int) -> Array:

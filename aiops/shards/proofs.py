@@ -62,7 +62,7 @@ class ShardProofs:
         Parameters
         ----------
         job
-            The step; its factor clips the gradient to its norm already.
+            The step; its factors clip the gradient to its norms already.
         push
             The number of the push that it is made of; 0: it is made of the sum in progress.
         known
@@ -74,7 +74,8 @@ class ShardProofs:
             rows = placement.rows(shard, job.touched)
             steps, scalars = job.steps[rows], job.scalars
             most = largest.get(shard, LIMIT) if push else float(self._sums[shard])
-            numbers = steps, None if scalars is None else scalars[rows], most * abs(job.factor)
+            most *= job.largest_factor(rows)
+            numbers = steps, None if scalars is None else scalars[rows], most
             if len(steps) and not (known and self._proofs[shard].covers(*numbers)):
                 found.append(shard)
         return found

@@ -149,12 +149,12 @@ def check_statistic(sums: Ints, sizes: Ints, shard: int) -> None:
 
 
 def check_squares(sums: Ints, shard: int) -> None:
-    """Check the sum of squares of a follower's part of a gradient, a float64.
+    """Check the sums of squares of groups of a follower's part of a gradient, float64.
 
     Raises
     ------
     RemoteProtocolError
-        When it is below 0, infinite or no number.
+        When one is below 0, infinite or no number.
     """
     squares = sums.view(np.float64)
     if not (np.isfinite(squares).all() and (squares >= 0).all()):

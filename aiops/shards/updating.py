@@ -2,7 +2,7 @@
 
 An update is one round on all shards, the step, if each has proven that its part of the result is
 finite (`aiops.shards.proofs`). Other rounds may come before it. If the norm of the gradient is
-clipped, all measure their part of it, and the factor of the step follows from the sum. And the
+clipped, all measure their part of it, and the factors of the step follow from the sums. And the
 shards that have no proof rehearse the step: if the result is not finite on one of them, the update
 is refused before any has changed anything. A gradient that is collected is added to the sum in
 progress in the first round that a shard takes part in.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,8 +33,11 @@ from aiops.store.finite_guard import Proof, refusal
 from aiops.store.parameters import MeasureJob, UpdateJob, UpdateRound
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import CopyRowsJob, TableJob
-from aiops.store.updater import NONE, clipped
+from aiops.store.updater import NONE
 from aiops.wire.server_messages import RunUpdate, ShardState, UpdateDone
+
+OnMeasured: TypeAlias = Callable[[int, Sequence[float]], list[Effect]]
+"""Takes an update's number, and the squared norms of its groups."""
 
 _FINITE = np.array([-1])
 
@@ -96,8 +100,8 @@ class Updating:
     completed
         The ticket of the last update that all shards have done; a push that was measured is none.
     on_measured
-        Called with an update's number and its squared norm, before the round that follows from it
-        is ordered; returns effects that come first.
+        Called with an update's number and the squared norm of each of its groups, before the round
+        that follows from them is ordered; returns effects that come first.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class Updating:
         self._computing = 0  # the version that the update makes
         self.completed = 0
         self.versions = [0] * (len(placement) - 1)
-        self.on_measured: Callable[[int, float], list[Effect]] = lambda ticket, squares: []
+        self.on_measured: OnMeasured = lambda ticket, squares: []
 
     def begin(self, effect: Apply, version: int, now: float) -> list[Effect]:
         """Begin an update; return the orders to the followers, and the lead's own part.
@@ -139,7 +143,7 @@ class Updating:
         self._computing = job.store.version + (job.target is not None)
         if job.weights is not None:
             self._proofs.collect(job, update.push)
-        if job.clip and job.target is not None:
+        if job.clip is not None and job.target is not None:
             return self._issue(update, job, UpdateRound.MEASURE, self._placement.used, now)
         return self._rehearse(update, job, now)
 
@@ -261,7 +265,7 @@ class Updating:
                 check_count(sums, shard, 1)
                 self._take_proof(shard, update, job, message, int(sums[0]))
             case UpdateJob(round=UpdateRound.MEASURE):
-                check_count(sums, shard, 0, 1)
+                check_count(sums, shard, 0, len(update.sums[shard]))
                 check_squares(sums, shard)
             case UpdateJob():
                 sizes = placement.sizes(shard, job.touched)
@@ -315,8 +319,9 @@ class Updating:
         self._proofs.renew(shard, proof)
 
     def _clip(self, update: _Update, job: UpdateJob, now: float) -> list[Effect]:
-        """Go on with a gradient whose norm has been measured, with the factor to clip it."""
-        squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
+        """Go on with a gradient whose norms have been measured, with the factors to clip it."""
+        measured = [mine.view(np.float64).tolist() for mine in update.sums]
+        squares = [sum(each) for each in zip(*measured, strict=True)]
         noted = self.on_measured(update.ticket, squares)
         clip(job, squares)
         return [*noted, *self._rehearse(update, job, now)]
@@ -380,8 +385,9 @@ class Updating:
             update.sums = [_FINITE] * len(placement)
         else:
             rows = [placement.rows(shard, job.touched) for shard in range(len(placement))]
-            measures = round is UpdateRound.MEASURE
-            lengths = [1 if measures else mine.stop - mine.start for mine in rows]
+            lengths = [mine.stop - mine.start for mine in rows]
+            if round is UpdateRound.MEASURE and job.clip is not None:
+                lengths = [len(job.clip.limits)] * len(placement)
             update.sums = [np.zeros(length, np.int64) for length in lengths]
         sent = -1 if job.sent is None else job.sent.number
         replica = job.sent is not None and self._of_replica(job.sent)
@@ -402,9 +408,10 @@ class Updating:
         return [*update.ordered(now), *(mine if 0 in update.asked else ())]
 
 
-def clip(job: UpdateJob, squares: float) -> None:
-    """Have a job whose gradient was measured take its step, clipped to its norm."""
-    job.factor = clipped(job, squares)
-    job.clip = 0.0
+def clip(job: UpdateJob, squares: Sequence[float]) -> None:
+    """Have a job whose gradient was measured take its step, clipped to its norms."""
+    assert job.clip is not None, "only gradients that are clipped are measured"
+    job.factor, job.scales = job.clip.clipped(job.factor, squares)
+    job.clip = None
     if job.weights is not None:  # the first round has added it to the sum
         job.gradient = job.weights = None

@@ -91,9 +91,9 @@ class UpdateJob(Update):
         """Run the update; return the statistic's fixed-point sums of the tensors of the step.
 
         If a result is not finite, nothing is changed but the sum in progress, which is dropped, and
-        it returns a `refusal`. A round of measuring returns the sum of squares, a float64 as its
-        bits. A rehearsal returns the first tensor of those held here whose result would not be
-        finite, or −1.
+        it returns a `refusal`. A round of measuring returns the sum of squares of each group of
+        `Update.clip`, float64 as their bits. A rehearsal returns the first tensor of those held
+        here whose result would not be finite, or −1.
         """
         store, gradient, target, round = self.store, self.gradient, self.target, self.round
         updater = store.updater
@@ -104,11 +104,11 @@ class UpdateJob(Update):
             finite = proven or store.is_finite(self)
         if gradient is not None:
             looks = round in (UpdateRound.MEASURE, UpdateRound.REHEARSE)
-            alone = direct and finite and not (self.clip or looks)
+            alone = direct and finite and self.clip is None and not looks
             if (
                 (alone and gradient.cover.whole and not gradient.parts and store.whole_at_once)
                 and (target is not None and self.sent is None)
-                and self.factor == 1.0
+                and (self.factor == 1.0 and self.scales is None)
             ):
                 # The usual case: what the rest does for it, with fewer calls.
                 data = gradient.data
@@ -123,7 +123,7 @@ class UpdateJob(Update):
                 mine = self.weights[: len(gradient.cover.tensors)]
                 updater.accumulator.fold(gradient, mine)
         if round is UpdateRound.MEASURE:
-            return np.array([store.squares(self)]).view(np.int64)
+            return np.array(store.squares(self)).view(np.int64)
         if round is UpdateRound.REHEARSE:
             return np.array([store.rehearse(self)])
         if target is None:
@@ -489,16 +489,17 @@ class Store:
         else:
             raw = exact and not gradient.parts
             found = self.updater.magnitude(gradient) if raw else LIMIT
-        return found * job.factor
+        return found * job.largest_factor()
 
-    def squares(self, job: UpdateJob) -> float:
-        """Return the sum of squares of a job's gradient or sum, of the tensors held here.
+    def squares(self, job: UpdateJob) -> list[float]:
+        """Return the sums of squares of a job's groups, of the tensors held here.
 
         The job's factor is not included.
         """
         if self.held is not self.layout:
             job = self._of_held(job)
-        return self.updater.squares(job.gradient if job.weights is None else None, job.touched)
+        assert job.clip is not None, "a job without limits is not measured"
+        return self.updater.squares(job, job.clip)
 
     def _of_held(self, job: UpdateJob) -> UpdateJob:
         """Return a job cut to the tensors held here, the first ones of the model."""
@@ -509,7 +510,10 @@ class Store:
             scalars = None if job.scalars is None else job.scalars[:count]
             known = self._cut_to_held = (job.steps, job.scalars, job.steps[:count], scalars)
         touched = self.held.all if whole else job.touched[:count]
-        return replace(job, touched=touched, steps=known[2], scalars=known[3])
+        cut = replace(job, touched=touched, steps=known[2], scalars=known[3])
+        cut.scales = None if job.scales is None else job.scales[:count]
+        cut.clip = None if job.clip is None else job.clip.of(slice(count))
+        return cut
 
     # ------------------------------------------------------------ the statistic
 

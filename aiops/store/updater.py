@@ -15,6 +15,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs.raw import NAME as RAW
+from aiops.kernels.clipping import Clip, by_factor
 from aiops.kernels.interface import Operands
 from aiops.kernels.ranges import Interval
 from aiops.kernels.rule import Rule
@@ -49,8 +50,11 @@ class Update:
         taken with that. None: it is taken with the gradient itself.
     factor
         Multiplied with the gradient or the sum of the step.
+    scales
+        float64[touched tensors], what the factor is multiplied by for each; None: 1.
     clip
-        A gradient whose norm is larger is scaled down to it; 0: never.
+        The largest norms of groups of the touched tensors, to which factor and scales are brought
+        down; None: the step is taken with them as they are.
     touched
         int64[touched tensors], the tensors of the step.
     steps
@@ -64,11 +68,17 @@ class Update:
     gradient: Gradient | None = None
     weights: Array | None = None
     factor: float = 1.0
-    clip: float = 0.0
+    scales: Array | None = None
+    clip: Clip | None = None
     touched: Ints = field(default_factory=NONE.copy)
     steps: Array = field(default_factory=NONE.copy)
     scalars: Array | None = None
     sent: Version | None = None
+
+    def largest_factor(self, rows: Ints | slice = slice(None)) -> float:
+        """Return the largest magnitude of the factor of some of the touched tensors."""
+        scales = 1.0 if self.scales is None else float(self.scales[rows].max(initial=0.0))
+        return abs(self.factor) * scales
 
 
 class Updater:
@@ -234,8 +244,8 @@ class Updater:
         elif gradient is not None and gradient.groups is not None:
             sums = self._step_packed(update, gradient, gradient.groups, arrays[0])
         else:
-            factor = self._factor(update)
-            found = [call.run(compute) for call in self._calls(update, factor, arrays)]
+            calls = self._calls(update, *self._clipped(update), arrays)
+            found = [call.run(compute) for call in calls]
             sums = found[0] if len(found) == 1 else np.concatenate(found)
             if gradient is None:
                 self.accumulator.reset()  # the next gradient starts a new sum
@@ -254,7 +264,8 @@ class Updater:
         """
         if not len(update.touched):
             return None
-        calls = self._calls(update, self._factor(update), self._arrays(base, target, update.sent))
+        arrays = self._arrays(base, target, update.sent)
+        calls = self._calls(update, *self._clipped(update), arrays)
         return next((bad for call in calls if (bad := call.unfit(self.compute)) is not None), None)
 
     def drop_sum(self) -> None:
@@ -334,7 +345,7 @@ class Updater:
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def _calls(
-        self, update: Update, factor: float, arrays: list[SectionArrays]
+        self, update: Update, factor: float, scales: Array | None, arrays: list[SectionArrays]
     ) -> Iterator[KernelCall]:
         """Yield the calls of a step from a dense gradient, or from the sum in progress."""
         gradient = update.gradient if update.weights is None else None
@@ -348,26 +359,28 @@ class Updater:
                 tensors = update.touched[rows]
                 lo, hi = self.layout.ranges(index, tensors)
                 spans = kernels.Spans(lo, hi, lo, update.steps[rows])
-                spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
+                _give_scalars(spans, update, rows)
                 grad, master = self.accumulator.arrays[index], self.masters[index]
                 to = output if master is None else master
                 operands: Operands = (factor, source, grad, to, state, ())
-                rounded = None if master is None else output
-                yield KernelCall(self._wide[index], spans, operands, tensors, rounded)
+                own, rounded = _rows_of(scales, rows), None if master is None else output
+                yield KernelCall(self._wide[index], spans, operands, tensors, own, rounded)
                 continue
             if gradient.cover.whole:  # the usual case, and its spans are known
                 spans = self._whole_spans(index, update.steps, update.scalars)
                 grad = gradient.data[section.start : section.stop].view(section.dtype)
-                tensors = self.layout.all[section.first : section.last]
+                mine = slice(section.first, section.last)
+                tensors, own = self.layout.all[mine], _rows_of(scales, mine)
             else:
                 rows = rows_in(gradient.cover.tensors, section)
                 if not len(rows):
                     continue
                 tensors = gradient.cover.tensors[rows]
                 spans, grad = spans_of(self.layout, index, gradient, rows, update.steps)
-                spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
+                _give_scalars(spans, update, rows)
+                own = _rows_of(scales, rows)
             operands = factor, source, grad, output, state, reads
-            yield KernelCall(self.kernels[index], spans, operands, tensors)
+            yield KernelCall(self.kernels[index], spans, operands, tensors, own)
 
     def _step_packed(
         self, update: Update, gradient: Gradient, found: list[CodedGroup], arrays: SectionArrays
@@ -379,12 +392,13 @@ class Updater:
         for group in found:
             lo, hi = self.layout.ranges(0, tensors[group.rows])
             spans = kernels.Spans(lo, hi, group.source, update.steps[group.rows])
-            spans.scalars = _rows_of(update.scalars, group.rows, spans.scalars)
+            _give_scalars(spans, update, group.rows)
             kernel = self._packed.get(group.codec, self.kernels[0])
             data = group.data if self.compute.joins else gradient.data
             operands = update.factor, source, data, output, self.state[0], reads
-            coded = group.codec in self._packed
-            sums[group.rows] = self.compute.update(kernel, spans, operands, whole=coded)
+            scales, coded = _rows_of(update.scales, group.rows), group.codec in self._packed
+            call = KernelCall(kernel, spans, operands, tensors, scales)
+            sums[group.rows] = call.run(self.compute, whole=coded)
         return sums
 
     def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
@@ -403,65 +417,82 @@ class Updater:
 
     # ------------------------------------------------------------ a norm
 
-    def _factor(self, update: Update) -> float:
-        """Return the factor of an update, with which its norm is within the clip."""
-        if not update.clip:
-            return update.factor
+    def _clipped(self, update: Update) -> tuple[float, Array | None]:
+        """Return the factor and the scales with which the norms are within the clip."""
+        if update.clip is None:
+            return update.factor, update.scales
+        return update.clip.clipped(update.factor, self.squares(update, update.clip))
+
+    def squares(self, update: Update, clip: Clip) -> list[float]:
+        """Return the sum of squares of each group that has a limit, without the factor.
+
+        They are those of the gradient, or of the sum in progress.
+        """
         gradient = update.gradient if update.weights is None else None
-        squares = self.squares(gradient, update.touched)
-        return clipped(update, squares)
-
-    def squares(self, gradient: Gradient | None, touched: Ints) -> float:
-        """Return the sum of squares of a gradient; None: of the sum in progress."""
-        found: list[Array] = []
+        touched, found = update.touched, [0.0] * len(clip.limits)
         for index, section in enumerate(self.layout.sections):
-            if gradient is not None:
-                rows = rows_in(gradient.cover.tensors, section)
-                if len(rows):
-                    steps = np.zeros(len(gradient.cover.tensors))
-                    found.append(spans_of(self.layout, index, gradient, rows, steps)[1])
+            rows = rows_in(touched, section)
+            if not len(rows):
                 continue
-            lo, hi = self.layout.ranges(index, touched[rows_in(touched, section)])
-            array = self.accumulator.arrays[index]
-            found += [array[low:high] for low, high in zip(lo.tolist(), hi.tolist(), strict=True)]
-        return sum(self.compute.sum_squares(array) for array in found)
+            if gradient is None:
+                lo, hi = self.layout.ranges(index, touched[rows])
+                array = self.accumulator.arrays[index]
+            else:
+                steps = np.zeros(len(touched))
+                spans, array = spans_of(self.layout, index, gradient, rows, steps)
+                lo, hi = spans.src, spans.src + spans.hi - spans.lo
+            for group, part in clip.runs(rows, lo, hi):
+                found[group] += self.compute.sum_squares(array[part])
+        return found
 
 
-def _rows_of(scalars: Array | None, rows: Ints, default: Array) -> Array:
-    """Return the rule's scalars of some tensors."""
-    return default if scalars is None else scalars[rows]
+def _give_scalars(spans: kernels.Spans, update: Update, rows: Ints) -> None:
+    """Give spans the rule's scalars of some of an update's tensors, if it has any."""
+    if update.scalars is not None:
+        spans.scalars = update.scalars[rows]
+
+
+def _rows_of(numbers: Array | None, rows: Ints | slice) -> Array | None:
+    """Return the numbers of some tensors, if there are any."""
+    return None if numbers is None else numbers[rows]
 
 
 @dataclass(slots=True)
 class KernelCall:
     """A call of a kernel that updates some tensors of one section.
 
-    ``tensors``: the tensor of each span. ``rounded``: where the target, which is a float32 master,
-    is rounded to.
+    ``tensors``: the tensor of each span. ``scales``: float64[spans], what the factor is multiplied
+    by for each; None: 1. ``rounded``: where the target, which is a float32 master, is rounded to.
     """
 
     kernel: kernels.Kernel
     spans: kernels.Spans
     operands: Operands
     tensors: Ints
+    scales: Array | None = None
     rounded: Array | None = None
 
-    def run(self, compute: ComputeBackend) -> Ints:
-        """Make the call; return its sums."""
-        sums = compute.update(self.kernel, self.spans, self.operands)
+    def run(self, compute: ComputeBackend, *, whole: bool = False) -> Ints:
+        """Make the call, or one for each factor; return its sums. ``whole``: as of `update`."""
+        factor, base, grad, target, state, reads = self.operands
+        sums = np.empty(len(self.spans), np.int64)
+        for rows, spans, mine in by_factor(self.spans, factor, self.scales):
+            operands = mine, base, grad, target, state, reads
+            sums[rows] = compute.update(self.kernel, spans, operands, whole=whole)
         if self.rounded is not None:
-            compute.narrow(self.rounded, self.operands[3])
+            compute.narrow(self.rounded, target)
         return sums
 
     def unfit(self, compute: ComputeBackend) -> int | None:
         """Return the first tensor with a result that is not finite; nothing is changed."""
         factor, base, grad, target, state, reads = self.operands
-        spans, rounded = self.spans, self.rounded
+        spans, rounded, scales = self.spans, self.rounded, self.scales
         size = min(REHEARSED, int((spans.hi - spans.lo).max(initial=0)))
         scratch = [compute.array(size, array.dtype) for array in (base, *state)]
         narrow = target if rounded is None else rounded
         apart = compute.array(size, narrow.dtype) if narrow.dtype != base.dtype else None
         for row, (low, high, source, step) in enumerate(spans.rows()):
+            scaled = factor if scales is None else factor * float(scales[row])
             for start in range(low, high, REHEARSED):
                 stop = min(start + REHEARSED, high)
                 one = kernels.Spans.whole(stop - start, step, spans.scalars[row].tolist())
@@ -472,17 +503,9 @@ class KernelCall:
                 given = grad[source + start - low : source + stop - low]
                 read = [array[start:stop] for array in reads]
                 to = w if rounded is not None else out
-                self.kernel(one, factor, w, given, to, states, read)
+                self.kernel(one, scaled, w, given, to, states, read)
                 if rounded is not None:
                     compute.narrow(out, w)
                 if not all(compute.finite(array) for array in (out, w, *states)):
                     return int(self.tensors[row])
         return None
-
-
-def clipped(update: Update, squares: float) -> float:
-    """Return the factor with which the norm of an update is within its clip.
-
-    ``squares``: the sum of squares of its gradient or sum, without the factor.
-    """
-    return update.factor * kernels.clipping(update.clip, update.factor, squares)

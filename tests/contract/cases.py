@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("momentum", "nesterov", "adam", "adamw")
     },
     "asgd-clip": ("asgd", {"clip": 1.0, "schedule": "warmup:10,cosine:5000:0.5"}),
+    "hardsync-clip-per-tensor": ("hardsync", {"clip": 1.0, "per_tensor": "clip=0.5@*[bf]*"}),
     "asgd-examples": (
         "asgd",
         {"schedule": "linear:100000:0.5", "schedule_unit": "examples", "mini_batch": 8},
@@ -62,7 +63,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "inner_lr": 0.02,
             "inner_weight_decay": 0.1,
             "momentum": 0.5,
-            "per_tensor": "inner_weight_decay=0@*[bf]* inner_lr=0.01@*[bf]* lr=0.5@*[bf]*",
+            "inner_clip": 1.0,
+            "per_tensor": "inner_weight_decay=0@*[bf]* inner_lr=0.01@*[bf]* lr=0.5@*[bf]*"
+            " inner_clip=0.5@*[bf]*",
         },
     ),
     "diloco-async": (

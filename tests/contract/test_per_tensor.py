@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.errors import UsageError
+from aiops.model.layout import Array
 from tests.contract.cases import CASES, PLACES, WORKERS
 from tests.contract.test_algorithms import quadratic, started
-from tests.hands import crew_of, train
+from tests.hands import Gradient, crew_of, train
 
 ARRAYS = {
     "layer.weight": np.full((7, 9), 2, np.float32),
@@ -27,26 +29,71 @@ INDEPENDENT = {
     for name, case in CASES.items()
     if not (case[1].get("clip") or case[1].get("per_tensor"))
 }
+CLIPPING = {"clip", "inner_clip"}
 
 
-def trained(case: tuple[str, dict[str, Any]], place: str, **settings: Any) -> dict[str, bytes]:
+def trained(
+    case: tuple[str, dict[str, Any]],
+    place: str,
+    gradient: Gradient = quadratic,
+    arrays: Mapping[str, Array] = ARRAYS,
+    **settings: Any,
+) -> dict[str, bytes]:
     """Return the bits of every tensor after some steps of all workers."""
     name, chosen = case
-    inline = started((name, {**chosen, **settings}), ARRAYS, place)
-    train(crew_of(inline, WORKERS), STEPS, quadratic)
+    inline = started((name, {**chosen, **settings}), dict(arrays), place)
+    train(crew_of(inline, WORKERS), STEPS, gradient)
     assert inline.version > 0
     return {name: array.tobytes() for name, array in inline.params().items()}
 
 
-def settings_to_try() -> list[Any]:
+def settings_to_try(*, clipping: bool) -> list[Any]:
     return [
         pytest.param((name, settings), setting, id=f"{label}-{setting}")
         for label, (name, settings) in INDEPENDENT.items()
         for setting in find(name).make(settings).patterned
+        if (setting in CLIPPING) is clipping
     ]
 
 
-@pytest.mark.parametrize(("case", "setting"), settings_to_try())
+def steep(params: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Return a gradient of each tensor by itself, long or short: Adam does not see all lengths."""
+    length = np.float32(rng.choice([0.2, 3]))
+    return {name: length * array for name, array in params.items()}
+
+
+@pytest.mark.parametrize(("case", "setting"), settings_to_try(clipping=True))
+def test_a_group_is_clipped_as_if_it_were_the_model(
+    case: tuple[str, dict[str, Any]], setting: str
+) -> None:
+    """By its own norm; tensors without a value form one group; 0 is no limit."""
+    changes = case[0] in ("diloco", "fedbuff") and setting == "clip"  # they are short
+    limit = 0.125 if changes else 16.0
+    layer = {name: array for name, array in ARRAYS.items() if name.startswith("layer")}
+    head = {name: array for name, array in ARRAYS.items() if name.startswith("head")}
+    free, short, shorter = (
+        trained(case, "numpy", steep, layer, **{setting: norm})
+        | trained(case, "numpy", steep, head, **{setting: norm})
+        for norm in (1e6, limit, limit / 2)
+    )
+    assert all(len({free[name], short[name], shorter[name]}) == 3 for name in ARRAYS)
+    together = trained(case, "numpy", steep, **{setting: limit})
+    assert together.keys() == short.keys()
+    assert all(together[name] != short[name] for name in ARRAYS), "the norm is that of all tensors"
+    clause = f"{setting}={limit}"
+    for usual, clauses, of_layer, of_head in (
+        (0, f"{clause}@layer*", short, free),
+        (limit, f"{setting}=0@layer*", free, short),
+        (limit, f"{setting}={limit / 2}@head*", short, shorter),
+        (limit / 2, f"{setting}=9@*.bias {clause}@layer*,head*", together, together),
+    ):
+        expected = {name: (of_head if name in head else of_layer)[name] for name in ARRAYS}
+        for place in PLACES:
+            found = trained(case, place, steep, **{setting: usual}, per_tensor=clauses)
+            assert found == expected, (clauses, place)
+
+
+@pytest.mark.parametrize(("case", "setting"), settings_to_try(clipping=False))
 def test_a_tensor_is_trained_as_if_its_value_were_that_of_all(
     case: tuple[str, dict[str, Any]], setting: str
 ) -> None:

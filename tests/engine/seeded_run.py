@@ -183,9 +183,10 @@ def _job(job: Any) -> tuple[Any, ...]:
     """What an update is to do, in values."""
     if isinstance(job, UpdateJob):
         gradient = None if job.gradient is None else bytes(job.gradient.data)
-        arrays = (job.weights, job.touched, job.steps, job.scalars, job.pushed)
+        arrays = (job.weights, job.touched, job.steps, job.scalars, job.scales, job.pushed)
         sent = None if job.sent is None else (job.sent.number, bytes(job.sent.arena.data))
-        numbers = job.factor, job.clip, job.target is None
+        clip = None if job.clip is None else (job.clip.limits, str(job.clip.groups))
+        numbers = job.factor, clip, job.target is None
         return *numbers, gradient, sent, *(None if a is None else a.tobytes() for a in arrays)
     if isinstance(job, TableJob):
         pushed = None if job.pushed is None else [each.tobytes() for each in job.pushed]

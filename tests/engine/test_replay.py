@@ -441,6 +441,7 @@ def test_averaging_and_a_server_without_a_model(monkeypatch: pytest.MonkeyPatch)
     [
         ("fasgd", {}, {"fetch_codec": ("int8",)}),
         ("asgd", {"clip": 1.0, "optimizer": "adam"}, {"fetch_codec": ("topk:0.01",)}),
+        ("hardsync", {"per_tensor": "clip=1@square clip=2@*[ae]*"}, {"fetch_codec": ("int8",)}),
         ("softsync", {"n": 2}, {"fetch_codec": ("lowrank:2",)}),
     ],
 )

@@ -19,8 +19,8 @@ EVEN = {name: np.zeros((128, 64), np.float32) for name in "abcd"}
 CUT = {"big": np.zeros((512, 64), np.float32), "small": np.zeros(5, np.float32)}
 
 
-def trained(shards: int, model: Any, codec: str, steps: int = 4, clip: float = 0.0) -> Params:
-    world = World(0, shards, "asgd", {"lr": 0.5, "clip": clip}, push_codec=(codec,))
+def trained(shards: int, model: Any, codec: str, steps: int = 4, **settings: Any) -> Params:
+    world = World(0, shards, "asgd", {"lr": 0.5, **settings}, push_codec=(codec,))
     actor = Actor(world, "worker", lambda actor: None)
     actor.done = True
     world.actors.append(actor)
@@ -54,6 +54,16 @@ def test_a_coded_gradient_that_is_clipped_makes_the_step_of_one_server() -> None
     for name, array in alone.items():
         assert np.abs(array).max() > 0
         np.testing.assert_allclose(array, spread[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_coded_gradients_of_groups_are_clipped_by_followers_as_by_one_server(codec: str) -> None:
+    """Each has whole groups. A follower reads the payloads again for the step, each scaled."""
+    settings = {"clip": 9, "per_tensor": "clip=1@a clip=2@c clip=0.5@d"}
+    alone, spread = (trained(shards, EVEN, codec, **settings) for shards in (1, 4))
+    free = trained(1, EVEN, codec)
+    for name, array in alone.items():
+        assert array.tobytes() == spread[name].tobytes() != free[name].tobytes(), name
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -195,6 +195,7 @@ def in_lockstep(world: KeptWorld, steps: int) -> dict[str, Any]:
         ("gap-aware", {"lr": 0.1}),
         ("asgd", {"lr": 0.1, "optimizer": "adam"}),
         ("asgd", {"lr": 0.1, "optimizer": "momentum", "clip": 1}),
+        ("asgd", {"lr": 0.1, "clip": 9, "per_tensor": "clip=1@*"}),
     ],
 )
 def test_the_same_bits_as_if_it_had_never_been(policy: str, settings: dict[str, Any]) -> None:

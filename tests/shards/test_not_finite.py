@@ -123,6 +123,20 @@ def test_a_clipped_gradient_is_rehearsed_after_its_norm_is_known() -> None:
     assert servers.held == before
 
 
+def test_the_gradients_of_a_group_without_a_limit_are_rehearsed_as_they_are() -> None:
+    """The others would be finite, as their norm is 1e-9."""
+    settings = {"lr": 1e30, "clip": 1e-9, "per_tensor": f"clip=0@{LAST}"}
+    servers = Servers(2, "asgd", settings)
+    before = servers.held
+    [refused] = servers.push(1, 1e3, **{LAST: 1e17})
+    assert isinstance(refused, Error)
+    assert refused.details["tensor"] == LAST
+    assert servers.held == before
+    [answer] = servers.push(1, 1e9, **{LAST: 1e-3})
+    assert answer.used
+    assert servers.engine.rounds == ["measure", "rehearse", "measure", "rehearse", "step"]
+
+
 class TestRounds:
     """What is proven on all servers takes one round."""
 

@@ -173,7 +173,11 @@ def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Ack
 @pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("acks", ACKS)
 @pytest.mark.parametrize(
-    "policy", [*POLICIES, "hardsync clipped", "fasgd clipped", "hardsync trimmed", "asgd codec"]
+    "policy",
+    [
+        *(*POLICIES, "hardsync clipped", "fasgd clipped", "hardsync clipped-apart"),
+        *("hardsync trimmed", "asgd codec"),
+    ],
 )
 def test_policies(policy: str, seed: int, acks: Acks) -> None:
     """Every version that is fetched is of one moment on all shards, and all go on to the end."""
@@ -182,6 +186,8 @@ def test_policies(policy: str, seed: int, acks: Acks) -> None:
     options: dict[str, Any] = {}
     if how == "clipped":
         settings["clip"] = 1.0
+    if how == "clipped-apart":
+        settings["per_tensor"] = "clip=1@*"
     if how == "trimmed":
         settings["trim"] = 0.2
     if how == "codec":
@@ -236,6 +242,7 @@ class Killed(KeptWorld):
         ("fasgd", {"lr": 0.01}),
         ("asgd", {"lr": 0.1, "optimizer": "adam"}),
         ("asgd", {"lr": 0.1, "optimizer": "momentum", "clip": 1}),
+        ("sasgd", {"lr": 0.1, "clip": 9, "per_tensor": "clip=1@big,one clip=0@b clip=0.5@*f*"}),
         ("fedbuff", {}),
     ],
 )

@@ -14,6 +14,7 @@ from aiops.algorithms import find
 from aiops.algorithms.fasgd import FASGD
 from aiops.codecs import find as codec
 from aiops.errors import BadPush
+from aiops.kernels.clipping import Clip
 from aiops.kernels.device import Device, DeviceArray
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
@@ -176,12 +177,26 @@ class TestBits:
 
     def test_norms_are_clipped(self, device: Device) -> None:
         both = Both(device, "fasgd", *MIXED)
-        both.do(both.gradient(), clip=0.7)
-        both.do(both.gradient("c-float32", "a-float64"), clip=0.7)
+        both.do(both.gradient(), clip=Clip((0.7,)))
+        both.do(both.gradient("c-float32", "a-float64"), clip=Clip((0.7,)))
         both.check()
         arrays = both.gradient()
         both.do(arrays, weights=np.ones(len(arrays)), take=False)
-        both.do(None, clip=0.3)
+        both.do(None, clip=Clip((0.3,)))
+        both.check()
+
+    @pytest.mark.parametrize("policy", ["fasgd", "asgd"])
+    def test_norms_of_groups_are_clipped(self, device: Device, policy: str) -> None:
+        both = Both(device, policy, *MIXED)
+        groups = np.arange(len(both.arrays)) % 3
+        limits = (0.7, 0.0, 0.2)
+        both.do(both.gradient(), clip=Clip(limits, groups))
+        both.do(both.gradient("c-float32", "a-float64"), clip=Clip(limits, groups[:2]))
+        both.check()
+        arrays = both.gradient()
+        both.do(arrays, weights=np.ones(len(arrays)), take=False)
+        both.do(None, factor=0.5, clip=Clip(limits, groups))
+        both.do(both.gradient(), scales=np.linspace(0.1, 1, len(arrays)))
         both.check()
 
     @pytest.mark.parametrize("measured", ["gradient", "sum"])
@@ -199,10 +214,11 @@ class TestBits:
                 weights=weights,
                 touched=store.layout.all,
                 round=UpdateRound.MEASURE,
+                clip=Clip((1.0, 2.0, 0.0), np.arange(len(arrays)) % 3),
             )
             found.append(job.run().view(np.float64).tolist())
         assert found[0] == found[1]
-        assert found[0][0] > 0
+        assert [each > 0 for each in found[0]] == [True, True, False]
 
     @pytest.mark.parametrize(("rate", "fits"), [(0.01, True), (1e38, False)])
     def test_a_step_is_rehearsed_for_other_shards(
@@ -243,7 +259,8 @@ class TestBits:
             arrays = both.gradient()
             both.do(arrays, how, weights=np.ones(len(arrays)), take=False)
             if not both.rule.reads:
-                both.do(arrays, how, clip=0.5)
+                both.do(arrays, how, clip=Clip((0.5,)))
+                both.do(arrays, how, scales=np.linspace(0.1, 1, len(arrays)))
             both.check()
 
     @staticmethod

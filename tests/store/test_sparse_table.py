@@ -579,9 +579,11 @@ class TestDefine:
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_clipping_is_over_whole_gradients(self, policy: str) -> None:
-        why = tables_obstacle(find(policy).make({"clip": 1.0}))
-        assert why is not None
-        assert "set clip to 0" in why
+        for settings in ({"clip": 1.0}, {"per_tensor": "clip=1@w"}):
+            why = tables_obstacle(find(policy).make(settings))
+            assert why is not None
+            assert "set clip to 0, for all tensors" in why
+        assert tables_obstacle(find(policy).make({"per_tensor": "clip=0@w"})) is None
 
     def test_the_learning_rate_follows_its_schedule(self) -> None:
         """By the table's own updates."""

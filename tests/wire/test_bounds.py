@@ -407,11 +407,14 @@ def orders() -> list[Message]:
     """Return what a lead may tell a follower that has begun, and what a client may."""
     work = {"factor": 1.0, "round": "step", "sent": 0, "spare": True, "touched": None}
     work["steps"] = np.ones(1).tobytes()
+    measure = {"round": "measure", "limits": np.ones(2).tobytes(), "groups": bytes(8)}
     run = ((512, 520, 0),)
     return [
         server_messages.LoadShard(0, {"push_codecs": ()}, LAYOUT.rows, (("", 7001, 1400),), 1),
         server_messages.ExpectPush(9, "c", 1, 3, run),
         server_messages.RunUpdate(9, 0, 0, work),
+        server_messages.RunUpdate(9, 0, 0, {**work, "scales": np.ones(1).tobytes()}),
+        server_messages.RunUpdate(9, 0, 0, {**work, **measure}),
         server_messages.RunUpdate(9, 0, 0, {"replica": 1}),
         server_messages.RunUpdate(9, 1, 0, {**work, "weights": np.ones(1).tobytes()}),
         server_messages.SendParams(9, "", 1, 0, run),

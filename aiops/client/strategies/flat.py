@@ -19,6 +19,7 @@ from aiops.algorithms.schedules import Schedule
 from aiops.client.encode_push import gather
 from aiops.client.params import Params
 from aiops.errors import BadPush
+from aiops.kernels.clipping import by_factor
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
 
 Flat = list[Array]
@@ -147,8 +148,8 @@ class LocalModel:
         self._optimizer = optimizers.make(settings)
         schedule = Schedule(inner["schedule"], inner["scale"])
         self._lr, self._schedule = float(inner["lr"]), schedule
-        self._clip = float(inner["clip"])
         others, names = PerTensor.of(inner["per_tensor"]), [t.name for t in self.layout.tensors]
+        self._clip = others.clip(float(inner["clip"]), names)
         self._rates = np.array([others.value("lr", name, self._lr) for name in names])
         own = [self._optimizer.tensor_scalars(name) for name in names]
         self._own_scalars = np.array(own, np.float64).reshape(len(names), -1 if names else 0)
@@ -171,17 +172,18 @@ class LocalModel:
 
         ``update``: at which the schedule is; by default the number of steps so far.
         """
-        factor = self._schedule(self.steps if update is None else update)
-        self.rate = self._lr * factor
-        scale = self._clipping(gradient, tensors)
+        scheduled = self._schedule(self.steps if update is None else update)
+        self.rate = self._lr * scheduled
+        scale, scales = self._clipping(gradient, tensors)
         self.steps += 1
         self._times[tensors] += 1
         for number, section in enumerate(self.layout.sections):
-            inside = tensors[(tensors >= section.first) & (tensors < section.last)]
-            if not len(inside):
+            at = np.flatnonzero((tensors >= section.first) & (tensors < section.last))
+            if not len(at):
                 continue
+            inside = tensors[at]
             lo = (self.layout.starts[inside] - section.start) // section.dtype.itemsize
-            steps = self._rates[inside] * factor
+            steps = self._rates[inside] * scheduled
             spans = kernels.Spans(lo, lo + self.layout.sizes[inside], lo, steps)
             if self._optimizer.rule.scalars:
                 rows = [self._optimizer.scalars(t) for t in self._times[inside].tolist()]
@@ -189,15 +191,22 @@ class LocalModel:
                 spans.scalars = np.hstack([mine, self._own_scalars[inside]])
             x, state = self.x[number], self._state[number]
             grad, target = gradient.arena.sections[number], self.params.arena.sections[number]
-            self._kernels[number](spans, scale, x, grad, target, state)
+            own = None if scales is None else scales[at]
+            for _rows, some, factor in by_factor(spans, scale, own):
+                self._kernels[number](some, factor, x, grad, target, state)
 
-    def _clipping(self, gradient: Params, tensors: Ints) -> float:
-        """Return the factor that brings the norm of a gradient within the clip."""
-        if not self._clip:
-            return 1.0
-        sections = gradient.arena.sections
-        pieces = (sections[number][part] for number, part in ranges(self.layout, tensors))
-        return kernels.clipping(self._clip, 1.0, sum(map(kernels.sum_squares, pieces)))
+    def _clipping(self, gradient: Params, tensors: Ints) -> tuple[float, Array | None]:
+        """Return the numbers that bring norms of a gradient within the clip, as of `Clip`."""
+        if self._clip is None:
+            return 1.0, None
+        clip, squares = self._clip.of(tensors), [0.0] * len(self._clip.limits)
+        for number, section in enumerate(self.layout.sections):
+            rows = np.flatnonzero((tensors >= section.first) & (tensors < section.last))
+            lo, hi = self.layout.ranges(number, tensors[rows])
+            array = gradient.arena.sections[number]
+            for group, part in clip.runs(rows, lo, hi):
+                squares[group] += kernels.sum_squares(array[part])
+        return clip.clipped(1.0, squares)
 
     def momentum(self) -> list[Array | None]:
         """Return the optimiser's momentum per section, where it keeps one."""

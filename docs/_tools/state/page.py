@@ -63,7 +63,8 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
     ),
     RowKind.PAUSED: ("Pushes are paused, for this reason; empty: they are taken again.", ""),
     RowKind.MEASURED: (
-        "At a lead: the squared norm of an update's gradient, to which its step is clipped.",
+        "At a lead: the squared norm of each group of tensors in an update's gradient, by which"
+        " its step is clipped.",
         "",
     ),
 }

@@ -235,9 +235,12 @@ MEANINGS: Mapping[str, str] = {
     "request": "The id of the client's request; its `shard_parts` have the same.",
     "ranges": "Bytes of the arena, and the version of their tensors.",
     "push": "A push by the lead's count; 0 for none.",
-    "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
-    " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
-    " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads),"
+    "work": "What to do: `weights` (if the gradient is to be collected), `steps`, `scalars` and"
+    " `scales` (what the factor is multiplied by; without them 1; if a step is to be taken) by"
+    " tensor, as float64, one number if all are equal; `touched`, int64 (nil: all); `factor`; with"
+    " `measure`, `limits`, the largest norm of each group of tensors, float64 (0: it need not be"
+    " measured), and `groups`, the group of each tensor touched, as `steps`; `spare` (not in"
+    " place); `sent` (the version that the rule reads),"
     " `coded` (it is the delta replica's); `begins_sum` (drop what was collected before); `round`:"
     " `measure`, `rehearse` or `step` ([below](#orders)). Or `replica` alone: bring the delta"
     " replica up to the model, and let increments before that version go. Or `sample`, a seed of 8"
@@ -281,11 +284,11 @@ MEANINGS: Mapping[str, str] = {
     " fetches hold them.",
     "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
     "sums": "The rule's statistic, int64, little endian: one per tensor touched; empty without a"
-    " statistic. After measuring: the sum of squares, a float64. After a rehearsal: the first"
-    " tensor, of those that lie here, whose result would not be finite, or −1. Of the delta"
-    " replica: one per piece, the bytes of its increment, −1 if it has to be sent as it is, −2 if"
-    " it has not changed. Of a sample, as float64: the largest magnitude, and the values in the"
-    " order of the arena, first the gradient's (0 where it has none) and then the parameters'.",
+    " statistic. After measuring: the sum of squares of each group, float64. After a rehearsal:"
+    " the first tensor, of those that lie here, whose result would not be finite, or −1. Of the"
+    " delta replica: one per piece, the bytes of its increment, −1 if it has to be sent as it is,"
+    " −2 if it has not changed. Of a sample, as float64: the largest magnitude, and the values in"
+    " the order of the arena, first the gradient's (0 where it has none) and then the parameters'.",
     "push_arrived.seed": "8 bytes: zeros until the lead has drawn one. Empty: nothing was read.",
     "update_done.seed": "The same.",
     "values": "At the positions in this part of the model, as float64, little endian, multiplied"

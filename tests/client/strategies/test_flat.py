@@ -34,7 +34,8 @@ def test_it_is_torchs_with_groups_and_clipping(optimizer: str) -> None:
             inner_eps=1e-4,
             inner_clip=4.0,
             inner_weight_decay=0.25,
-            per_tensor="inner_weight_decay=0@bias,head inner_lr=0.03125@head lr=0.5@weight",
+            per_tensor="inner_weight_decay=0@bias,head inner_lr=0.03125@head lr=0.5@weight"
+            " inner_clip=2@bias clip=1@head",
         )
     )
     tensors = {n: torch.from_numpy(a.copy()).requires_grad_() for n, a in model.params.items()}
@@ -45,17 +46,18 @@ def test_it_is_torchs_with_groups_and_clipping(optimizer: str) -> None:
     ]
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optimizer]
     theirs = kind(groups, lr=1 / 64, betas=(0.7, 0.95), eps=1e-4)
-    random, clipped = np.random.default_rng(0), 0
+    random, clipped = np.random.default_rng(0), [0, 0]
     for _ in range(100):
         noise = {name: 0.1 * random.normal(size=a.shape) for name, a in model.params.items()}
         gradients = {n: CURVES[n] * a + noise[n] for n, a in model.params.items()}
         model.step(*model.take(gradients))
         for name, tensor in tensors.items():
             tensor.grad = CURVES[name] * tensor.detach() + torch.as_tensor(noise[name])
-        norm = torch.nn.utils.clip_grad_norm_(list(tensors.values()), 4.0)
-        clipped += int(norm > 4.0)
+        for group, (limit, names) in enumerate(((4.0, ("weight", "head")), (2.0, ("bias",)))):
+            mine = [tensors[name] for name in names]
+            clipped[group] += int(torch.nn.utils.clip_grad_norm_(mine, limit) > limit)
         theirs.step()
-    assert 0 < clipped < 100
+    assert all(0 < steps < 100 for steps in clipped)
     for name, tensor in tensors.items():  # torch's clipping adds 1e-6 to the norm
         np.testing.assert_allclose(model.params[name], tensor.detach(), rtol=1e-4, atol=1e-6)
 
