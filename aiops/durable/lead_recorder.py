@@ -43,6 +43,7 @@ from aiops.model.layout import Ints
 from aiops.shards.common_moment import CommonMoment
 from aiops.shards.lead import Lead
 from aiops.shards.orders import CAPTURE
+from aiops.shards.sharded_model import holders_in
 from aiops.shards.updating import clip
 from aiops.state.directory import GenerationFile
 from aiops.state.file_bytes import OwnMemory
@@ -181,7 +182,8 @@ class LeadReplayer(Replayer):
 
     def begins_with(self, row: int, found: Captured) -> bool:
         """Return whether the followers support the row of a snapshot."""
-        return self._moment is None or row <= self._moment.newest(self._lead.holders(found.owners))
+        holders = holders_in(found.owners, self._lead.engine.options)
+        return self._moment is None or row <= self._moment.newest(holders)
 
     def goes_on_with(self, frame: JournalFrame) -> bool:
         """Return whether the followers support a row, after those that have been replayed."""
@@ -192,15 +194,17 @@ class LeadReplayer(Replayer):
             return True
         if frame.kind == RowKind.APPLIED and refused_tensor(sums_of(frame)) is not None:
             return True  # a refused update has changed nothing on followers
-        found = row_fields(frame.kind, frame.row, f"row {number:,}")
+        found, model = row_fields(frame.kind, frame.row, f"row {number:,}"), self._lead.model
         if frame.kind == RowKind.SPREAD:
-            shards = () if found["fault"] else self._lead.spread_to(decode(found["message"]))
+            assert model is not None, "a model comes before its pushes"
+            shards = () if found["fault"] else model.spread_to(decode(found["message"]))
             return moment.has_portions(number, shards, found["number"])
         apply = self._outstanding
-        if apply is None or isinstance(apply.job, TableJob | MeasureJob):
+        if model is None or apply is None or isinstance(apply.job, TableJob | MeasureJob):
             return True  # it is the lead's alone, or the row has what all have measured
         measured = frame.kind == RowKind.MEASURED
-        return moment.has_done(number, self._lead.updating, found["ticket"], measured=measured)
+        shards = model.placement.used[1:]
+        return moment.has_done(number, shards, found["ticket"], measured=measured)
 
     def feed(self, frame: JournalFrame) -> None:
         """Handle a row's events, as `Replayer.feed`."""
@@ -218,7 +222,8 @@ class LeadReplayer(Replayer):
         self._lead.restored(training)
 
     def _gradient_kept(self, gradient: Gradient) -> None:
-        self._lead.keep_gradient(gradient)
+        if self._lead.model is not None:
+            self._lead.model.keep_gradient(gradient)
 
     def _events(self, frame: JournalFrame, room: OwnMemory | None) -> list[Event | AppliedMark]:
         return lead_events(self._lead, frame)
@@ -244,8 +249,8 @@ class LeadReplayer(Replayer):
             if isinstance(job, UpdateJob):
                 job.round = UpdateRound.STEP  # it was made, so its result was finite on all
             mine = NONE if isinstance(job, MeasureJob) else apply.run()
-            if isinstance(job, UpdateJob | ReplicaJob):
-                self._lead.updated()
+            if isinstance(job, UpdateJob | ReplicaJob) and self._lead.model is not None:
+                self._lead.model.updated()
         if check_of(apply.ticket, self._sums) != mark.check or not self._agrees(job, mine):
             raise differs(self._row)
         self._capture_done(apply)

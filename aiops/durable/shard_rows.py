@@ -83,7 +83,8 @@ def lead_events(lead: Lead, frame: JournalFrame) -> list[Event | AppliedMark]:
     found = row_fields(frame.kind, frame.row, f"row {frame.number:,}")
     header = decode(found["message"])
     assert isinstance(header, Push), "only pushes have portions"
-    sink = lead.again(found["number"], found["peer"], header, frame.time)
+    assert lead.model is not None, "a model comes before its pushes"
+    sink = lead.model.gathering.again(found["number"], found["peer"], header, frame.time)
     if found["fault"] is not None:
         sink.fault = refusal(*found["fault"])
     else:

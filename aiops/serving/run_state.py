@@ -220,7 +220,7 @@ class RunState:
         moment = CommonMoment(states, files.generations.history)
         if files.generations.back_to is not None:  # an administrator has it go back
             moment.end = min(moment.end, files.generations.back_to)
-        if why := lead.refused(moment):
+        if why := lead.readmission.strangers(moment):
             raise UsageError(why)
         recovered = self.recover(LeadReplayer(lead, self._perform, moment))
         ahead = moment.ahead(0 if recovered is None else recovered.row)

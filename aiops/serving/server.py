@@ -229,12 +229,12 @@ class Server:
             *(config.waits, self._env),
             lead.sink_for_follower,
             self.post,
-            lead.refusal,
+            lead.readmission.refusal,
             self._run_state.lead_generation,
             self._run_state.lead_proof,
             self._stop_with,
             tls=None if self._tls is None else self._tls.target,
-            place=lambda shard: lead.places.get(shard, 0),
+            place=lambda shard: lead.followers.places.get(shard, 0),
             late=lead.late,
         )
 
@@ -243,7 +243,7 @@ class Server:
         if self._places is not None and self._places.is_taken(shard):
             self.on_taken(shard)
         elif self._links is not None and isinstance(self._coordinator, Lead):
-            self._coordinator.move(shard, "", port)
+            self._coordinator.followers.move(shard, "", port)
             self._links.move(shard, urls.local_address(self.config.host), port)
 
     def _statistics(self) -> Mapping[str, Any]:

@@ -15,8 +15,8 @@ shards: membership, policy, staleness, barriers, refusals and versions exist onc
 lead translates in both directions. A push becomes an event for the engine when its portions are on
 all shards; an `Apply` becomes orders, and `Applied` when all shards have done it; a reply with
 parameters becomes the lead's portion and orders to send the others. `Followers` knows the addresses
-and the losses; a `ShardedModel`, made when the engine distributes the model, has the rest:
-`Gathering`, `Updating`, the versions that followers keep.
+and the losses; `Readmission` decides which servers can be led; a `ShardedModel`, made when the
+engine distributes the model, has `Gathering`, `Updating`, and the versions that followers keep.
 
 **Follower.** `Follower` has the connections and the portions of pushes, and dispatches orders. Its
 `Shard`, made by `LoadShard`, holds a store of its pieces and carries out the orders about it. There

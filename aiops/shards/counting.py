@@ -82,6 +82,14 @@ class TrafficCount:
         """Return the followers that are to count since this time, or longer, and have not."""
         return self._missing if self._since <= time else set()
 
+    def of_all(self, report: Mapping[str, Any], *, kept: bool) -> dict[str, Any]:
+        """Return the lead's statistics with its followers' last counts; ``kept``: of a state."""
+        found = {**report, "tables": tables_of_all(report["tables"], [*self.tables.values()])}
+        if kept:
+            states = [self.states.get(shard, {}) for shard in self._followers]
+            found["state"] = state_of_all(report.get("state") or {}, states)
+        return found
+
     def end(self) -> list[Received]:
         """End the count; return the requests that waited for it."""
         asked, self._asked = self._asked, []

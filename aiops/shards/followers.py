@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aiops.common.generations import next_term
 from aiops.errors import Unavailable
 from aiops.model.placement import Placement
 from aiops.shards.reports import OWN_GENERATION, PLACE
@@ -58,6 +59,18 @@ class Followers:
         """Note the place and the generation that a follower says it has."""
         for numbers, key in ((self.places, PLACE), (self.generations, OWN_GENERATION)):
             numbers[shard] = max(holds.get(key, 0), numbers.get(shard, 0))
+
+    def next_place(self, shard: int, generation: int) -> int:
+        """Return the number of a place that a standby takes which knows of a generation.
+
+        It begins a term above those of all servers that had the place.
+        """
+        known = self.places.get(shard, 0), self.generations.get(shard, 0)
+        return next_term(max(*known, generation), 0)
+
+    def has_begun(self, shard: int) -> bool:
+        """Return whether the server that was given a place last has been led there."""
+        return self.generations.get(shard, 0) >= self.places.get(shard, 0)
 
     @property
     def why(self) -> str:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from aiops.common.failure_waits import FailureWaits
-from aiops.common.generations import next_term
 from aiops.common.sent_away import SentAway
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
@@ -48,29 +47,21 @@ from aiops.engine.steady import Steady
 from aiops.engine.steady_rows import SteadyRows
 from aiops.engine.training import Training
 from aiops.errors import (
-    AiopsError,
     RemoteProtocolError,
-    RolledBack,
     Unavailable,
-    UsageError,
 )
-from aiops.model.layout import Layout
-from aiops.model.parts import LARGEST
-from aiops.model.placement import Placement
 from aiops.model.row_shards import SPREAD_TABLES
 from aiops.shards.budget_shares import BudgetShares
 from aiops.shards.collecting import Collecting
-from aiops.shards.common_moment import CommonMoment, History
-from aiops.shards.counting import TrafficCount, state_of_all, tables_of_all
+from aiops.shards.counting import TrafficCount
 from aiops.shards.followers import Followers
-from aiops.shards.gathering import SpreadPush
 from aiops.shards.measuring import PLAN
+from aiops.shards.readmission import Readmission
 from aiops.shards.reports import LOST, check_largest, read_fault
 from aiops.shards.sharded_model import ShardedModel
 from aiops.shards.snapshot_sets import SnapshotSets
-from aiops.shards.updating import OnMeasured, Updating
+from aiops.shards.updating import OnMeasured
 from aiops.store.capture_job import CaptureJob
-from aiops.store.gradient import Gradient
 from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     Error,
@@ -122,12 +113,16 @@ class Lead:
     ----------
     engine, kept
         As given.
+    followers
+        Those at the addresses.
+    readmission
+        Decides which of them can be led. Its history is told to followers.
+    model
+        The one that is spread; None: there is none yet.
     sets
         The snapshots that all servers have.
     secret
         The run's, which followers are told; empty: it keeps no state.
-    history
-        Its generations, which followers are told; empty: it keeps no state.
     """
 
     def __init__(
@@ -137,14 +132,15 @@ class Lead:
         self.engine, self.kept = engine, kept
         self._handled: Callable[[Event], list[Effect]] = engine.handle
         self._on_measured: OnMeasured = lambda ticket, squares: []
-        self._followers = Followers(addresses)
-        self._model: ShardedModel | None = None
+        self.followers = Followers(addresses)
+        self.readmission = Readmission(self.followers, engine.options.run, kept=kept)
+        self.model: ShardedModel | None = None
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._count = TrafficCount(len(addresses))
         self.sets = SnapshotSets()
         self._budgets = BudgetShares(engine.options)
         self._sent_away = SentAway()
-        self.secret, self.history = b"", History()
+        self.secret = b""
         self._now = 0.0  # the time of the last event
 
     # ------------------------------------------------------------ the shell's calls
@@ -176,8 +172,8 @@ class Lead:
     @property
     def _rows_on(self) -> Sequence[int]:
         """The followers that rows of tables lie on."""
-        spread = self._model is not None and self._model.spread
-        return self._followers.all if spread else ()
+        spread = self.model is not None and self.model.spread
+        return self.followers.all if spread else ()
 
     def _closing(self, shards: Iterable[int]) -> list[Order]:
         """Return the orders that have followers take pushes of rows, or none, as the engine does.
@@ -192,17 +188,17 @@ class Lead:
         Its rows go straight to them, whether or not it is connected here.
         """
         self._sent_away.note(client, why)
-        return [Order(shard, SendAway(0, client, why)) for shard in self._followers.all]
+        return [Order(shard, SendAway(0, client, why)) for shard in self.followers.all]
 
     @property
     def idle(self) -> bool:
         """True if no update is outstanding and none queued, or none will ever be done."""
-        return self.engine.idle or bool(self._followers.lost)
+        return self.engine.idle or bool(self.followers.lost)
 
     @property
     def lost(self) -> str:
         """The reason for which followers are lost, empty if none is."""
-        return self._followers.why
+        return self.followers.why
 
     @property
     def pools(self) -> Sequence[BufferPool]:
@@ -219,11 +215,11 @@ class Lead:
         A push is announced here, so that the followers have room for its portions: carry the orders
         out at once.
         """
-        model, client = self._model, self._clients.get(peer)
+        model, client = self.model, self._clients.get(peer)
         if model is None or client is None:
             return self.engine.admission.sink_for(message), []
-        if self._followers.lost and isinstance(message, Push):
-            return model.gathering.refuse(client, message, Unavailable(self._followers.why))
+        if self.followers.lost and isinstance(message, Push):
+            return model.gathering.refuse(client, message, Unavailable(self.followers.why))
         if isinstance(message, Push) and not model.alone:
             return model.gathering.sink_for(peer, client, message, self._now)
         return self.engine.admission.sink_for(message), []
@@ -245,8 +241,8 @@ class Lead:
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections whose portions are missing too long, each with the reason."""
         found = []
-        for push in () if self._model is None else self._model.gathering.overdue(now, patience):
-            names = ", ".join(self._followers.name(shard) for shard in sorted(push.missing))
+        for push in () if self.model is None else self.model.gathering.overdue(now, patience):
+            names = ", ".join(self.followers.name(shard) for shard in sorted(push.missing))
             found.append((push.peer, f"portions of its push have not come to {names}"))
         return found
 
@@ -258,61 +254,61 @@ class Lead:
         """
         why = f"it has not counted its traffic for statistics in {waits.count:.0f} s"
         found = dict.fromkeys(self._count.late(now - waits.count), why)
-        if self._model is not None:
-            found |= self._model.updating.late(now, waits.work)
-        return {shard: why for shard, why in found.items() if shard not in self._followers.lost}
+        if self.model is not None:
+            found |= self.model.updating.late(now, waits.work)
+        return {shard: why for shard, why in found.items() if shard not in self.followers.lost}
 
     def collect(self) -> Collecting | None:
         """Begin to collect the current version from all shards; None while it cannot be read.
 
         Its orders are to be carried out at once.
         """
-        return None if self._model is None else self._model.collect(self._followers.why)
+        return None if self.model is None else self.model.collect(self.followers.why)
 
     def sink_for_follower(self, shard: int, message: Message) -> Sink:
         """Return the sink of the payloads of a follower's message."""
-        if self._model is None or not isinstance(message, ShardParts | StoredRows):
+        if self.model is None or not isinstance(message, ShardParts | StoredRows):
             return Discard()
-        return self._model.sink_for_portion(shard, message)
+        return self.model.sink_for_portion(shard, message)
 
     # ------------------------------------------------------------ clients
 
     def _on_joined(self, event: Joined) -> list[Effect]:
         hello = event.hello
-        waits = self.kept and self._followers.lost
+        waits = self.kept and self.followers.lost
         if waits and isinstance(hello, Hello) and hello.role == "worker":
-            refusal = self._followers.unavailable(hello.id, waits=True)
+            refusal = self.followers.unavailable(hello.id, waits=True)
             return [Reply(event.peer, refusal), Drop(event.peer, refusal.text)]
         if isinstance(event.hello, Hello):
             self._clients[event.peer] = event.hello.client, event.hello.epoch
         return self._decide(event)
 
     def _on_left(self, event: Left) -> list[Effect]:
-        if self._model is not None:
-            self._model.gathering.left(event.peer)
+        if self.model is not None:
+            self.model.gathering.left(event.peer)
         self._clients.pop(event.peer, None)
         return self._decide(event)
 
     def _on_received(self, event: Received) -> list[Effect]:
-        if self._model is None:
+        if self.model is None:
             return self._pass([event])
-        return self._pass(self._model.gathering.received(event))
+        return self._pass(self.model.gathering.received(event))
 
     def _pass(self, events: Sequence[Received]) -> list[Effect]:
         """Let the engine handle messages; the pushes among them have come to all shards."""
         return [effect for event in events for effect in self._pass_one(event)]
 
     def _pass_one(self, event: Received) -> list[Effect]:
-        message, lost = event.message, self._followers.lost
+        message, lost = event.message, self.followers.lost
         concerned = isinstance(message, Push | Reapply | Fetch)
-        if self._model is not None and self._model.spread:
+        if self.model is not None and self.model.spread:
             concerned = concerned or isinstance(message, FetchRows | PushRows)
         if lost and concerned:
             if isinstance(event.sink, PushSink):
                 event.sink.free()
-            refusal = Reply(event.peer, self._followers.unavailable(message.id))
+            refusal = Reply(event.peer, self.followers.unavailable(message.id))
             return [*self._housekeeping(), refusal]
-        if isinstance(message, Stats) and self._model is not None and not lost:
+        if isinstance(message, Stats) and self.model is not None and not lost:
             return [*self._count.ask(event, self._now)]
         return self._decide(event)
 
@@ -325,23 +321,23 @@ class Lead:
             return self._on_lost(Lost(event.time, event.shard, str(error)))
 
     def _handle_report(self, event: Reported) -> list[Effect]:
-        message, shard, model = event.message, event.shard, self._model
+        message, shard, model = event.message, event.shard, self.model
         match message:
             case ShardState():
                 return self._on_state(shard, message)
             case Error():
-                why = f"{self._followers.name(shard)} said: {message.text}"
+                why = f"{self.followers.name(shard)} said: {message.text}"
                 return self._on_lost(Lost(event.time, shard, why))
             case TrafficCounted():
-                return self._report() if self._count.counted(shard, message) else []
+                return self._answer_statistics() if self._count.counted(shard, message) else []
             case UpdateDone() if model is not None:
-                return self._go_on(model.updating, model.updating.done(event, message))
+                return self._go_on(model, model.updating.done(event, message))
             case UpdateDone():
                 raise RemoteProtocolError(f"shard {shard} did update {message.id} unasked")
             case PushArrived() if model is not None:
                 if message.fault.get("code") == LOST:  # the client must open all connections again
                     peer = model.gathering.peer_of(message.id)
-                    why = f"its connection to {self._followers.name(shard)} is gone"
+                    why = f"its connection to {self.followers.name(shard)} is gone"
                     return [] if peer is None else [Drop(peer, why)]
                 check_largest(message.largest, shard)
                 model.measuring.arrived(message.id, shard, message.seed, message.values)
@@ -358,23 +354,23 @@ class Lead:
         return []
 
     def _on_applied(self, event: Applied) -> list[Effect]:
-        if self._model is not None and self._model.updating.concerns(event):
-            return self._go_on(self._model.updating, self._model.updating.applied(event))
+        if self.model is not None and self.model.updating.concerns(event):
+            return self._go_on(self.model, self.model.updating.applied(event))
         return self._decide(event)
 
-    def _go_on(self, updating: Updating, found: Applied | list[Effect]) -> list[Effect]:
+    def _go_on(self, model: ShardedModel, found: Applied | list[Effect]) -> list[Effect]:
         """Let the engine handle `Applied`, unless a shard was lost: then it is never published."""
         if not isinstance(found, Applied):
             return found
-        if not self.kept and self._followers.lost:
+        if not self.kept and self.followers.lost:
             return []
-        if updating.completed == found.ticket:
-            self.updated()
+        if model.updating.completed == found.ticket:
+            model.updated()
         return self._decide(found)
 
     def _on_lost(self, event: Lost) -> list[Effect]:
         """Answer all waiting requests: without this follower the model has no further version."""
-        followers, model, training = self._followers, self._model, self.engine.training
+        followers, model, training = self.followers, self.model, self.engine.training
         if event.shard in followers.lost:
             return []
         followers.lost[event.shard] = event.why
@@ -397,118 +393,25 @@ class Lead:
         if model is not None:
             effects += self._pass(model.gathering.give_up())
             model.fail_collecting(followers.why)
-        return effects + self._report()
+        return effects + self._answer_statistics()
 
     # ------------------------------------------------------------ with a state
 
     def _wait_for_followers(self) -> list[Effect]:
         """End the connections of all clients, which come back when all followers are there."""
-        effects: list[Effect] = [Note(f"{self._followers.why}; its state is waited for")]
-        if self._model is not None:
-            self._model.fail_collecting(self._followers.why)
-        effects += self._report()  # statistics wait for no follower
-        refusal = self._followers.unavailable(0, waits=True)
+        effects: list[Effect] = [Note(f"{self.followers.why}; its state is waited for")]
+        if self.model is not None:
+            self.model.fail_collecting(self.followers.why)
+        effects += self._answer_statistics()  # statistics wait for no follower
+        refusal = self.followers.unavailable(0, waits=True)
         for peer in self._clients:
             effects += [Reply(peer, refusal), Drop(peer, refusal.text)]
         return effects
 
-    def refusal(self, shard: int, state: ShardState) -> AiopsError | None:
-        """Return why a follower with this state cannot be led; None if it can.
-
-        `RolledBack`: the lead has to begin again, at an earlier moment that both have.
-        """
-        moment = CommonMoment({shard: state}, self.history)
-        why = self._refusal(shard, state) or self.refused(moment)
-        if why:
-            return UsageError(why)
-        if self.kept and self._model is not None and not self._goes_on(shard, state, moment):
-            return RolledBack(
-                f"{self._name(shard)} is at version {state.version:,}, and its lead at"
-                f" {self.engine.version:,}, or it lacks its part of a push that its lead has: it"
-                " has lost its newest rows, or is of another time (of a copy). All servers of the"
-                " model go back to the newest moment that they have together: start this one again",
-                shard=shard,
-            )
-        return None
-
-    def _goes_on(self, shard: int, state: ShardState, moment: CommonMoment) -> bool:
-        """Return whether a follower is where this lead has it, with no rows of another history."""
-        assert self._model is not None, "else it is anywhere"
-        return not moment.ahead(LARGEST) and self._model.fits(shard, state)
-
-    @property
-    def places(self) -> dict[int, int]:
-        """By shard, the number of the place that a standby has taken."""
-        return self._followers.places
-
-    def next_place(self, shard: int, generation: int) -> int:
-        """Return the number of a place that a standby takes which knows of a generation.
-
-        It begins a term above those of all servers that had the place.
-        """
-        followers = self._followers
-        known = followers.places.get(shard, 0), followers.generations.get(shard, 0)
-        return next_term(max(*known, generation), 0)
-
-    def has_begun(self, shard: int) -> bool:
-        """Return whether the server that was given a place last has been led there."""
-        followers = self._followers
-        return followers.generations.get(shard, 0) >= followers.places.get(shard, 0)
-
-    def place_refusal(self, state: ShardState) -> str:
-        """Return why a follower's standby that holds this cannot have its place; empty: it can.
-
-        It can if the follower is lost, and the standby has all that any server relies on. None
-        does on rows of tables: a client is told of its pushes that the standby lacks.
-        """
-        if not self.kept or state.shard not in self._followers.all:
-            return f"this server leads no shard {state.shard} with a state"
-        name = self._name(state.shard)
-        if state.shard not in self._followers.lost:
-            return f"{name} is there: a standby takes the place of a server that its lead has lost"
-        error = self.refusal(state.shard, state)
-        if isinstance(error, RolledBack):
-            return (
-                f"this standby has not got all that {name} had told the other servers, so"
-                " acknowledged pushes would be lost: start that server again from its state, or"
-                " promote the standby of the lead, which tells workers what they lose"
-            )
-        return "" if error is None else str(error)
-
-    def refused(self, moment: CommonMoment) -> str:
-        """Return why no moment is that of all of some followers; empty: one may be."""
-        names = ", ".join(self._followers.name(shard) for shard in moment.strange)
-        return names and (
-            f"{names}: its last lead is none that this one knows of, so their rows may be others"
-            " under the same numbers: give all servers of the model states of one time, or have a"
-            " standby fetch its own again, into an empty folder"
-        )
-
-    def _refusal(self, shard: int, state: ShardState) -> str:
-        run, shards, name = self.engine.options.run, len(self._followers) + 1, self._name(shard)
-        if state.kept != self.kept:
-            with_state, without = (self._name(0), name) if self.kept else (name, self._name(0))
-            return f"{with_state} keeps a state and {without} does not: give both --state, or none"
-        if not state.run:
-            lacks = self._model is not None and shard not in self._model.loads
-            lacks = lacks and "reached" not in state.holds  # else it has lost it
-            return f"{name} has no state, and its lead has one of run {run}" if lacks else ""
-        if (state.run, state.shard, state.shards) != (run, shard, shards):
-            return (
-                f"{name} holds shard {state.shard} of {state.shards} of run {state.run}, and is to"
-                f" be shard {shard} of {shards} of run {run}: give each server the state it wrote"
-            )
-        if self._model is None:
-            return f"{name} holds a model, and its lead has none: give both the states of one time"
-        return ""
-
-    def _name(self, shard: int) -> str:
-        return self._followers.name(shard) if shard else "its lead"
-
     def _on_state(self, shard: int, state: ShardState) -> list[Effect]:
         """Go on with a follower that has come, or come back."""
-        lost = self._followers.lost.pop(shard, None)
-        self._followers.note(shard, state.holds)
+        lost = self.followers.lost.pop(shard, None)
+        self.followers.note(shard, state.holds)
         effects: list[Effect] = []
         if self.secret and not state.run:
             effects.append(Order(shard, ShareSecret(0, self.secret)))
@@ -516,22 +419,22 @@ class Lead:
             effects.append(self._budgets.order(shard))
         effects += [Order(shard, SendAway(0, *each)) for each in self._sent_away.items()]
         self.sets.holds(shard, state.holds.get("snapshots", ()))
-        if state.run and state.holds.get("history", ()) != self.history:
+        if state.run and state.holds.get("history", ()) != self.readmission.history:
             effects += self._noted(shard)
-        if self._model is not None:
-            effects += self._with_history(self._model.resume(shard, state, self._now) or [])
+        if self.model is not None:
+            effects += self._with_history(self.model.resume(shard, state, self._now) or [])
         if self.engine.closed and shard in self._rows_on:
             effects += self._closing([shard])
-        if lost is None or self._followers.lost:
+        if lost is None or self.followers.lost:
             return effects
-        effects.append(Note(f"{self._name(shard)} is back, and all of the model with it"))
+        effects.append(Note(f"{self.followers.name(shard)} is back, and all of the model with it"))
         return effects + [Drop(peer, "all shards are there again") for peer in self._clients]
 
     def _noted(self, shard: int) -> list[Order]:
         """Return the order that tells a follower of which generation the next ones are."""
-        if not self.history:
+        if not self.readmission.history:
             return []
-        generations, began = zip(*self.history, strict=True)
+        generations, began = zip(*self.readmission.history, strict=True)
         return [Order(shard, NoteHistory(0, generations, began, began[-1]))]
 
     def _with_history(self, effects: Sequence[Effect]) -> list[Effect]:
@@ -553,29 +456,20 @@ class Lead:
         kept = self.sets.kept()
         return [Order(shard, KeepSets(0, kept)) for shard in self.sets.servers if kept]
 
-    def move(self, shard: int, host: str, port: int) -> None:
-        """Have clients reach a follower at another address from here on."""
-        self._followers.move(shard, host, port)
-
     def journalled_by(
         self, handled: Callable[[Event], list[Effect]], on_measured: OnMeasured
     ) -> None:
         """Have events handled by the engine's recorder, and norms noted in its journal."""
         self._handled, self._on_measured = handled, on_measured
-        if self._model is not None:
-            self._model.updating.on_measured = on_measured
+        if self.model is not None:
+            self.model.updating.on_measured = on_measured
 
     def restored(self, training: Training) -> None:
         """Have the model of a snapshot."""
         [effect] = [each for each in training.begun if isinstance(each, DistributeModel)]
         orders = self._distribute(effect, training)
-        if self._model is not None:
-            self._model.restored([each for each in orders if isinstance(each, Order)])
-
-    def keep_gradient(self, gradient: Gradient) -> None:
-        """Have a gradient of a snapshot, which may be applied again."""
-        if self._model is not None:
-            self._model.keep_gradient(gradient)
+        if self.model is not None:
+            self.model.restored([each for each in orders if isinstance(each, Order)])
 
     def replayed(self, effects: Sequence[Effect]) -> None:
         """Note the effects of an event that the engine has handled before."""
@@ -583,57 +477,18 @@ class Lead:
         for effect in effects:
             if isinstance(effect, DistributeModel) and training is not None:
                 self._distribute(effect, training)
-        if self._model is not None:
-            self._model.gathering.finished.clear()
-
-    def updated(self) -> None:
-        """Note that all shards have done an update, and so keep what they were given before."""
-        if self._model is not None and self._model.loads:
-            used, loads = self._model.holders, self._model.loads
-            self._model.loads = {shard: loads[shard] for shard in loads if shard not in used}
-
-    @property
-    def holding(self) -> Sequence[int]:
-        """The followers that hold a part of the model."""
-        return () if self._model is None else self._model.holders[1:]
-
-    @property
-    def updating(self) -> Sequence[int]:
-        """The followers that take part in updates: they hold parameters."""
-        return () if self._model is None else self._model.placement.used[1:]
-
-    def holders(self, owners: Mapping[str, Any]) -> Sequence[int]:
-        """Return the followers that hold a part of the model of a capture."""
-        if "model" not in owners:
-            return ()
-        rows, described = owners["model"]
-        options = self.engine.options
-        layout = Layout(rows, empty=bool(described))
-        if options.spread_tables and described:
-            return range(1, options.shards)
-        return Placement.even(layout, options.shards, options.shard_bytes).used[1:]
-
-    def spread_to(self, message: Message) -> Sequence[int]:
-        """Return the followers that have portions of a push, whose header this is."""
-        assert self._model is not None, "a model comes before its pushes"
-        assert isinstance(message, Push), "only pushes have portions"
-        pieces = self._model.placement.announced_pieces(message.parts)
-        return [shard for shard, theirs in enumerate(pieces) if shard and theirs]
-
-    def again(self, number: int, peer: int, message: Push, now: float) -> SpreadPush:
-        """Return the sink of a push that came before; see `aiops.shards.gathering.Gathering`."""
-        assert self._model is not None, "a model comes before its pushes"
-        return self._model.gathering.again(number, peer, message, now)
+        if self.model is not None:
+            self.model.gathering.finished.clear()
 
     def resumed(self, event: Resumed, outstanding: Sequence[Effect]) -> list[Effect]:
         """Go on after a replay, with the engine's effects that are to be carried out still."""
         self._now = max(self._now, event.time)
-        if self._model is not None:
-            self._model.gathering.begin_numbers(event.generation)
+        if self.model is not None:
+            self.model.gathering.begin_numbers(event.generation)
         paced = self._budgets.paced()
         return [*paced, *self._translated(outstanding), *self._decide(event)]
 
-    def _report(self) -> list[Effect]:
+    def _answer_statistics(self) -> list[Effect]:
         """Answer the requests for statistics, with the traffic that followers have counted."""
         for member in self.engine.membership:
             member.shard_traffic = self._count.clients.get(member.client, member.shard_traffic)
@@ -642,10 +497,10 @@ class Lead:
 
     def report(self) -> list[dict[str, Any]]:
         """Return each shard's line of the statistics."""
-        model, version = self._model, self.engine.version
+        model, version = self.model, self.engine.version
         if model is None:
-            return self._followers.report(version, None, ())
-        return self._followers.report(version, model.placement, model.updating.versions)
+            return self.followers.report(version, None, ())
+        return self.followers.report(version, model.placement, model.updating.versions)
 
     # ------------------------------------------------------------ the engine's effects
 
@@ -662,10 +517,10 @@ class Lead:
             match effect:
                 case DistributeModel() if training is not None:
                     found += self._with_history(self._distribute(effect, training))
-                case Apply() if self._model is not None and len(self._model.holders) > 1:
+                case Apply() if self.model is not None and len(self.model.holders) > 1:
                     if isinstance(effect.job, CaptureJob) and effect.job.row:
                         self.sets.begin(effect.job.row)
-                    found += self._model.updating.begin(effect, self.engine.version, self._now)
+                    found += self.model.updating.begin(effect, self.engine.version, self._now)
                 case Reply():
                     found += self._reply(effect)
                 case Shares():
@@ -678,17 +533,18 @@ class Lead:
         """Tell the followers the changed weights of clients, too."""
         clients = ((self._clients.get(peer), weight) for peer, weight in effect.weights)
         weights = {client[0]: weight for client, weight in clients if client is not None}
-        return [self._budgets.order(shard, weights) for shard in self.holding]
+        holders = () if self.model is None else self.model.holders[1:]
+        return [self._budgets.order(shard, weights) for shard in holders]
 
     def _housekeeping(self) -> list[Effect]:
-        return [] if self._model is None else self._model.housekeeping()
+        return [] if self.model is None else self.model.housekeeping()
 
     def _distribute(self, effect: DistributeModel, training: Training) -> list[Effect]:
         """Send each follower its part of the model."""
         engine = self.engine
         spread = engine.options.spread_tables
         given = effect, training, engine.membership, engine.admission
-        self._model = model = ShardedModel(*given, spread=spread)
+        self.model = self.readmission.model = model = ShardedModel(*given, spread=spread)
         pushed, fetched = engine.codecs
         plan: dict[str, Any] = {
             "push_codecs": tuple(sorted({codec.name for _pattern, codec in pushed.pairs})),
@@ -698,7 +554,7 @@ class Lead:
             plan[PLAN] = training.screen.compares
         model.updating.on_measured = self._on_measured
         self.sets.servers = model.holders
-        orders = model.load(effect, self._followers.table(model.placement), plan)
+        orders = model.load(effect, self.followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}
         if engine.closed:
@@ -707,19 +563,15 @@ class Lead:
 
     def _reply(self, effect: Reply) -> list[Effect]:
         """Add the shard table to a reply, or order the followers to send their portions of it."""
-        message, model, lease = effect.message, self._model, effect.lease
-        if isinstance(message, Welcome | Model) and not self._followers.lost:
-            table = self._followers.table(None if model is None else model.placement)
+        message, model, lease = effect.message, self.model, effect.lease
+        if isinstance(message, Welcome | Model) and not self.followers.lost:
+            table = self.followers.table(None if model is None else model.placement)
             message = replace(message, shards=table)
             if isinstance(message, Welcome) and self.engine.options.spread_tables:
                 message = replace(message, plan={**message.plan, SPREAD_TABLES: True})
             return [replace(effect, message=message)]
         if isinstance(message, Report):
-            report = {**message.report, "shards": self.report()}
-            report["tables"] = tables_of_all(report["tables"], [*self._count.tables.values()])
-            if self.kept:
-                states = [self._count.states.get(shard, {}) for shard in self._followers.all]
-                report["state"] = state_of_all(report.get("state") or {}, states)
+            report = self._count.of_all(message.report, kept=self.kept) | {"shards": self.report()}
             return [replace(effect, message=replace(message, report=report))]
         if lease is None or model is None or model.alone:
             return [effect]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from aiops.engine.admission import Admission
-from aiops.engine.events import DistributeModel, Effect, Order, Reply
+from aiops.engine.events import DistributeModel, Effect, Options, Order, Reply
 from aiops.engine.membership import Membership
 from aiops.engine.training import Training
-from aiops.model.layout import Array, Ints, split
-from aiops.model.placement import RAW
+from aiops.model.layout import Array, Ints, Layout, split
+from aiops.model.placement import RAW, Placement
 from aiops.model.row_shards import GIVEN_ROWS, SPREAD_TABLES, shards_of
 from aiops.shards.collecting import Collecting
 from aiops.shards.gathering import Gathering
@@ -28,7 +28,7 @@ from aiops.shards.updating import Updating
 from aiops.store.gradient import Gradient
 from aiops.store.snapshots import Lease
 from aiops.wire.fields import ShardTable
-from aiops.wire.messages import Message
+from aiops.wire.messages import Message, Push
 from aiops.wire.server_messages import (
     FinishPush,
     HoldVersion,
@@ -97,6 +97,22 @@ class ShardedModel:
         self._collecting: dict[int, Collecting] = {}
         self._collected = 0
 
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._training.store.version
+
+    def spread_to(self, message: Message) -> Sequence[int]:
+        """Return the followers that have portions of a push, whose header this is."""
+        assert isinstance(message, Push), "only pushes have portions"
+        pieces = self.placement.announced_pieces(message.parts)
+        return [shard for shard, theirs in enumerate(pieces) if shard and theirs]
+
+    def updated(self) -> None:
+        """Note that all shards have done an update, and so keep what they were given before."""
+        if self.loads:
+            self.loads = {n: load for n, load in self.loads.items() if n not in self.holders}
+
     def _all(self, message: Message) -> list[Effect]:
         """Return an order for all followers that hold a part of the model."""
         return [Order(shard, message) for shard in self.placement.used[1:]]
@@ -129,7 +145,7 @@ class ShardedModel:
         if shard not in self.holders:
             return True
         lacks = self.gathering.lacks(shard, state.holds.get("portions", ()))
-        return not lacks and self.updating.fits(shard, state, self._training.store.version)
+        return not lacks and self.updating.fits(shard, state, self.version)
 
     def resume(self, shard: int, state: ShardState, now: float) -> list[Effect] | None:
         """Make a follower's state that of the lead; None: it cannot be, as it is of another time.
@@ -146,7 +162,7 @@ class ShardedModel:
             effects.append(self.loads[shard])
         if shard not in self.holders:
             return effects
-        again = self.updating.resume(shard, state, self._training.store.version, now)
+        again = self.updating.resume(shard, state, self.version, now)
         known, freed = self.gathering.known, {m.id for m in self.gathering.finished}
         for number in state.holds.get("portions", ()):
             if number not in known and number not in freed:
@@ -245,6 +261,17 @@ class ShardedModel:
         for collecting in self._collecting.values():
             collecting.fail(why)
         self._collecting.clear()
+
+
+def holders_in(owners: Mapping[str, Any], options: Options) -> Sequence[int]:
+    """Return the followers that hold a part of the model of a capture."""
+    if "model" not in owners:
+        return ()
+    rows, described = owners["model"]
+    if options.spread_tables and described:
+        return range(1, options.shards)
+    layout = Layout(rows, empty=bool(described))
+    return Placement.even(layout, options.shards, options.shard_bytes).used[1:]
 
 
 def _of_shard(given: tuple[Ints, Array], shard: int, shards: int) -> tuple[Ints, Array]:

@@ -70,7 +70,7 @@ class KeptHost(Host):
         world: Any = self.world
         given, recording = (CommitGate(world.acks), first), world.acks > Acks.APPLIED
         if isinstance(self.coordinator, Lead):
-            self.coordinator.history = self.generations.history
+            self.coordinator.readmission.history = self.generations.history
             return LeadRecorder(self.coordinator, *given, self.generations, recording=recording)
         return FollowerRecorder(self.coordinator, *given, recording=recording)
 
@@ -288,7 +288,7 @@ class KeptWorld(World):
         return engine, lead, [Follower(algorithm, self.given, kept=True) for _ in range(1, shards)]
 
     def may_lead(self, shard: int, state: ShardState) -> bool:
-        error = self.lead_brain.refusal(shard, state)
+        error = self.lead_brain.readmission.refusal(shard, state)
         self.behind = isinstance(error, RolledBack)
         assert self.behind == (error is not None), str(error)
         return error is None

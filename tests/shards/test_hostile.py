@@ -250,7 +250,7 @@ def test_a_client_that_gives_two_pushes_one_id_is_dropped(world: World) -> None:
         said(actor, shards_push(1000, seq))
     actor.flush()
     drop(world)
-    assert not world.lead_brain._followers.lost
+    assert not world.lead_brain.followers.lost
     assert not actor.lines
     unharmed(world, 0)
 
@@ -266,7 +266,7 @@ def test_a_client_whose_refused_portions_never_come_is_dropped(
         said(actor, refused)
     actor.flush()
     drop(world)
-    assert not world.lead_brain._followers.lost
+    assert not world.lead_brain.followers.lost
     assert not actor.lines
     unharmed(world, 0)
 

@@ -63,7 +63,7 @@ class Lead:
     def __init__(self) -> None:
         engine = servers(2, "robust")
         lead: Any = engine.lead
-        self.updating = lead._model.updating
+        self.updating = lead.model.updating
         self.measuring = self.updating._measuring
         self.store = engine.stores[0]
         gradient: Any = type("Portion", (), {"number": 0, "data": b"", "parts": ()})()

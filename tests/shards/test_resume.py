@@ -64,10 +64,10 @@ def test_a_lead_begins_again_if_a_follower_has_lost_a_portion() -> None:
     [lead, follower] = hosts
     number = max(each.number for each in follower.coordinator.portions)
     state = follower.coordinator.state()
-    assert not world.lead_brain.refusal(1, state)
+    assert not world.lead_brain.readmission.refusal(1, state)
     portions = tuple(each for each in state.holds["portions"] if each != number)
     lost = replace(state, holds={**state.holds, "portions": portions})
-    assert isinstance(world.lead_brain.refusal(1, lost), RolledBack)
+    assert isinstance(world.lead_brain.readmission.refusal(1, lost), RolledBack)
     assert lead.recorder.recording
 
 
@@ -78,9 +78,9 @@ def test_a_lead_begins_again_if_a_follower_has_lost_an_update_of_no_version() ->
     world.run()
     hosts: Any = world.hosts
     state = hosts[1].coordinator.state()
-    assert not world.lead_brain.refusal(1, state)
+    assert not world.lead_brain.readmission.refusal(1, state)
     lost = replace(state, update=state.update - 1)
-    assert isinstance(world.lead_brain.refusal(1, lost), RolledBack)
+    assert isinstance(world.lead_brain.readmission.refusal(1, lost), RolledBack)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -89,9 +89,9 @@ def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: boo
     world = KeptWorld(3, 3)
     world.actors = [Actor(world, f"worker-{n}", Checker(2.0**n, 4)) for n in range(3)]
     lead: Any = world.lead_brain
-    while not (lead._model is not None and lead._model.updating._outstanding):
+    while not (lead.model is not None and lead.model.updating._outstanding):
         world.step()
-    updating, hosts, version = lead._model.updating, list[Any](world.hosts), lead.engine.version
+    updating, hosts, version = lead.model.updating, list[Any](world.hosts), lead.engine.version
     [update] = updating._outstanding.values()
     assert update.missing == {0, 1, 2}
     states = {n: hosts[n].coordinator.state() for n in (1, 2)}
@@ -99,7 +99,7 @@ def test_a_follower_cannot_refuse_an_update_that_another_one_has_made(early: boo
     bad = UpdateDone(update.ticket, np.array([0], "<i8").tobytes(), Proof().packed())
     if early:
         assert updating.done(Reported(0.0, 1, bad), bad) == []
-        assert lead.refusal(2, made) is None
+        assert lead.readmission.refusal(2, made) is None
         assert (update.missing, update.made) == ({0, 2}, set()), "that it asks changes nothing"
         orders = updating.resume(2, made, version, 1.0)
         assert [each.shard for each in orders] == [2, 1], "the other one is asked again"
@@ -119,10 +119,10 @@ def test_a_follower_that_is_lost_amid_a_step_is_given_it_again() -> None:
     lead: Any = world.lead_brain
     while not any(
         update.job.round is UpdateRound.STEP and {1, 2} <= update.missing
-        for update in (lead._model.updating._outstanding.values() if lead._model else ())
+        for update in (lead.model.updating._outstanding.values() if lead.model else ())
     ):
         world.step()
-    updating, version = lead._model.updating, lead.engine.version
+    updating, version = lead.model.updating, lead.engine.version
     [update] = updating._outstanding.values()
     state = list[Any](world.hosts)[1].coordinator.state()
     before = replace(state, version=version, update=update.ticket)  # it has rehearsed it

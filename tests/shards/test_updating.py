@@ -32,10 +32,10 @@ class Waiting:
 
     @property
     def updating(self) -> Any:
-        return self.lead._model.updating
+        return self.lead.model.updating
 
     def _begun(self, round: UpdateRound) -> bool:
-        found = self.updating._outstanding.values() if self.lead._model else ()
+        found = self.updating._outstanding.values() if self.lead.model else ()
         return any(each.job.round is round and {1, 2} <= each.missing for each in found)
 
     def late(self, now: float) -> dict[int, str]:

@@ -344,7 +344,7 @@ class World:
 
     def may_lead(self, shard: int, state: ShardState) -> bool:
         """Whether the lead goes on with a follower in this state."""
-        assert self.lead_brain.refusal(shard, state) is None
+        assert self.lead_brain.readmission.refusal(shard, state) is None
         return True
 
     @property

@@ -108,7 +108,7 @@ def of_lead(data: bytes) -> None:
         for message, sink in _fed(connection, data[1:], lambda m: lead.sink_for_follower(1, m)):
             if isinstance(message, ShardState):
                 check_state(message)
-                if error := lead.refusal(1, message):
+                if error := lead.readmission.refusal(1, message):
                     raise error
             _carried_out(lead.handle, lead.handle(Reported(0.0, 1, message, sink)))
     except AiopsError as error:

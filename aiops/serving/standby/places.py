@@ -82,9 +82,9 @@ class FollowerPlaces:
     def restore(self) -> None:
         """Reach the followers that have taken a place before, instead of those of the settings."""
         for place in self._files.generations.places:
-            self._lead.places[place.shard] = place.number
+            self._lead.followers.places[place.shard] = place.number
             if place.port:
-                self._lead.move(place.shard, place.host, place.port)
+                self._lead.followers.move(place.shard, place.host, place.port)
                 self._links.move(place.shard, self._reached(place.host), place.port)
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class FollowerPlaces:
         """Give a standby the place that it asks for, or refuse it; return the answer."""
         why = self._refusal(message)
         if not why:
-            number = self._lead.next_place(message.shard, message.generation)
+            number = self._lead.followers.next_place(message.shard, message.generation)
             near = _is_loopback(message.host) and self._own in _ANY  # at another host for others
             host, port = "" if near else message.host, message.port
             named = self._named[message.shard - 1]
@@ -124,8 +124,8 @@ class FollowerPlaces:
             *(message.shard, urls.address(message.host, message.port), message.shard),
         )
         self._given[message.shard] = message.host, message.port, self._now()
-        self._lead.places[message.shard] = number
-        self._lead.move(message.shard, *(named if returns else (host, port)))
+        self._lead.followers.places[message.shard] = number
+        self._lead.followers.move(message.shard, *(named if returns else (host, port)))
         self._links.give(message.shard, self._reached(host), port)
         if not returns:
             self.on_taken(message.shard)
@@ -153,7 +153,7 @@ class FollowerPlaces:
             check_state(state)
         except RemoteProtocolError as error:
             return str(error)
-        return self._lead.place_refusal(state)
+        return self._lead.readmission.place_refusal(state)
 
     def _beginning(self, message: TakePlace) -> str:
         """Return the address of another server that was given a place just now, and is not there.
@@ -163,7 +163,7 @@ class FollowerPlaces:
         given = self._given.get(message.shard)
         if given is None or given[:2] == (message.host, message.port):
             return ""
-        over = self._lead.has_begun(message.shard) or self._now() >= given[2] + _BEGINS
+        over = self._lead.followers.has_begun(message.shard) or self._now() >= given[2] + _BEGINS
         return "" if over else urls.address(*given[:2])
 
 

@@ -78,7 +78,7 @@ class LeadState(KeptState):
         given = files, lead.engine, policy, acks, clock, post, post_threadsafe
         super().__init__(*given, perform, recovered, promoted=promoted)
         lead.sets.holds(0, files.snapshots)
-        lead.secret, lead.history = files.generations.secret, files.generations.history
+        lead.secret, lead.readmission.history = files.generations.secret, files.generations.history
 
     def resume(self) -> None:
         """Go on where the earlier lead ended, before followers are connected."""
