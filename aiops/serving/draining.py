@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 from aiops.serving.acceptor import Acceptor, Coordinator
+from aiops.serving.event_dispatcher import EventDispatcher
 from aiops.serving.run_state import RunState
 from aiops.serving.state.shard_states import LeadState
 
@@ -19,15 +19,10 @@ class Draining:
 
     Parameters
     ----------
-    coordinator, connections, run_state
+    coordinator, connections, run_state, dispatcher
         The server's.
     deadline
         Seconds for which answers are waited for at most.
-
-    Attributes
-    ----------
-    changed
-        While it waits, set by the server when an event was handled or a connection ended.
     """
 
     def __init__(
@@ -35,11 +30,11 @@ class Draining:
         coordinator: Coordinator,
         connections: Acceptor,
         run_state: RunState,
+        dispatcher: EventDispatcher,
         deadline: float,
     ) -> None:
         self._coordinator, self._connections = coordinator, connections
-        self._run_state, self._deadline = run_state, deadline
-        self.changed: asyncio.Event | None = None
+        self._run_state, self._dispatcher, self._deadline = run_state, dispatcher, deadline
 
     async def answered(self) -> None:
         """Wait until everything is answered and sent, or peers have stopped reading."""
@@ -66,12 +61,12 @@ class Draining:
                 return
             await self._change(0.05)
 
-    async def last_set(self, until: float, broken: Callable[[], bool]) -> None:
+    async def last_set(self, until: float) -> None:
         """Have all servers of a sharded model write their states, until a time at most."""
         state, loop = self._run_state.kept, asyncio.get_running_loop()
         if not isinstance(state, LeadState):
             return
-        while loop.time() < until and state.take_last() and not broken():
+        while loop.time() < until and state.take_last() and not self._dispatcher.broken:
             await self._change(0.05)
         state.report_last()
 
@@ -84,6 +79,6 @@ class Draining:
 
     async def _change(self, seconds: float) -> None:
         """Wait until an event is handled or a connection ends, for at most ``seconds``."""
-        self.changed = changed = asyncio.Event()
+        self._dispatcher.changed = changed = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(changed.wait(), seconds)

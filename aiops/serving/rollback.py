@@ -75,5 +75,5 @@ async def serve(
             if ending():
                 raise
             _log.error("%s; it begins again", why)
-        server = await start(make, ending, next_term=False, alone=server.alone)
+        server = await start(make, ending, next_term=False, alone=server.run_state.alone)
         present(server)

@@ -259,7 +259,7 @@ async def test_a_server_that_cuts_off_whoever_asks_is_not_besieged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with aiops.serve(policy="asgd") as server:
-        handle, asked = server._handle, 0
+        handle, asked = server._dispatcher.handle, 0
 
         def refuse(event: Event) -> list[Effect]:
             nonlocal asked
@@ -269,7 +269,7 @@ async def test_a_server_that_cuts_off_whoever_asks_is_not_besieged(
                 return []
             return handle(event)
 
-        monkeypatch.setattr(server, "_handle", refuse)
+        monkeypatch.setattr(server._dispatcher, "handle", refuse)
         client = await aiops.AsyncClient(server.url, timeout=60.0).connect()
         with pytest.raises(DeadlineExceeded):
             await client.stats()

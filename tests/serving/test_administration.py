@@ -187,7 +187,7 @@ class TestSnapshot:
                     worker.step(ONES)
                     said = aiops("snapshot", server.url)
                     assert said == f"{server.url} has a snapshot of version {version}\n"
-                    headers = server.call(lambda s: [*s.state_files.headers()])
+                    headers = server.call(lambda s: [*s.run_state.files.headers()])
                     assert headers[0][1].versions[0] == version
 
     def test_a_server_without_a_state_says_so(self) -> None:
@@ -235,7 +235,7 @@ class TestRollback:
             worker.step(ONES)
             aiops("snapshot", server.url)
             worker.step(ONES)
-            assert server.call(lambda s: s._run_state.note_rollback(1))
+            assert server.call(lambda s: s.run_state.note_rollback(1))
             server.call(lambda s: setattr(s, "_broken", True))  # as if it was killed here
         with monkeypatch.context() as patch:
             patch.setattr(state_files, "JournalWriter", no_room)

@@ -47,7 +47,7 @@ def damage(path: Path) -> None:
 
 def at_rest(server: Any) -> bool:
     """True if a lead knows that all have synced their snapshots: files are there before that."""
-    state = server._run_state.kept
+    state = server.run_state.kept
     return not (state._writing or state._lead.sets.writing)
 
 
@@ -55,7 +55,7 @@ def snapshot_of_all(lead: ServerThread, folders: list[Path]) -> None:
     """Have all take a snapshot; while one is being written, none would begin."""
     before = [snapshots(folder) for folder in folders]
     lead.call(
-        lambda server: server.post(SnapshotDue(server._now(), server._run_state.kept.newest + 1))
+        lambda server: server.post(SnapshotDue(server._now(), server.run_state.kept.newest + 1))
     )
     each = [*zip(folders, before, strict=True)]
     until(lambda: all(snapshots(folder)[:1] != old[:1] for folder, old in each))

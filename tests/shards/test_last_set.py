@@ -68,7 +68,7 @@ def test_if_the_newest_set_has_all_there_is_no_other(tmp_path: Path) -> None:
         until(lambda: not server.call(lambda running: running.connections.peers))
         snapshot_of_all(server, folders)
         written = [*map(newest, folders)]
-        until(lambda: server.call(lambda running: running._run_state.kept._mark.row) == written[0])
+        until(lambda: server.call(lambda running: running.run_state.kept._mark.row) == written[0])
     assert [*map(newest, folders)] == written
 
 

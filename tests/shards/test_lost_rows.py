@@ -24,8 +24,8 @@ async def cut(server: Server) -> None:
         await client.fetch_rows("a", ids)
         pushes = [asyncio.ensure_future(client.push_rows("a", ids, ones)) for _ in range(6)]
         await asyncio.sleep(0)  # they are sent, and not answered
-        assert server._links is not None
-        server._links._followers[2].link.fault(ConnectionLost("cut by the test"))
+        assert server._leading is not None
+        server._leading.links._followers[2].link.fault(ConnectionLost("cut by the test"))
         outcomes = await asyncio.gather(*pushes, return_exceptions=True)
         refused = [each for each in outcomes if isinstance(each, BaseException)]
         assert refused

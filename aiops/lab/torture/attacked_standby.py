@@ -31,7 +31,7 @@ class AttackedStandby(AttackedServer):
         await super().begin()
         server, standby = self.machine, self._standby
         run = server.server.run
-        facts = {"run": run, "generation": server.server.generation, "row": 0}
+        facts = {"run": run, "generation": server.server.run_state.generation, "row": 0}
         self.doors["server, by a standby"] = self.door(server, "standby_hello", **facts)
         self.doors["standby"] = self.door(standby)._replace(
             accept=lambda: standby.standby.connections.accept()
@@ -44,7 +44,7 @@ class AttackedStandby(AttackedServer):
         wrong = await super().check()
         if not self._standby.running or self._standby.serving:
             wrong.append(f"the standby is none any more: {self._standby.error!r}")
-        fed = self.machine.server.state_report() or {}
+        fed = self.machine.server.run_state.report() or {}
         names = [line["name"] for line in fed.get("standbys", ())]
         if names != ["127.0.0.1:7272"]:
             wrong.append(f"standbys that are fed: {names}")

@@ -263,7 +263,7 @@ class ClusterServers:
         site = self.site(0)
         if not all(machine.serving for machine in site):
             return []
-        return [machine.server.state_report() or {} for machine in site]
+        return [machine.server.run_state.report() or {} for machine in site]
 
     def promote(self) -> bool:
         """Promote the standby, unless the operator knows better; return whether it was told to."""
@@ -296,7 +296,8 @@ class ClusterServers:
             standby = getattr(machine, "standby", None)
             if standby is None or not standby.whole or machine.serving or not machine.running:
                 return False
-            if generations.term(standby.generation) != generations.term(server.server.generation):
+            generation = server.server.run_state.generation
+            if generations.term(standby.generation) != generations.term(generation):
                 return False
         return True
 

@@ -52,9 +52,9 @@ class FollowedRun:
 
     def __init__(self, config: Config, saved: Callable[[int], None]) -> None:
         self.server = server = Server(config)
-        if server.state_files is None:
+        if server.run_state.files is None:
             raise UsageError("a standby keeps a state: name its folder with --state")
-        self.files = files = server.state_files
+        self.files = files = server.run_state.files
         self._loop, self._saved = asyncio.get_running_loop(), saved
         self.replayer = server.replayer()
         self.writer: JournalWriter | None = None
@@ -81,7 +81,7 @@ class FollowedRun:
         return await asyncio.to_thread(self._recover, replayer)
 
     def _recover(self, replayer: Replayer | FollowerReplayer) -> Recovered | None:
-        found = self.server.recover(replayer)
+        found = self.server.run_state.recover(replayer)
         self.replayer, replayer.taken = replayer, self._captured
         if isinstance(replayer, FollowerReplayer):
             replayer.go_on()
@@ -90,7 +90,7 @@ class FollowedRun:
     def apply(self, frame: JournalFrame) -> None:
         """Bring the engine along by a row."""
         if frame.number == 1:
-            self.server.check_begin(frame)
+            self.server.run_state.check_begin(frame)
             self.replayer.begin(frame)
         else:
             self.replayer.feed(frame)

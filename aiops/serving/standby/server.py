@@ -553,7 +553,7 @@ class StandbyServer:
                 self._reply(peer, refused_promotion(id, text))
             raise UsageError(text) from None
         self.server = server  # a follower may be started again from here on
-        generation, version = server.generation, server.version
+        generation, version = server.run_state.generation, server.version
         _log.warning("promoted: generation %s, version %d", generation_text(generation), version)
         for peer, id in asked:
             self._reply(peer, Promoted(id, generation, version))
@@ -569,8 +569,8 @@ class StandbyServer:
     def _next(self) -> Server:
         """Return a server of the state, which is to tell the primaries that it is one."""
         server = self._again()
-        if server.state_files is not None:
-            server.state_files.predecessors = tuple(self._primaries)
+        if server.run_state.files is not None:
+            server.run_state.files.predecessors = tuple(self._primaries)
         if self._port is not None:
             server.socket = self._port.dup()
         return server
@@ -652,9 +652,9 @@ class StandbyServer:
         """Return what the standby of a follower has."""
         copy, config = self._made, self._config
         server = copy.server
-        if server is None or server.state_files is None:  # it is being read, or there is none
+        if server is None or server.run_state.files is None:  # it is being read, or there is none
             return ShardCopy("", config.shard or 0, 0, 0, (), False, self._state_report())
-        files = server.state_files
+        files = server.run_state.files
         given = copy.position.run, *files.place, server.version
         facts = self._state_report(), files.generations.secret, copy.place_of(files.place[0])
         return ShardCopy(*given, copy.cuts, copy.whole, *facts, copy.led_by)

@@ -153,7 +153,7 @@ def test_all_servers_of_a_run_share_its_secret_and_no_report_has_it(
     assert len(secret) == 32
     assert stat.S_IMODE((tmp_path / "a" / "generation").stat().st_mode) == 0o600
     with StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby:
-        standby.wait(server.call(lambda running: running._run_state.kept.newest))
+        standby.wait(server.call(lambda running: running.run_state.kept.newest))
         assert held(tmp_path / "b").secret == secret
         report = server.call(lambda running: running.engine.report())
     assert stat.S_IMODE((tmp_path / "b" / "generation").stat().st_mode) == 0o600

@@ -67,7 +67,7 @@ def held(folder: Path) -> tuple[TakenPlace, ...]:
 def test_a_worker_goes_on_with_the_standby_of_one_follower(made: Any, tmp_path: Path) -> None:
     """The lead and the other follower are the servers that they were; each step counts once."""
     run = made(shards=3, acks="replicated")
-    generation = run.lead.call(lambda running: running.generation)
+    generation = run.lead.call(lambda running: running.run_state.generation)
     with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
         for step in range(1, 13):
             if step == 7:
@@ -83,7 +83,7 @@ def test_a_worker_goes_on_with_the_standby_of_one_follower(made: Any, tmp_path: 
         assert [line["version"] for line in lines] == [12] * 3
         host, port = urls.parse(run.copies[0].url)
         assert (lines[1]["host"], lines[1]["port"]) == (host, port)
-    assert run.lead.call(lambda running: running.generation) == generation
+    assert run.lead.call(lambda running: running.run_state.generation) == generation
     assert held(tmp_path / "a" / "shard-0") == (TakenPlace(1, FIRST, host, port),)
     assert held(tmp_path / "b" / "shard-1") == (TakenPlace(1, FIRST),)
 
@@ -148,7 +148,7 @@ def test_the_old_follower_is_not_led_again_and_comes_back_as_a_standby(
         assert line["port"] == place.port
         returned.stop()
         [new], run.copies = run.copies, [run.follower_standby("a", 1, port)]
-        run.copies[0].wait(new.call(lambda running: running.server._run_state.kept.newest))
+        run.copies[0].wait(new.call(lambda running: running.server.run_state.kept.newest))
         for step in (3, 4):
             assert worker.step(ONES).version == step
         new.stop()
@@ -193,7 +193,8 @@ def test_the_standby_of_the_lead_is_promoted_with_the_server_that_has_the_place(
         moved(run, tmp_path)
         assert worker.step(ONES).version == 2
         run.until(lambda state: not any(each["gone"] for each in state["shards"]), run.standby.url)
-        run.lead.call(lambda running: running._links.end(leave=False))  # as if it were killed
+        # As if it were killed.
+        run.lead.call(lambda running: running._leading.links.end(leave=False))
         for server in (run.lead, run.followers[1]):
             server.stop()
         found = run.promote()

@@ -86,12 +86,12 @@ def test_what_the_standby_of_any_server_lacks_is_told(
             servers = [run.lead, *run.followers]
             for number, at in cuts.items():
                 if at == push:
-                    row = servers[number].call(lambda running: running._run_state.kept.newest)
+                    row = servers[number].call(lambda running: running.run_state.kept.newest)
                     standbys[number].wait(row)
                     standbys[number].call(cut_off)
             worker.push_rows("z", IDS, ONES, version=0)
         for number in {0, 1, 2} - cuts.keys():
-            row = servers[number].call(lambda running: running._run_state.kept.newest)
+            row = servers[number].call(lambda running: running.run_state.kept.newest)
             standbys[number].wait(row)
         run.stop_primaries()
         assert isinstance(run.promote(), Promoted)

@@ -81,7 +81,7 @@ class Run:
         """Wait until each standby has all rows of its server."""
         servers = [self.lead, *self.followers]
         for server, standby in zip(servers, [self.standby, *self.copies], strict=True):
-            standby.wait(server.call(lambda running: running._run_state.kept.newest))
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
 
     def until(self, true: Any, url: str = "") -> dict[str, Any]:
         """Return the statistics of a server (default: the lead) once they are as they should be."""
@@ -177,12 +177,12 @@ def test_standbys_at_different_moments_go_back_to_the_newest_that_all_have(
             servers = [run.lead, *run.followers]
             for number, at in cuts.items():
                 if at == step:
-                    row = servers[number].call(lambda running: running._run_state.kept.newest)
+                    row = servers[number].call(lambda running: running.run_state.kept.newest)
                     standbys[number].wait(row)
                     standbys[number].call(cut_off)
             worker.step(ONES)
         for number in {0, 1, 2} - cuts.keys():
-            row = servers[number].call(lambda running: running._run_state.kept.newest)
+            row = servers[number].call(lambda running: running.run_state.kept.newest)
             standbys[number].wait(row)
         run.stop_primaries()
         found = run.promote()
@@ -214,7 +214,7 @@ def test_a_promotion_that_ends_halfway_is_made_again(
                 run.caught_up()
                 run.standby.call(cut_off)
             worker.step(ONES)
-        run.copies[0].wait(run.followers[0].call(lambda running: running._run_state.kept.newest))
+        run.copies[0].wait(run.followers[0].call(lambda running: running.run_state.kept.newest))
         run.stop_primaries()
         broken, way = list[str](), getattr(ShardLinks, name)
 
@@ -270,7 +270,7 @@ def test_a_follower_from_before_a_promotion_is_not_taken_for_a_promoted_standby(
     run.lead = run.standby
     old = run.follower("a", 1)  # as it was started before, and not as a standby
     run.standby = run.standing("a", [old])
-    run.standby.wait(run.lead.call(lambda running: running.server._run_state.kept.newest))
+    run.standby.wait(run.lead.call(lambda running: running.server.run_state.kept.newest))
     with pytest.raises(Refused, match=r"is not there \(this follower is no standby: start it with"):
         run.promote()
     with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
@@ -278,7 +278,7 @@ def test_a_follower_from_before_a_promotion_is_not_taken_for_a_promoted_standby(
     old.stop()
     [follower], run.copies = run.copies, [run.follower_standby("a", 1, urls.parse(old.url)[1])]
     for standby, primary in ((run.standby, run.lead), (run.copies[0], follower)):
-        standby.wait(primary.call(lambda running: running.server._run_state.kept.newest))
+        standby.wait(primary.call(lambda running: running.server.run_state.kept.newest))
     run.until(lambda state: state["shards"][0].get("whole"), run.standby.url)
     assert isinstance(run.promote(), Promoted)
     with aiops.Worker(run.standby.url, ZEROS, timeout=30) as worker:
@@ -412,7 +412,7 @@ def test_the_old_servers_come_back_as_standbys(made: Any) -> None:
         run.lead, run.followers = run.standby, run.copies
         run.copies = [run.follower_standby("a", 1)]
         run.standby = run.standing("a", run.copies)
-        rows = [each.served._run_state.kept.newest for each in (run.lead, *run.followers)]
+        rows = [each.served.run_state.kept.newest for each in (run.lead, *run.followers)]
         for row, standby in zip(rows, [run.standby, *run.copies], strict=True):
             standby.wait(row)
         assert worker.step(ONES).version == 7

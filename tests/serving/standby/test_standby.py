@@ -112,9 +112,9 @@ def test_its_engine_is_the_primarys(run: str, every: float, tmp_path: Path) -> N
         def shown(engine: Any) -> tuple[str, dict[str, Any]]:
             return digest(engine), statistics.decided(engine.report())
 
-        row = server.call(lambda running: running._run_state.kept.newest)
+        row = server.call(lambda running: running.run_state.kept.newest)
         expected, report = server.call(lambda running: shown(running.engine))
-        while row != (row := server.call(lambda running: running._run_state.kept.newest)):
+        while row != (row := server.call(lambda running: running.run_state.kept.newest)):
             expected, report = server.call(lambda running: shown(running.engine))
         standby.wait(row)
         found, standbys = standby.call(lambda running: shown(running._engine()))
@@ -218,7 +218,7 @@ def test_any_greeting_of_a_standby_is_answered(
     """Rows are the same only in the generation in which the primary fed it."""
     assert primary.server is not None
     run = primary.server.run if run == "the run" else run
-    known = primary.server.generation if generation is None else generation
+    known = primary.server.run_state.generation if generation is None else generation
 
     async def greet() -> Message | None:
         peer = await connected(primary.url)
@@ -281,7 +281,7 @@ def test_a_standby_goes_on_to_a_primary_that_takes_its_token(tmp_path: Path) -> 
             worker.step({"w": np.ones(64, np.float32)})
         several = f"{other.url},{server.url.removeprefix('aiops://')}"
         with StandbyThread(state=tmp_path / "b", standby=several, **given) as standby:
-            standby.wait(server.call(lambda running: running._run_state.kept.newest))
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
         given["token"] = "simsim"
         with StandbyThread(state=tmp_path / "d", standby=several, **given) as standby:
             assert isinstance(standby.error, UsageError)
@@ -298,7 +298,7 @@ def test_a_standby_that_was_fed_waits_while_its_token_is_wrong(tmp_path: Path) -
                 worker.step({"w": np.ones(64, np.float32)})
             made = StandbyThread(state=tmp_path / "b", standby=server.url, **given)
             standby = stack.enter_context(made)
-            standby.wait(server.call(lambda running: running._run_state.kept.newest))
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
             port = urls.parse(server.url)[1]
         other = ServerThread(policy="asgd", token="barley", state=tmp_path / "c", port=port)
         stack.enter_context(other)
@@ -394,26 +394,26 @@ def test_a_standby_outlives_what_a_primary_sends(
 def test_the_journal_keeps_what_a_new_standby_is_still_to_be_sent(tmp_path: Path) -> None:
     with ServerThread(policy="asgd", state=tmp_path / "a") as server:
         train(server.url, PLAIN, 1, 3)
-        assert server.call(lambda running: running._run_state._feeds.first_needed()) == LARGEST
+        assert server.call(lambda running: running.run_state._feeds.first_needed()) == LARGEST
 
         async def greet() -> int:
             peer = await connected(server.url)
             peer.send(hello())
             assert isinstance(await peer.receive(), StandbyWelcome)
             assert isinstance(await peer.receive(), JournalRows)
-            found = server.call(lambda running: running._run_state._feeds.first_needed())
+            found = server.call(lambda running: running.run_state._feeds.first_needed())
             peer.close()
             return int(found)
 
         def slow(running: Any) -> None:  # a new standby that has not caught up
-            for standby in running._run_state._feeds._standbys.values():
+            for standby in running.run_state._feeds._standbys.values():
                 standby.needed = 3
 
         with StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby:
-            standby.wait(server.call(lambda running: running._run_state.kept.newest))
-            assert server.call(lambda running: running._run_state._feeds.first_needed()) == LARGEST
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
+            assert server.call(lambda running: running.run_state._feeds.first_needed()) == LARGEST
             server.call(slow)
-            assert server.call(lambda running: running._run_state._feeds.first_needed()) == 3
+            assert server.call(lambda running: running.run_state._feeds.first_needed()) == 3
         assert asyncio.run(greet()) in (1, LARGEST)
 
 
@@ -423,8 +423,8 @@ def test_the_bytes_that_a_standby_lacks_are_told(tmp_path: Path) -> None:
         train(server.url, PLAIN, 1, 3)
 
         def behind(running: Any) -> tuple[int, int, int]:
-            [row] = running.state_report()["standbys"]
-            return row["behind_rows"], row["behind_bytes"], running._run_state.kept.nbytes
+            [row] = running.run_state.report()["standbys"]
+            return row["behind_rows"], row["behind_bytes"], running.run_state.kept.nbytes
 
         async def run() -> None:
             peer = await connected(server.url)
@@ -432,7 +432,7 @@ def test_the_bytes_that_a_standby_lacks_are_told(tmp_path: Path) -> None:
             assert isinstance(await peer.receive(), StandbyWelcome)
             last = 0
             while (found := server.call(behind))[0]:
-                if last < server.call(lambda running: running._run_state.kept.newest):
+                if last < server.call(lambda running: running.run_state.kept.newest):
                     rows = await peer.receive()
                     assert isinstance(rows, JournalRows)
                     last = rows.last
@@ -530,7 +530,7 @@ def test_a_standby_whose_journal_has_ended_takes_no_further_row(tmp_path: Path) 
         train(server.url, PLAIN, 1, 3)
         standby = StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url)
         with standby:
-            standby.wait(server.call(lambda running: running._run_state.kept.newest))
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
 
             def fail(running: StandbyServer) -> None:
                 run = running._made._run
@@ -557,7 +557,7 @@ def test_a_promotion_that_gets_no_port_spends_no_generation(tmp_path: Path) -> N
     with ServerThread(policy="asgd", state=tmp_path / "a") as server:
         train(server.url, PLAIN, 1, 3)
         with StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby:
-            standby.wait(server.call(lambda running: running._run_state.kept.newest))
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
             before = generation()
 
             def promote(running: StandbyServer) -> None:
@@ -645,7 +645,7 @@ def test_a_server_remembers_that_it_was_superseded(tmp_path: Path) -> None:
                 break
             threading.Event().wait(0.02)
         assert standby.served is not None
-        assert term(standby.served.generation) == 2
+        assert term(standby.served.run_state.generation) == 2
 
 
 @pytest.mark.parametrize("promoted", [False, True])
@@ -742,6 +742,6 @@ def test_a_standby_answers_while_it_takes_a_snapshot(
                 assert client.stats()["state"]["applied"] == 0
         finally:
             go_on.set()
-        standby.wait(server.call(lambda running: running._run_state.kept.newest))
+        standby.wait(server.call(lambda running: running.run_state.kept.newest))
         with aiops.Client(standby.url) as client:
             assert client.stats()["version"] == 9

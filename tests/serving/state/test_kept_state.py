@@ -84,7 +84,7 @@ def copy(server: ServerThread, folder: Path, to: Path) -> tuple[str, dict[str, A
 
     def copied(running: Any) -> tuple[str, dict[str, Any]]:
         # A copy takes a while, and it may rename meanwhile.
-        running._run_state.kept._snapshots.wait()
+        running.run_state.kept._snapshots.wait()
         shutil.copytree(folder, to)
         return digest(running.engine), statistics.decided(running.engine.report())
 
@@ -265,7 +265,7 @@ def test_the_bytes_of_open_connections_are_kept(
             thread.start()
         trained.wait(PATIENCE)
         # Answers to fetches, which acknowledge nothing, do not wait for their rows.
-        recorder = server.call(lambda running: running._run_state.kept.recorder)
+        recorder = server.call(lambda running: running.run_state.kept.recorder)
         eventually(lambda: not recorder.lag, "the rows of the last fetches are synced")
         live = server.call(lambda running: running.engine.membership.ledger())
         copy(server, state, tmp_path / "copy")
@@ -442,7 +442,7 @@ def test_a_server_that_is_killed_again_and_again_takes_a_snapshot_at_its_start(
                 train(server.url, PLAIN, start, 3)
             until = time.monotonic() + PATIENCE
             while (
-                server.call(lambda running: running._run_state.kept._earlier)
+                server.call(lambda running: running.run_state.kept._earlier)
                 > 6 * SystemDisk.segment
                 and time.monotonic() < until
             ):
@@ -670,7 +670,7 @@ def test_no_answer_leaves_before_it_is_said_that_the_journal_has_ended(
             worker.step(gradient)
 
         def fail(running: Any) -> None:
-            runner, state = running._runner, running._run_state.kept
+            runner, state = running._runner, running.run_state.kept
             [peer] = running.connections.peers.values()
             assert (peer.link.shortcut is not None) is steady
             shortcut, reply = peer.link.shortcut, runner.actions[Reply]
@@ -728,7 +728,7 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
     with ServerThread(state=tmp_path / "s", **settings) as server:
 
         def told() -> Any:
-            return server.call(lambda running: running._run_state.kept.report())
+            return server.call(lambda running: running.run_state.kept.report())
 
         def acknowledged(level: str) -> None:
             until = time.monotonic() + 20
@@ -785,7 +785,7 @@ def test_a_server_answers_while_it_begins_another_journal(
             worker.step(gradient)
             server.call(
                 lambda running: running.post(
-                    running._run_state.kept._journal._ended(
+                    running.run_state.kept._journal._ended(
                         0.0, OSError(errno.EIO, "Input/output error")
                     )
                 )
@@ -812,7 +812,7 @@ def test_if_the_snapshot_over_a_gap_is_damaged_the_rows_before_it_are_the_state(
         train(server.url, PLAIN, 1, 3)
 
         def told() -> Any:
-            return server.call(lambda running: running._run_state.kept.report())
+            return server.call(lambda running: running.run_state.kept.report())
 
         def full(*_given: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -860,7 +860,7 @@ def test_what_was_begun_again_is_no_journal_before_its_snapshot(
             train(server.url, PLAIN, 2, 1)
             until = time.monotonic() + 20
             while not server.call(
-                lambda running: running._run_state.kept.report()["snapshot_error"]
+                lambda running: running.run_state.kept.report()["snapshot_error"]
             ):
                 assert time.monotonic() < until
         with monkeypatch.context() as patch:
@@ -1052,7 +1052,7 @@ def test_applied_keeps_snapshots_and_no_journal(damaged: bool, tmp_path: Path) -
         gradient = {"w": np.ones(64, np.float32)}
         for _ in range(3):
             worker.step(gradient)
-        while server.call(lambda running: running._run_state.kept.report()["snapshot"]) < 4:
+        while server.call(lambda running: running.run_state.kept.report()["snapshot"]) < 4:
             worker.step(gradient)
         copy(server, folder, tmp_path / "copy")  # as after a kill
         version = worker.version
@@ -1097,9 +1097,9 @@ def test_the_memory_of_a_capture_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     caplog.set_level("INFO", "aiops.server")
     with ServerThread(policy="fasgd", state=tmp_path / "s", snapshot_every=0.02) as server:
         train(server.url, PLAIN, 1, 3)
-        while not server.call(lambda running: running._run_state.kept.report()["capture_bytes"]):
+        while not server.call(lambda running: running.run_state.kept.report()["capture_bytes"]):
             pass
-        nbytes = server.call(lambda running: running._run_state.kept.report()["capture_bytes"])
+        nbytes = server.call(lambda running: running.run_state.kept.report()["capture_bytes"])
         store = server.call(lambda running: running.engine.defined_store)
     state = sum(array.nbytes for arrays in store.state for array in arrays)
     assert nbytes == state + store.layout.nbytes

@@ -90,7 +90,7 @@ class TestKeepJournal:
                 until = time.monotonic() + 20
                 while time.monotonic() < until:
                     if (
-                        server.call(lambda running: running._run_state.kept.report()["acks"])
+                        server.call(lambda running: running.run_state.kept.report()["acks"])
                         == level
                     ):
                         return

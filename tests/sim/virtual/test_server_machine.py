@@ -85,7 +85,7 @@ def test_a_standby_is_promoted_when_its_primary_is_lost(acks: str) -> None:
                         assert (await worker.step(STEP)).version == step
                     assert (worker.params["w"] == -20).all()
                     assert worker.rolled_back == 0
-                    assert other.server.generation > 1
+                    assert other.server.run_state.generation > 1
                     assert other.serving
 
     main()
@@ -773,7 +773,7 @@ async def test_a_promoted_lead_that_goes_back_leaves_nothing_of_later_moments() 
         await asyncio.sleep(0.1)
         assert lead.promote()
         await testing.until(lambda: lead.serving, "it is promoted", limit=60.0)
-        files = lead.server.state_files
+        files = lead.server.run_state.files
         assert files is not None
         row = files.generations.starts[-1].row
         assert row < min(behind)
@@ -830,8 +830,8 @@ async def test_a_promoted_server_that_goes_back_in_its_place_waits_for_no_standb
         before = follower.server
         before._stop_with(RolledBack("another server lacks rows", row=1))
         await testing.until(lambda: follower.server is not before, "it is back", limit=60.0)
-        assert before.alone
-        assert follower.server.alone
+        assert before.run_state.alone
+        assert follower.server.run_state.alone
         await asyncio.wait_for(worker.step({"w": np.ones(24)}), 60.0)
         assert lead.server.version == 4
     for machine in standbys:
