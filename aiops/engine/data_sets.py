@@ -67,6 +67,7 @@ from typing import Any
 from aiops.engine.data_set import DataSet, DataTask, add, covers, length, remove
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.engine.membership import Member, Membership
+from aiops.engine.push_closure import PushClosure
 from aiops.engine.replies import error_of
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
@@ -124,23 +125,22 @@ class DataSets:
         The workers.
     deadline
         Seconds without progress after which a worker's tasks return (``--worker-deadline``).
+    closure
+        While pushes are paused, no task returns for lack of progress.
 
     Attributes
     ----------
     waiting
         The requests that wait. While there are any, `answer` is due after each event.
-    paused
-        Whether pushes are paused: then no task returns for lack of progress.
     """
 
-    def __init__(self, membership: Membership, deadline: float) -> None:
-        self._membership, self._deadline = membership, deadline
+    def __init__(self, membership: Membership, deadline: float, closure: PushClosure) -> None:
+        self._membership, self._deadline, self._closure = membership, deadline, closure
         self._sets: dict[str, DataSet] = {}
         self._tasks: dict[int, DataTask] = {}
         self._held: dict[int, set[int]] = {}  # numbers of tasks by holder
         self._absent: dict[int, float] = {}  # by holder: since when it has no connection
         self.waiting: list[_Waiting] = []
-        self.paused = False
         self._numbers = 0
 
     # ------------------------------------------------------------ requests
@@ -253,6 +253,18 @@ class DataSets:
                 task.since = now
                 task.data.count(task.epoch, stop - start)
                 self._done(task)
+
+    def count_all(self, seen: Mapping[int, Examples], now: float) -> set[int]:
+        """Count what the members of a round have seen, by connection, or nothing of it.
+
+        Returns those of which some examples are not theirs any more; if there are any, none count.
+        """
+        rows = [(peer, self._membership.at(peer), ranges) for peer, ranges in seen.items()]
+        outdated = {peer for peer, member, ranges in rows if not self.owned(member, ranges)}
+        if not outdated:
+            for _peer, member, ranges in rows:
+                self.count(member, ranges, now)
+        return outdated
 
     # ------------------------------------------------------------ workers
 
@@ -374,7 +386,6 @@ class DataSets:
 
     def go_on(self, now: float) -> None:
         """Begin the deadlines of all tasks again: pushes were paused, and are taken from now on."""
-        self.paused = False
         for task in self._tasks.values():
             task.since = now
 
@@ -385,7 +396,7 @@ class DataSets:
             self._give_up(holder)
         for holder in sorted(self._held):
             progress = [self._tasks[number].since for number in self._held[holder]]
-            if not self.paused and now >= max(progress) + self._deadline:
+            if not self._closure.paused and now >= max(progress) + self._deadline:
                 self._give_up(holder)
 
     def _next(self, now: float) -> float:

@@ -138,6 +138,7 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.membership import Member, Membership
+from aiops.engine.push_closure import PushClosure
 from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, compare, given, given_rows, offered
 from aiops.engine.rendezvous import Rendezvous
@@ -161,7 +162,6 @@ from aiops.store.warmup import Warmup
 from aiops.wire import messages
 from aiops.wire.connection import Connection, SinkFor
 from aiops.wire.data_messages import CoverPush, TakeTask
-from aiops.wire.fields import Examples
 from aiops.wire.messages import (
     Define,
     Describe,
@@ -215,8 +215,8 @@ class Engine:
         The policy of this run, and the machine as above.
     warnings
         What is to be said, once, of the settings of this run.
-    paused
-        The reason for which an administrator has paused pushes; empty: they are taken.
+    closure
+        Whether pushes are taken.
 
     Raises
     ------
@@ -257,8 +257,7 @@ class Engine:
         self.rendezvous = Rendezvous(self.plan.get("average"), *relay, options.worker_deadline)
         self.training: Training | None = None
         self.policy = algorithm.policy(workers)
-        self._stopping: Stopping | None = None
-        self.paused = ""
+        self.closure = PushClosure()
         self._shell_report = shell_report
         self.now = 0.0
         self._started: float | None = None  # the time of the first event
@@ -431,7 +430,7 @@ class Engine:
         return {
             "policy": self.algorithm.name,
             "settings": self.algorithm.settings(),
-            "paused": self.paused,
+            "paused": self.closure.paused,
             "warnings": list(self.warnings.given),
             **statistics.report(
                 *parts,
@@ -447,15 +446,13 @@ class Engine:
 
         Its owners have the rest.
         """
-        stopping = self._stopping
-        ending = None if stopping is None else [stopping.time, stopping.kept]
-        return [self.now, self._started, ending, self.paused]
+        return [self.now, self._started, *self.closure.state()]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Continue with what `state` returned, before there is a model."""
-        self.now, self._started, ending, self.paused = state
-        if ending is not None:  # rows that follow have refused pushes
-            self._stopping = Stopping(*ending)
+        self.now, self._started, *closure = state
+        self.closure.restore(closure)
+        if self.closure.ending is not None:  # rows that follow have refused pushes
             self.rendezvous.stop()
 
     # ------------------------------------------------------------ membership
@@ -522,38 +519,25 @@ class Engine:
         return updates + self.rendezvous.tick(event.time)
 
     def _stop(self, event: Stopping) -> list[Effect]:
-        self._stopping = event
+        self.closure.end(event)
         return self._drain(event) + self.rendezvous.stop()
-
-    @property
-    def closed(self) -> str:
-        """The reason for which no pushes are taken, as a sentence; empty: they are."""
-        if self._stopping is not None:
-            return "the server is shutting down and takes no more pushes"
-        return self.paused and f"the server takes no pushes at present: {self.paused}"
 
     def _pause(self, event: Paused) -> list[Effect]:
         """Take no more pushes, or take them again; then workers have all of their time again."""
-        self.paused, training = event.why, self.training
+        self.closure.pause(event.why)
+        training = self.training
         if training is None:
             return []
-        self._tell_closed(training)
         if training.updates.maker.position is not None:
-            training.updates.maker.position.pause(event.time, paused=bool(self.paused))
-        if self.paused:
+            training.updates.maker.position.pause(event.time, paused=bool(event.why))
+        if event.why:
             return []
         training.data_sets.go_on(event.time)
         return training.updates.held.wait_anew(event.time)
 
-    def _tell_closed(self, training: Training) -> None:
-        updates = training.updates
-        updates.closed = self.closed
-        updates.paused = training.data_sets.paused = bool(self.paused)
-
     def _drain(self, event: Stopping) -> list[Effect]:
         if self.training is None:
             return []
-        self._tell_closed(self.training)
         return self.training.updates.stop(event.time, kept=event.kept)
 
     def _resume(self, event: Resumed) -> list[Effect]:
@@ -562,12 +546,11 @@ class Engine:
         Whatever is owed to their connections is given up before the first leaves: what is decided
         then would answer the others, whose numbers are those of other clients from here on.
         """
-        self._stopping = None
+        self.closure.end(None)
         self.rendezvous.resumed()
         if self.budget is not None:
             self.budget.resumed()
         if self.training is not None:
-            self._tell_closed(self.training)
             self.training.updates.held.stopping = False
             if self.training.updates.maker.position is not None:
                 self.training.updates.maker.position.resumed(event.time)
@@ -659,7 +642,7 @@ class Engine:
             if isinstance(before, Error):
                 return [Reply(event.peer, replace(before, id=message.id))]
             raise too_old(message.seq, member)
-        fault = validation.unready(member, self.closed)
+        fault = validation.unready(member, self.closure.why)
         fault = fault or NotReady(f"{_UNDEFINED}: define it before the first push")
         refusal = error_of(message.id, fault, self.version)
         self.membership.refuse(member, message.seq, fault, refusal)
@@ -688,17 +671,7 @@ class Engine:
 
     def _settle_round(self, event: Received, message: SettleRound) -> list[Effect]:
         training = self._defined("define it before the first average")
-
-        def count(seen: Mapping[int, Examples]) -> set[int]:
-            """Count the examples of all members; or of none, if some are not theirs any more."""
-            rows = [(peer, self.membership.at(peer), ranges) for peer, ranges in seen.items()]
-            owned = training.data_sets.owned
-            outdated = {peer for peer, member, ranges in rows if not owned(member, ranges)}
-            if not outdated:
-                for _peer, member, ranges in rows:
-                    training.data_sets.count(member, ranges, event.time)
-            return outdated
-
+        count = partial(training.data_sets.count_all, now=event.time)
         return self.rendezvous.settle(event.peer, message, count)
 
     # ------------------------------------------------------------ data sets
@@ -771,9 +744,8 @@ class Engine:
             definition,
             *(self.algorithm, self.policy, self.options, self._clients),
             *(self.membership, self.admission, self.budget),
-            *(self.machine, self.warnings),
+            *(self.machine, self.warnings, self.closure),
         )
-        self._tell_closed(training)
-        if self._stopping is not None:
-            training.begun += self._drain(self._stopping)
+        if self.closure.ending is not None:
+            training.begun += self._drain(self.closure.ending)
         return training

@@ -185,7 +185,7 @@ class RowsShortcut:
                 return None
         else:
             given = request.id, request.seq, request.version, self._run, now
-            found = None if updates.closed else requests.push_at_once(job, member, *given)
+            found = None if updates.closure.why else requests.push_at_once(job, member, *given)
             if found is None:
                 return None
             staleness = found

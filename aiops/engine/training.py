@@ -16,6 +16,7 @@ from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import DistributeModel, Effect, Options, Received, Warm
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member, Membership
+from aiops.engine.push_closure import PushClosure
 from aiops.engine.receive import CopiedIncoming, PushSink
 from aiops.engine.registration import Definition, table_stores
 from aiops.engine.replies import Replies
@@ -50,7 +51,7 @@ class Training:
         Parts of the engine that do not depend on the model.
     machine
         Memory, threads and the device that the store uses.
-    warnings
+    warnings, closure
         The engine's.
 
     Attributes
@@ -94,6 +95,7 @@ class Training:
         budget: GateController | None,
         machine: Resources,
         warnings: RunWarnings,
+        closure: PushClosure,
     ) -> None:
         layout, workers = definition.layout, options.workers
         self.tables = definition.tables
@@ -143,9 +145,9 @@ class Training:
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),
-            *(warnings, self.delta_replies, plan, self.screen),
+            *(warnings, self.delta_replies, plan, closure, self.screen),
         )
-        self.data_sets = DataSets(membership, options.worker_deadline)
+        self.data_sets = DataSets(membership, options.worker_deadline, closure)
         self.shortcut: Shortcut | None = None
         whole = not options.relaxed and placement is None and machine.device is None
         if whole and budget is None and self.delta_replies is None:
@@ -201,7 +203,7 @@ class Training:
                 return self.updates.work(found, event.time)
             return [] if found is None else [found]
         barred = bool(member.covers) and member.bars(message.seq)
-        fault = validation.fault(member, self.store, message, sink, self.updates.closed)
+        fault = validation.fault(member, self.store, message, sink, self.updates.closure.why)
         fault = fault or self.table_requests.fault(sink, message)
         if barred and fault is None:
             fault = Refused("its examples were given to another worker: go on with a new task")

@@ -22,6 +22,7 @@ from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member
 from aiops.engine.pace import Pace
+from aiops.engine.push_closure import PushClosure
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
 from aiops.engine.run_warnings import RunWarnings
@@ -74,6 +75,8 @@ class UpdateQueue:
         Its updates of the delta replica come before all that is queued; None: there is none.
     plan
         The client plan.
+    closure
+        Whether pushes are taken. While they are paused, no worker is overdue.
     screen
         Measures pushes, and decides which are used (``--filter``); None: all are.
 
@@ -83,17 +86,13 @@ class UpdateQueue:
         Gradients that the policy ignored.
     tickets
         The number of the last update that was begun.
-    closed
-        The reason for which no pushes are taken, as a sentence; empty: they are.
-    paused
-        Whether that is a pause, during which no worker is overdue.
     pace
         Updates per second.
     recall
         The gradients kept to be applied again.
     maker
         Makes updates of the gradients that are used.
-    warnings
+    warnings, closure
         As above.
     """
 
@@ -108,13 +107,14 @@ class UpdateQueue:
         warnings: RunWarnings,
         delta_replies: DeltaReplies | None,
         plan: ClientPlan,
+        closure: PushClosure,
         screen: PushScreen | None = None,
     ) -> None:
         self._algorithm, self._policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
         self.held, self.recall, self.pace = held, GradientCache(plan.recall), Pace()
         self.maker = UpdateMaker(algorithm, workers, store, plan.most_batches)
-        self._screen, self.warnings = screen, warnings
+        self._screen, self.warnings, self.closure = screen, warnings, closure
         warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
         self._immediate = type(policy).push is Immediate.push
@@ -122,7 +122,6 @@ class UpdateQueue:
         self._queue: deque[QueueItem] = deque()
         self._on_applied: OnApplied | None = None  # of outstanding work that is no update
         self.tickets = 0
-        self.closed, self.paused = "", False
         self.ignored = 0
 
     @property
@@ -175,9 +174,9 @@ class UpdateQueue:
         maker, held, store = self.maker, self.held, self._store
         if maker.job or self._on_applied or self._queue or held.pushes or maker.collected.count:
             return None
-        if self.warnings.due:
+        if self.warnings.due or self.closure.why:
             return None
-        if self.closed or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
+        if not self._immediate and self._policy.push(worker, staleness) != APPLY:
             return None
         steps, scalars = maker.whole(staleness, now)
         guard = store.guard
@@ -221,10 +220,10 @@ class UpdateQueue:
             return self._replies.repeat(event, member) + self.advance(now)
         barred = bool(member.covers) and member.bars(message.seq)
         if type(message) is Push:
-            fault = validation.fault(member, self._store, message, sink, self.closed)
+            fault = validation.fault(member, self._store, message, sink, self.closure.why)
             gradient: PushSink | CachedGradient = sink  # type: ignore[assignment]
         else:
-            fault = validation.unready(member, self.closed)
+            fault = validation.unready(member, self.closure.why)
             fault = fault or validation.beyond(self._store, message)
             gradient = self.recall.find(member.number)
         if self._screen is not None and fault is None:
@@ -271,7 +270,7 @@ class UpdateQueue:
 
     def tick(self, now: float) -> list[Effect]:
         """Stop waiting for workers that are overdue."""
-        if self.paused or not self.held.pushes:
+        if self.closure.paused or not self.held.pushes:
             return []
         effects = self.held.excuse_overdue(now) + self.workers_changed(now)
         return effects + self.held.wake()  # for the worker that is overdue next

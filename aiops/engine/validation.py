@@ -16,7 +16,7 @@ from aiops.wire.sinks import Discard, Sink
 def fault(
     member: Member, store: Store, message: Push | PushRows, sink: Sink | None, closed: str
 ) -> Refused | None:
-    """Return why a push cannot be taken, or None; ``closed``: as `UpdateQueue.closed`."""
+    """Return why a push cannot be taken, or None; ``closed``: as `PushClosure.why`."""
     if member.worker and not closed and type(sink) is RawIncoming:
         cover, level = sink.cover, store.current.level
         known = cover.level is not None and level is not None and cover.level <= level

@@ -85,7 +85,7 @@ class Administration:
             case Pause():
                 self._pause(message, by)
             case Resume():
-                if self._engine.paused:
+                if self._engine.closure.paused:
                     self._post(Paused(self._now(), ""))
             case TakeSnapshot():
                 self._take_snapshot(number, message.id)

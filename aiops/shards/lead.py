@@ -180,7 +180,7 @@ class Lead:
 
         Else one of them could apply its share of a push after the model is saved at the end.
         """
-        return [Order(shard, ClosePushes(0, self.engine.closed)) for shard in shards]
+        return [Order(shard, ClosePushes(0, self.engine.closure.why)) for shard in shards]
 
     def send_away(self, client: str, why: str) -> list[Order]:
         """Return the orders that have followers take a client no more, for the reason ``why``.
@@ -423,7 +423,7 @@ class Lead:
             effects += self._noted(shard)
         if self.model is not None:
             effects += self._with_history(self.model.resume(shard, state, self._now) or [])
-        if self.engine.closed and shard in self._rows_on:
+        if self.engine.closure.why and shard in self._rows_on:
             effects += self._closing([shard])
         if lost is None or self.followers.lost:
             return effects
@@ -557,7 +557,7 @@ class Lead:
         orders = model.load(effect, self.followers.table(model.placement), plan)
         if self.kept:
             model.loads = {order.shard: order for order in orders}
-        if engine.closed:
+        if engine.closure.why:
             orders += self._closing(self._rows_on)
         return [*self._budgets.placed(effect.placement, rows=model.spread), *orders]
 
