@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from aiops.lab.experiments.bandwidth.case import BandwidthCase
     from aiops.lab.experiments.bandwidth.results import BandwidthResults, Row
 
-Preset = Annotated[str | None, typer.Option(help="quick, pareto, figures, budget or link.")]
+Preset = Annotated[
+    str | None, typer.Option(help="quick, pareto, figures, budget, link or transformer.")
+]
 Policy = Annotated[str | None, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Gate = Annotated[list[str] | None, typer.Option(help="As the server's; repeat to sweep; 'none'.")]
 PushCodec = Annotated[list[str] | None, typer.Option(help="As the server's, ; between several.")]
@@ -34,6 +36,7 @@ Budget = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Number of workers; default 4.")]
 PerProcess = Annotated[int | None, typer.Option(help="Workers in each process.")]
+Network = Annotated[str | None, typer.Option(help="perceptron (default) or transformer.")]
 DatasetName = Annotated[str | None, typer.Option(help="mnist, digits, cifar10 or synthetic.")]
 Hidden = Annotated[int | None, typer.Option(help="Units of the hidden layer.")]
 BatchSize = Annotated[int | None, typer.Option(help="Examples in a mini-batch.")]
@@ -57,6 +60,7 @@ def bandwidth(
     budget: Budget = None,
     workers: Workers = None,
     per_process: PerProcess = None,
+    network: Network = None,
     dataset: DatasetName = None,
     hidden: Hidden = None,
     batch_size: BatchSize = None,
@@ -81,6 +85,7 @@ def bandwidth(
         "lr": lr,
         "workers": workers,
         "per_process": per_process,
+        "network": network,
         "dataset": dataset,
         "hidden": hidden,
         "batch_size": batch_size,
@@ -168,17 +173,17 @@ def _run(cases: list[BandwidthCase], out: Path, plot: bool, *, again: bool, as_j
 
 
 def _carry_out(cases: Sequence[BandwidthCase], results: BandwidthResults, console: Console) -> int:
+    from aiops.lab.experiments.bandwidth.networks import material
     from aiops.lab.experiments.bandwidth.results import row_of
     from aiops.lab.experiments.bandwidth.run import carry_out
     from aiops.lab.processes import Interrupted
-    from aiops.lab.training_files import TrainingFiles
 
     status = 0
     with progress_bar("{task.description:.50} {task.percentage:3.0f}%", console) as progress:
         whole = progress.add_task("starting", total=sum(case.gradients for case in cases))
         before = 0
-        for (dataset, hidden), group in groupby(cases, lambda case: (case.dataset, case.hidden)):
-            with TrainingFiles(dataset, hidden) as files:
+        for learnt, group in groupby(cases, lambda case: (case.network, case.dataset, case.hidden)):
+            with material(*learnt) as files:
                 for case in group:
                     progress.update(whole, description=case.name, completed=before)
 
@@ -209,11 +214,14 @@ def table(rows: Sequence[Row]) -> Table:
     """Return a table of the runs, with the factor by which each sent less than the first."""
     from aiops.lab.experiments.bandwidth.results import total
 
-    shown = tables.table("run", "error", "pushed", "fetched", "less", "saved", "time", "waited")
+    shown = tables.table(
+        "run", "error", "nats", "pushed", "fetched", "less", "saved", "time", "waited"
+    )
     for row in rows:
         shown.add_row(
             row["name"],
             formatting.percent(row["error"]),
+            f"{row['loss']:.3f}",
             formatting.nbytes(row["pushed"]),
             formatting.nbytes(row["fetched"]),
             f"÷{total(rows[0]) / max(total(row), 1):.1f}",

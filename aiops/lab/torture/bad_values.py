@@ -83,6 +83,8 @@ class _Trial:
             settings["optimizer"] = draw.choice(sorted(OPTIMIZERS))
         if name in _OPTIMISED and draw.random() < 0.2:
             settings["clip"] = 10.0 ** draw.uniform(-2, 6)
+            if draw.random() < 0.5:  # the first tensor apart
+                settings["per_tensor"] = f"clip={10.0 ** draw.uniform(-2, 6):g}@t0"
         backend = draw.choice(("numpy", "numpy", "numba"))
         names = [draw.choice(_DTYPES) for _ in range(draw.choice((1, 1, 2, 3)))]
         sizes = [draw.choice((1, 7, 64, 300)) for _ in names]

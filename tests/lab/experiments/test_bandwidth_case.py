@@ -26,6 +26,7 @@ def test_every_preset_can_be_run_and_all_its_runs_differ(preset: str) -> None:
     ("settings", "why"),
     [
         ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"network": "transform"}, "did you mean 'transformer'"),
         ({"gate": "bfasgdd"}, "did you mean 'bfasgd'"),
         ({"push_codec": ("int9",)}, "int8"),
         ({"budget": "2 MBs"}, "--bandwidth-budget '2 MBs' is not a rate"),

@@ -9,12 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
+from aiops.lab.experiments.bandwidth.networks import material
 from aiops.lab.experiments.bandwidth.run import BandwidthOutcome, carry_out
 from aiops.lab.processes import ProcessFailed
-from aiops.lab.training_files import TrainingFiles
 from tests.lab.experiments.conftest import SMALL
 from tests.lab.experiments.test_command import aiops
 
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.slow
 def run(case: BandwidthCase) -> tuple[BandwidthOutcome, list[int]]:
     case.check()
     heard: list[int] = []
-    with TrainingFiles(case.dataset, case.hidden) as files:
+    with material(case.network, case.dataset, case.hidden) as files:
         outcome = asyncio.run(carry_out(case, files, heard.append))
-    assert not files.folder.exists()
+    assert case.network == "transformer" or not files.folder.exists()
     return outcome, heard
 
 
@@ -65,9 +66,23 @@ def test_gates_and_codecs_are_the_servers() -> None:
     assert sum(report.account["skipped"] for report in outcome.workers) > 0
 
 
+def test_a_transformer_learns_from_python_s_own_text() -> None:
+    pytest.importorskip("torch")
+    text = {"policy": "schedule-free", "network": "transformer", "per_process": 2}
+    case = dataclasses.replace(SMALL, **text, gradients=24)
+    outcome, _heard = run(case)
+    assert outcome.report["gradients"] == 24
+    first, last = outcome.samples[0], outcome.samples[-1]
+    assert first.loss == pytest.approx(np.log(256), abs=0.3), "it knows nothing"
+    assert last.loss < first.loss - 0.3
+
+
 def test_a_server_that_does_not_start() -> None:
     case = dataclasses.replace(SMALL, set=("no=1",))
-    with TrainingFiles(case.dataset, case.hidden) as files, pytest.raises(ProcessFailed) as caught:
+    with (
+        material(case.network, case.dataset, case.hidden) as files,
+        pytest.raises(ProcessFailed) as caught,
+    ):
         asyncio.run(carry_out(case, files))
     assert any("no setting" in line for line in caught.value.details["stderr"])
 

@@ -16,7 +16,11 @@ from aiops.lab import drawing
 from aiops.lab.experiments import report, run_planning
 from aiops.lab.experiments.catalog import EXPERIMENTS, find
 from aiops.lab.experiments.cluster_simulation import ThroughputSimulation
-from aiops.lab.experiments.execution import ConvNetSimulation, InitializedSimulation
+from aiops.lab.experiments.execution import (
+    ConvNetSimulation,
+    InitializedSimulation,
+    TransformerSimulation,
+)
 from aiops.lab.experiments.experiment import Experiment
 from aiops.lab.experiments.papers import (
     gated_runs,
@@ -26,6 +30,7 @@ from aiops.lab.experiments.papers import (
     softsync_speedup,
 )
 from aiops.lab.experiments.papers.bfasgd_budget import BudgetScale
+from aiops.lab.experiments.papers.bfasgd_coin import CoinScale
 from aiops.lab.experiments.papers.fasgd_clients import lead_verdict
 from aiops.lab.experiments.papers.no_delay_scaling import ScalingScale
 from aiops.lab.experiments.papers.poisoned_workers import PoisonScale
@@ -36,6 +41,7 @@ from aiops.lab.experiments.papers.which_policy import WhichPolicyScale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, RunFolder, RunGroups, Runs
 from aiops.lab.experiments.scheduler import ExperimentScheduler
+from aiops.sim.turns.simulation import Simulation
 from tests.lab.experiments.small_experiment import Here, Seen, here, result
 
 ALL = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
@@ -257,7 +263,8 @@ class TestGated:
             c = float(run.case.simulation.gate.removeprefix("c="))
             return {"push": 0.02 / (0.02 + c)}
 
-        runs, scale = Runs(), STALENESS.quick
+        runs, scale = Runs(), EXPERIMENTS["bfasgd-coin"].quick
+        assert isinstance(scale, CoinScale)
         trials = gated_runs.Trials(scale, "panel", "label", lambda c: f"c={c['push']:g}", sent)
         cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
         assert (len(cases), constants) == (1, None)
@@ -327,6 +334,37 @@ class TestSoftsyncErrors:
         scale = EXPERIMENTS["softsync-cifar10"].scale(full=True, knobs=["epochs=140"])
         cases = softsync_cifar10.cases(scale, Runs())  # type: ignore[arg-type]
         assert {case.simulation.iterations for case in cases} == {1_750_000}
+
+
+class TestGatesOfATransformer:
+    @pytest.mark.parametrize("way", ["coin", "push", "fetch", "budget"])
+    def test_all_runs_train_it_behind_gates_without_a_scale(self, way: str) -> None:
+        experiment, runs = EXPERIMENTS[f"bfasgd-{way}"], Runs()
+        scale = experiment.scale(full=True, seeds=1, knobs=["network=transformer"])
+        for _stage in range(5):  # more are named once the first are known
+            for case in run_planning.planned(experiment, scale, runs):
+                made = result(0.6)
+                for sample in made["curve"]:
+                    sample |= {"pushed": sample["pushes"], "fetched": sample["fetches"]}
+                runs.add(case.key, made)
+        cases = run_planning.planned(experiment, scale, runs)
+        assert {type(case.work) for case in cases} == {TransformerSimulation}
+        gates = {case.simulation.gate for case in cases} - {""}
+        assert any(gate.startswith("bfasgd") for gate in gates)
+        assert all("relative=true" in gate or gate.startswith("constant") for gate in gates)
+        assert {case.simulation.set for case in cases} == {("relative=0.01",)}
+        table = experiment.judge(scale, runs).table
+        assert {row["nats"] for row in table} == {"1.200"}
+        assert {row["error %"] for row in table} == {"60.00"}
+
+    @pytest.mark.parametrize("way", ["coin", "push", "fetch", "budget"])
+    def test_the_perceptron_is_the_default(self, way: str) -> None:
+        experiment = EXPERIMENTS[f"bfasgd-{way}"]
+        scale = experiment.scale(full=True)
+        assert scale.base == experiment.full.base
+        cases = run_planning.planned(experiment, scale, Runs())
+        assert {type(case.work) for case in cases} == {Simulation}
+        assert not any("relative" in case.simulation.gate for case in cases)
 
 
 class TestSpeedup:

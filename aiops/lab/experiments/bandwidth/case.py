@@ -13,6 +13,7 @@ from aiops.bandwidth import gates
 from aiops.bandwidth.units import parse_rate
 from aiops.codecs.choice import CodecChoice
 from aiops.errors import UsageError, nearest
+from aiops.lab.experiments.bandwidth.networks import NETWORKS, PERCEPTRON
 from aiops.lab.workloads import DATASETS
 from aiops.serving.config import Config
 
@@ -32,8 +33,12 @@ class BandwidthCase:
         ``--fetch-codec`` and ``--bandwidth-budget`` read it; empty: nothing.
     workers, per_process
         How many workers, and how many of them are threads of one process.
-    dataset, hidden, batch_size, seed
-        What each of them trains: the papers' perceptron, and on what.
+    network
+        What they train, one of `aiops.lab.experiments.bandwidth.networks.NETWORKS`.
+    dataset, hidden
+        The data and the hidden units of the perceptron.
+    batch_size, seed
+        Of the mini-batches.
     gradients
         Mini-batches in all; workers compute them as fast as they can, and all end together.
     link, delay
@@ -52,6 +57,7 @@ class BandwidthCase:
     budget: str = ""
     workers: int = 4
     per_process: int = 1
+    network: str = PERCEPTRON
     dataset: str = "mnist"
     hidden: int = 200
     batch_size: int = 8
@@ -72,6 +78,10 @@ class BandwidthCase:
         if self.dataset not in DATASETS:
             raise UsageError(
                 f"no data set is called {self.dataset!r}; {nearest(self.dataset, DATASETS)}"
+            )
+        if self.network not in NETWORKS:
+            raise UsageError(
+                f"no network is called {self.network!r}; {nearest(self.network, NETWORKS)}"
             )
         for name, low, high in (
             ("workers", 1, MAX_WORKERS),
@@ -111,7 +121,8 @@ class BandwidthCase:
         words += (
             [f"batches of {self.batch_size}"] if self.batch_size != BandwidthCase.batch_size else []
         )
-        return ", ".join(words if self.policy == "fasgd" else [self.policy, *words])
+        words = words if self.policy == "fasgd" else [self.policy, *words]
+        return ", ".join(words if self.network == PERCEPTRON else [*words, self.network])
 
     @property
     def key(self) -> str:

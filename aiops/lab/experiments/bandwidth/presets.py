@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
+from aiops.lab.experiments.bandwidth.networks import TRANSFORMER
 
 _DIGITS = BandwidthCase(
     policy="fasgd", lr=0.005, dataset="digits", hidden=64, batch_size=32, gradients=4000, samples=10
@@ -41,6 +42,8 @@ _RARE_COIN = {
     16: "constant:p_push=0.07,p_fetch=0.055,local=0.1",
     4: "constant:p_push=0.068,p_fetch=0.052,local=0.1",
 }
+_RELATIVE = "bfasgd:c_push=3,c_fetch=3,relative=true,local=0.1"
+_QUARTER = "constant:p_push=0.25,p_fetch=0.25,local=0.1"
 _PAPERS_COIN = "constant:p_push=0.0935,p_fetch=0.079,skipped=reapply"
 _GATE_ALONE, _COIN_ALONE = "bfasgd:c_push=0.11,c_fetch=0.13", "constant:p_push=0.113,p_fetch=0.096"
 
@@ -98,6 +101,33 @@ def _link() -> Iterator[BandwidthCase]:
     return (replace(case, link="20Mbit/s", delay=0.005) for case in cases)
 
 
+def _transformer() -> Iterator[BandwidthCase]:
+    """Yield codecs and gates for a small transformer: under the default policy, and under FASGD."""
+    small = BandwidthCase(network=TRANSFORMER, batch_size=16, gradients=600, samples=3)
+    usual = replace(small, policy="schedule-free", per_process=4)
+    yield usual
+    for push, fetch in (
+        ("bf16", "bf16"),
+        ("int8", "int8"),
+        ("lowrank:4", "int8"),
+        ("onebit", "int8"),
+        ("topk:0.05", "int8"),
+        ("topk:0.05", "topk:0.1"),
+        ("topk:0.01", "topk:0.05"),
+    ):
+        yield _coded(usual, "", push, fetch)
+    yield replace(usual, gate="constant:p_push=0.25,p_fetch=0.25")
+    # The best rate of 0.001, 0.003, 0.01, 0.03 and 0.1, with seed 0.
+    raw = replace(usual, policy="fasgd", lr=0.003, set=("relative=0.01",))
+    gated = replace(raw, set=("relative=0.01", "least=5"))
+    yield raw
+    yield _coded(raw, "", "int8", "int8")
+    yield replace(gated, gate=_GATE)
+    yield replace(gated, gate=_RELATIVE)
+    yield replace(gated, gate=_QUARTER)
+    yield _coded(gated, _CODED, "topk:0.01", "topk:0.05")
+
+
 PRESETS: Mapping[str, Sequence[BandwidthCase]] = {
     # half a minute: what a gate does, what codecs do, and both
     "quick": (
@@ -116,4 +146,6 @@ PRESETS: Mapping[str, Sequence[BandwidthCase]] = {
         for budget in ("", "340MB/s", "135MB/s", "45MB/s")
     ),
     "link": tuple(_link()),
+    # the same questions of a transformer, in PyTorch; with --seed 0 --seed 1 six minutes
+    "transformer": tuple(_transformer()),
 }

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
+from aiops.lab.experiments.bandwidth.networks import Material
 from aiops.lab.experiments.bandwidth.worker import BandwidthReport, BandwidthTask
 from aiops.lab.slow_link import Direction, SlowLink
-from aiops.lab.training_files import TrainingFiles
 from aiops.lab.training_run import LOOK_DEADLINE, STALL_DEADLINE, TrainingRun
 
 PATIENCE = 300.0
@@ -67,7 +67,7 @@ class BandwidthOutcome:
 
 async def carry_out(
     case: BandwidthCase,
-    files: TrainingFiles,
+    files: Material,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> BandwidthOutcome:
     """Run a case from beginning to end; ``on_progress`` is called with the gradients so far.
@@ -92,7 +92,7 @@ class _BandwidthRun:
     def __init__(
         self,
         case: BandwidthCase,
-        files: TrainingFiles,
+        files: Material,
         processes: TrainingRun,
         stack: AsyncExitStack,
         on_progress: Callable[[int], None],

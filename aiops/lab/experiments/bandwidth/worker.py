@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import aiops
+from aiops.lab.experiments.bandwidth.networks import Lessons, lessons
 from aiops.lab.experiments.bandwidth.tickets import Tickets
-from aiops.lab.training_worker import REPORT_EVERY, BatchGradients, Ready, mapped, run, send_line
-from aiops.lab.workloads import MLP, batches
+from aiops.lab.training_worker import REPORT_EVERY, Ready, run, send_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class BandwidthTask:
     tickets, gradients
         The file that all processes draw mini-batches from, and how many it has.
     sizes, data
-        The perceptron's layers, and the folder of the training data.
+        As of `aiops.lab.experiments.bandwidth.networks.Material`: its ``sizes`` and ``folder``.
     batch_size, seed
         Of the mini-batches.
     timeout
@@ -77,13 +77,12 @@ class BandwidthReport:
 class _Trainer:
     """One worker, on a thread of its own."""
 
-    def __init__(self, task: BandwidthTask, index: int, data: tuple[Any, Any]) -> None:
-        model = MLP(task.sizes)
+    def __init__(
+        self, task: BandwidthTask, index: int, start: Mapping[str, Any], given: Lessons
+    ) -> None:
         name = f"worker-{index + 1}"
-        start = model.init(task.seed)
         self.worker = aiops.Worker(task.url, start, name=name, timeout=task.timeout)
-        stream = batches(data, task.batch_size, task.seed, index, task.workers)
-        self._gradients = BatchGradients(model, stream, self.worker.params.like())
+        self._gradients = given(index, self.worker.params.like())
         self._tickets = Path(task.tickets), task.gradients
         self.seconds = 0.0
 
@@ -100,8 +99,9 @@ class _Trainer:
 
 def train(task: BandwidthTask, ready: Ready) -> Mapping[str, Any]:
     """Train with all workers of this process; return their `BandwidthReport`."""
-    data = mapped(task.data)
-    trainers = [_Trainer(task, index, data) for index in task.indices]
+    sizes, of = tuple(task.sizes), (task.batch_size, task.seed, task.workers)
+    start, given = lessons(sizes, task.data, *of)
+    trainers = [_Trainer(task, index, start, given) for index in task.indices]
     ready()
     with ThreadPoolExecutor(len(trainers)) as pool:
         running = {pool.submit(trainer.train) for trainer in trainers}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from aiops.lab.experiments.curves import across
-from aiops.lab.experiments.experiment import MOST_SEEDS, Experiment, Findings, Scale, Verdict
+from aiops.lab.experiments.experiment import MOST_SEEDS, Experiment, Findings, Verdict
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import OPEN, Trials
+from aiops.lab.experiments.papers.gated_runs import OPEN, NetworkScale, Trials
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents, tails
@@ -19,7 +20,7 @@ from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetScale(Scale):
+class BudgetScale(NetworkScale):
     """The budgets, and how they are divided between pushes and fetches.
 
     Attributes
@@ -32,6 +33,11 @@ class BudgetScale(Scale):
 
     budgets: tuple[float, ...]
     splits: tuple[float, ...]
+
+    def chosen(self, knobs: Mapping[str, str]) -> Self:
+        """Return the scale with these settings; the transformer has one budget."""
+        found = super().chosen(knobs)
+        return replace(found, budgets=(0.25,)) if found.transformer else found
 
 
 QUICK = BudgetScale(
@@ -50,7 +56,7 @@ FULL = BudgetScale(
 )
 
 BY = {"whole model": "model", "tensor by tensor": "tensor"}
-_DEVIATION = 0.0125  # v̄ as it is over most of a run: where constants begin
+_DEVIATION = 0.0125  # v̄ as it is over most of a run: where constants begin, if not relative
 _WAYS = ("push", "fetch")
 
 
@@ -79,10 +85,10 @@ class Spending:
         wanted = {"push": both * self.pushes, "fetch": both * (1 - self.pushes)}
         return {way: min(share, 1.0) for way, share in wanted.items()}
 
-    def gate(self, constants: Mapping[str, float]) -> str:
+    def gate(self, scale: BudgetScale, constants: Mapping[str, float]) -> str:
         """Return the gate with such constants."""
         written = ",".join(f"c_{way}={constants[way]:.4g}" for way in _WAYS)
-        return f"bfasgd:{written},by={BY[self.by]},share=0"
+        return scale.bfasgd(f"{written},by={BY[self.by]},share=0")
 
 
 def spendings(scale: BudgetScale) -> list[Spending]:
@@ -92,12 +98,13 @@ def spendings(scale: BudgetScale) -> list[Spending]:
 
 def cases(scale: BudgetScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield a trial of each, at guessed constants; then the runs at those that hit the budget."""
-    work = replace(scale.base, seed=MOST_SEEDS)
+    work = scale.work(replace(scale.base, seed=MOST_SEEDS))
     open_trial = PlannedRun(OPEN, OPEN, MOST_SEEDS, work, role="pool")
     yield open_trial
     yield from gated_runs.reported(scale, OPEN, {OPEN: ""})
     for way in spendings(scale):
-        guess = {w: _DEVIATION * (1 / share - 1) for w, share in way.shares.items()}
+        unit, gate = 1.0 if scale.transformer else _DEVIATION, partial(way.gate, scale)
+        guess = {w: unit * (1 / share - 1) for w, share in way.shares.items()}
         whole = runs.find(open_trial)
         if whole is None:
             continue
@@ -105,11 +112,11 @@ def cases(scale: BudgetScale, runs: Runs) -> Iterator[PlannedRun]:
         def measured(run: FinishedRun, whole: FinishedRun = whole) -> dict[str, float]:
             return {w: traffic(run)[w] / traffic(whole)[w] for w in _WAYS}
 
-        trials = Trials(scale, way.panel, way.label, way.gate, measured)
+        trials = Trials(scale, way.panel, way.label, gate, measured)
         tried, constants = trials.approach(guess, way.shares, runs)
         yield from tried
         if constants is not None:
-            yield from gated_runs.reported(scale, way.panel, {way.label: way.gate(constants)})
+            yield from gated_runs.reported(scale, way.panel, {way.label: gate(constants)})
 
 
 def traffic(run: FinishedRun) -> dict[str, float]:
@@ -136,6 +143,7 @@ def findings(scale: BudgetScale, found: RunGroups) -> Findings:
             "budget": panel,
             "spent on": label,
             "error %": percents(tails(group)),
+            "nats": f"{fmean(tails(group, 'cost')):.3f}",
         }
         row["bytes of no gate's"] = f"{spent(group, base):.1%}"
         table.append(row | {"points": f"{100 * gated_runs.loss(group, base):+.2f}"})
@@ -188,7 +196,10 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
+    knobs=gated_runs.NETWORK,
     note="The gate's constants are chosen so that a run spends the budget: from a trial on a seed"
     " of its own. An order of turns has no clock, so a budget is bytes for each gradient computed."
-    " All runs have the same learning rate.",
+    " All runs have the same learning rate."
+    " --with network=transformer trains that of one-rule, with 4 clients and 600 mini-batches of 16"
+    " windows; its gates are relative to v̄'s mean, and its FASGD has no floor (relative=0.01).",
 )

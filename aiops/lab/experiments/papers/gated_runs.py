@@ -1,35 +1,81 @@
-"""Runs behind gates: what they send, what that costs, and how they are drawn."""
+"""Runs behind gates: what they send, what that costs, and how they are drawn.
+
+``--with network=transformer``: the small transformer of `one_rule`, in place of the papers'
+perceptron. FASGD then has no floor (``relative=0.01``), and a gate's c is in units of v̄'s mean
+(``relative=true``), since gradients have another scale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from aiops.lab.experiments.curves import curve
+from aiops.lab.experiments.execution import TransformerSimulation
 from aiops.lab.experiments.experiment import MOST_SEEDS, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.planned_run import PlannedRun, RunWork
 from aiops.lab.experiments.rate_search import RateSearch, search_rates
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import BEHIND, LEVEL, compare, percents, tails
 from aiops.lab.figures import Figure, Panel, Series
+from aiops.sim.turns.simulation import Simulation
 
 OPEN = "no gate"
 PAPERS, OWN = "the paper's rate", "each at its best rate"
+ONE = "one rate"
+NETWORK = {"network": ("perceptron", "transformer")}
+"""The knob of these experiments."""
+
 NO_LOSS = 0.003
 """An error larger by no more than this share (0.3 points) is no loss worth mentioning."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedScale(Scale):
+class NetworkScale(Scale):
+    """A scale at which the perceptron is trained, or the transformer."""
+
+    @property
+    def transformer(self) -> bool:
+        """True if the small transformer is trained."""
+        return self.knobs.get("network") == "transformer"
+
+    def chosen(self, knobs: Mapping[str, str]) -> Self:
+        """Return the scale with these settings, and the transformer's own base."""
+        found = super().chosen(knobs)
+        return replace(found, base=_TRANSFORMER) if found.transformer else found
+
+    def work(self, simulation: Simulation) -> RunWork:
+        """Return the run of a simulation with the network."""
+        return TransformerSimulation(simulation) if self.transformer else simulation
+
+    def bfasgd(self, settings: str) -> str:
+        """Return B-FASGD's gate with these settings."""
+        return f"bfasgd:{settings},relative=true" if self.transformer else f"bfasgd:{settings}"
+
+
+_TRANSFORMER = Simulation(
+    dataset="help",
+    lr=0.003,
+    set=("relative=0.01",),
+    clients=4,
+    batch_size=16,
+    iterations=600,
+    samples=6,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedScale(NetworkScale):
     """The gate's constants, one curve for each.
 
     Attributes
     ----------
     constants
         At the paper's learning rate; the largest also at the best rate of a pool, beside no gate
-        at its own best: what a gate leaves out makes gradients staler, and steps smaller.
+        at its own best: what a gate leaves out makes gradients staler, and steps smaller. The
+        transformer has one rate.
     pool
         Of learning rates.
     """
@@ -42,15 +88,39 @@ class GatedScale(Scale):
         """The largest constant."""
         return max(self.constants)
 
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """The rates at which there are runs: the first for all constants."""
+        return (ONE,) if self.transformer else (PAPERS, OWN)
 
-def reported(scale: Scale, panel: str, gates: Mapping[str, str]) -> Iterator[PlannedRun]:
+    def chosen(self, knobs: Mapping[str, str]) -> Self:
+        """Return the scale with these settings; the transformer has constants of its own."""
+        found = super().chosen(knobs)
+        return replace(found, constants=(1.0, 3.0, 7.0)) if found.transformer else found
+
+
+def reported(scale: NetworkScale, panel: str, gates: Mapping[str, str]) -> Iterator[PlannedRun]:
     """Yield the seeds of a curve for each gate, by its label."""
     for label, gate in gates.items():
         for seed in range(scale.seeds):
-            yield PlannedRun(panel, label, seed, replace(scale.base, gate=gate, seed=seed))
+            work = scale.work(replace(scale.base, gate=gate, seed=seed))
+            yield PlannedRun(panel, label, seed, work)
 
 
-def at_best_rate(
+def at_rates(
+    scale: GatedScale, gates: Mapping[str, str], largest: Sequence[str], runs: Runs
+) -> Iterator[PlannedRun]:
+    """Yield all gates at the first rate, by their labels, and the ``largest`` each at its best.
+
+    No gate comes with both.
+    """
+    yield from reported(scale, scale.panels[0], {OPEN: "", **gates})
+    if OWN in scale.panels:
+        chosen = {OPEN: "", **{label: gates[label] for label in largest}}
+        yield from _at_best_rate(scale, OWN, chosen, runs)
+
+
+def _at_best_rate(
     scale: GatedScale, panel: str, gates: Mapping[str, str], runs: Runs
 ) -> Iterator[PlannedRun]:
     """Yield the runs of a pool for each gate, and then the seeds of each at its best rate."""
@@ -59,7 +129,7 @@ def at_best_rate(
         steps = max(1, round(share * scale.base.iterations))
         seed = scale.pool.seed
         work = replace(scale.base, gate=gates[label], lr=rate, iterations=steps, seed=seed)
-        return PlannedRun(panel, f"{label}, rate {rate:g}", seed, work, role="pool")
+        return PlannedRun(panel, f"{label}, rate {rate:g}", seed, scale.work(work), role="pool")
 
     pool, choice = search_rates(scale.pool, scale.base.policy, list(gates), make, runs)
     yield from pool
@@ -80,7 +150,7 @@ def findings(
     """
     table: list[dict[str, Any]] = []
     verdicts: list[Verdict] = []
-    for panel in (PAPERS, OWN):
+    for panel in scale.panels:
         groups = found.panel(panel)
         base = groups.get(OPEN)
         if base is None:
@@ -119,14 +189,11 @@ def errors(title: str, groups: Mapping[str, Group]) -> Panel:
 
 
 def figure(name: str, scale: GatedScale, found: RunGroups) -> Figure:
-    """Draw the errors at both rates, and copies against potential copies, of ``name``."""
-    groups = found.panel(PAPERS)
+    """Draw the errors at each rate, and copies against potential copies, of ``name``."""
+    groups = found.panel(scale.panels[0])
     lines = [copies(label, group, name) for label, group in groups.items()]
-    panels = [
-        errors(PAPERS.capitalize(), groups),
-        errors(OWN.capitalize(), found.panel(OWN)),
-        Panel(name.capitalize(), f"potential {name}", name, lines),
-    ]
+    panels = [errors(panel.capitalize(), found.panel(panel)) for panel in scale.panels]
+    panels.append(Panel(name.capitalize(), f"potential {name}", name, lines))
     return Figure(f"B-FASGD: fewer {name}", panels, columns=3)
 
 
@@ -134,6 +201,7 @@ def row(label: str, group: Group, base: Group) -> dict[str, Any]:
     """Return a run's line of the table: what it sent, and how that compares with no gate."""
     rate = f"{group[0].case.simulation.lr:g}"
     found: dict[str, Any] = {"run": label, "rate": rate, "error %": percents(tails(group))}
+    found["nats"] = f"{fmean(tails(group, 'cost')):.3f}"
     for name in ("pushes", "fetches"):
         found[name] = f"÷{1 / max(share(group, name), 1e-9):.1f}"
     staleness = fmean(run.result["mean_staleness"] for run in group)
@@ -183,7 +251,7 @@ class Trials:
         How often it is tried.
     """
 
-    scale: Scale
+    scale: NetworkScale
     panel: str
     label: str
     gate: Callable[[Mapping[str, float]], str]
@@ -196,7 +264,8 @@ class Trials:
         """Return the trials that can be known by now, and the constants once they are finished."""
         constants, cases = dict(start), []
         for _ in range(self.rounds):
-            work = replace(self.scale.base, gate=self.gate(constants), seed=MOST_SEEDS)
+            run = replace(self.scale.base, gate=self.gate(constants), seed=MOST_SEEDS)
+            work = self.scale.work(run)
             cases.append(PlannedRun(self.panel, self.label, MOST_SEEDS, work, role="pool"))
             found = runs.find(cases[-1])
             if found is None:
