@@ -158,7 +158,7 @@ def _after(policy: str, elements: int, pushes: int) -> Array:
     for version in range(pushes):
         rate = rates(version) if callable(rates) else rates
         step = rate * algorithm.modulation(0)
-        scalars = algorithm.scalars(version + 1, 0.0) if rule.scalars else ()
+        scalars = algorithm.scalars(version + 1, 0.0, 1.0) if rule.scalars else ()
         spans = Spans.whole(elements, step, scalars)
         kernel(spans, 1.0, weights, gradient, weights, state)
     return weights

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (29, 3820),
+    "algorithms": (29, 3860),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
@@ -22,11 +22,11 @@ SIZES = {
     "codecs": (11, 2236),
     "common": (15, 1190),
     "durable": (15, 3795),
-    "engine": (35, 8060),
+    "engine": (36, 8140),
     "data": (6, 914),
     "errors": (1, 236),
     "filters": (12, 2130),
-    "kernels": (32, 5870),
+    "kernels": (32, 5890),
     "lab": (134, 21930),
     "launch": (10, 2040),
     "model": (9, 1600),

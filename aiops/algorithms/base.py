@@ -285,7 +285,7 @@ class Algorithm:
         """Return the mathematics of an update; plain SGD unless overridden."""
         return Rule(sgd)
 
-    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
+    def scalars(self, update: int, staleness: float, gain: float) -> tuple[float, ...]:
         """Return the values of the rule's ``scalars`` for a tensor; `tensor_scalars` follow them.
 
         Parameters
@@ -294,12 +294,19 @@ class Algorithm:
             The number of the tensor's update, from 1.
         staleness
             The mean of the gradients used before it, lately (`aiops.engine.staleness`), ≥ 0.
+        gain
+            What the rule's gauge has the rate multiplied by (`aiops.engine.rate_gain`), ≥ 1.
         """
         return ()
 
+    @property
+    def most_gain(self) -> float:
+        """The most that the rule's gauge may have the rate multiplied by, ≥ 1; 1 without one."""
+        return 1.0
+
     def row_scalars(self, update: int) -> tuple[float, ...]:
         """Return them for a sparse table's update 1, 2, ... of some of its rows."""
-        return self.scalars(update, 0.0)
+        return self.scalars(update, 0.0, 1.0)
 
     def rates(self, workers: int | None) -> float | Callable[[float], float]:
         """Return the learning rate, or it as a function of an update's position in the schedule.

@@ -165,10 +165,10 @@ class DiLoCo(LocalTraining, Optimised):
         constants = {"share": 1 / self.delay, "beta": self.momentum}
         return Rule(delayed_nesterov, {"m": 0.0, "total": 0.0}, constants, scalars=("last",))
 
-    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
+    def scalars(self, update: int, staleness: float, gain: float) -> tuple[float, ...]:
         """Return the optimiser's scalars; for delayed Nesterov, 1 if this push is the N-th."""
         if self.mode == "sync":
-            return super().scalars(update, staleness)
+            return super().scalars(update, staleness, gain)
         return (float(update % self.delay == 0),)
 
     def plan(self, workers: int | None) -> dict[str, Any]:

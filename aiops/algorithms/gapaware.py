@@ -114,6 +114,6 @@ class GapAware(Algorithm):
         state = {"m": 0.0, "c": 0.0}
         return Rule(gap_aware, state, constants, scalars=("unbias",), reads=("sent",))
 
-    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
+    def scalars(self, update: int, staleness: float, gain: float) -> tuple[float, ...]:
         """Return 1/(1 − β^t), where t is the number of updates that C averages."""
         return (1 / (1 - self.beta ** (update - 1)) if update > 1 else 1.0,)

@@ -63,9 +63,9 @@ def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
 def size_obstacle(algorithm: Algorithm, parameters: int) -> str | None:
     """Return why the model may not have as many parameters, outside its tables, or None if it may.
 
-    The statistic of a rule is added up exactly, as 64-bit integers.
+    The statistic of a rule, or its gauge, is added up exactly, as 64-bit integers.
     """
-    if algorithm.rule().statistic is None or parameters <= STATISTIC_MOST:
+    if algorithm.rule().summed is None or parameters <= STATISTIC_MOST:
         return None
     return (
         f"{algorithm.name} adds up a statistic of every parameter, in 64 bits, which holds the sum"

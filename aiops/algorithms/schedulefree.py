@@ -10,7 +10,7 @@ from typing import Any
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.per_tensor import PerTensor
 from aiops.kernels.rule import Rule
-from aiops.kernels.vocabulary import Array, Scalar, sqrt
+from aiops.kernels.vocabulary import Array, Scalar, maximum, sqrt
 from aiops.model.matrices import as_matrix
 
 _SIDE = 64
@@ -18,6 +18,9 @@ _SIDE = 64
 
 _FAR = 16.0
 """The staleness of which half is looked ahead."""
+
+_STRAIGHT, _OF_STALENESS, _OF_GAIN = 1.4, 0.5, 0.5
+"""When the rate rises: ρ > (1.4 + τ̄/2) · √gain (`ScheduleFree`)."""
 
 
 def schedule_free(
@@ -33,20 +36,26 @@ def schedule_free(
     rest: Scalar,
     lean: Scalar,
     ahead: Scalar,
+    bend: Scalar,
     decay: Scalar,
     beta2: Scalar,
     one_minus_beta2: Scalar,
     eps: Scalar,
-) -> tuple[Array, Array, Array, Array]:
-    """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``."""
+) -> tuple[Array, Array, Array, Array, Array]:
+    """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
+
+    The gauge is above 0 where this step goes on in the direction of z − x.
+    """
     s = beta2 * s + one_minus_beta2 * (g * g)
-    d = step * pace * (g / (root * sqrt(s) + eps) + decay * w)
+    e = g / (root * sqrt(s) + eps)
+    d = step * pace * (e + decay * w)
     x = w - o
+    gone = u
     u = u - d
     x = x + share * u
     u = rest * u
     o = lean * u - ahead * d
-    return x + o, s, u, o
+    return x + o, s, u, o, -0.0625 * e * (gone / maximum(step, 1e-30) + bend * e)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,21 @@ class ScheduleFree(Algorithm):
     A gradient is never divided by its own staleness. The rate falls with the mean, which changes
     slowly: α(τ̄) = α / sqrt(1 + τ̄). A bound for convex functions says why: staleness multiplies the
     part of a gradient that is no noise, and no more (``docs/theory.md``).
+
+    Where training goes straight on, the rate rises by itself: α(τ̄) = γ α / sqrt(1 + τ̄), with γ
+    between 1 and ``rise``. The server measures ρ, by how many steps of the last updates the newest
+    one goes on in their direction, of which z − x tells:
+
+    .. math::
+
+        e = g / (sqrt(s/(1−β₂ᵗ)) + ε)      ρ = Σ e (x−z)/(α a) / Σ e²,   a = γ/sqrt(1+τ̄)
+
+    The sums are over the tensors of an update, and means over 64 or so, in which α is the
+    scheduled rate of the tensor. While ρ > (1.4 + τ̄/2) · √γ, γ doubles within 64 updates, and else
+    it halves. Where steps turn back at every valley's other side, ρ is 0 and less; staleness lets
+    each go on for τ̄ updates more. The numbers are those of a transformer at its best rate. A rate
+    that is too high is not lowered: mini-batches of few examples have a small ρ at any rate. Each
+    server of a model over several has the same γ, which ``aiops stats`` shows.
 
     With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
@@ -115,6 +139,9 @@ class ScheduleFree(Algorithm):
         choose a rate of 0.001 to 0.003.
     momentum : float, default 0.7
         The memory of that momentum, of which each worker has its own.
+    rise : float, default 8
+        The most that γ may be, up to 1024; with 1 the rate stays as it is set. Without directions
+        it does: ρ is another there.
 
     Steps
     -----
@@ -154,7 +181,7 @@ class ScheduleFree(Algorithm):
 
     Example
     -------
-    >>> pace, *_rest = ScheduleFree().scalars(update=1, staleness=3.0)
+    >>> pace, *_rest = ScheduleFree().scalars(update=1, staleness=3.0, gain=1.0)
     >>> pace
     0.5
     """
@@ -172,6 +199,7 @@ class ScheduleFree(Algorithm):
     weight_decay: float = 0.0
     orthogonal: bool = True
     momentum: float = 0.7
+    rise: float = 8.0
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -181,6 +209,7 @@ class ScheduleFree(Algorithm):
         self.require("power", 0 <= self.power <= 100, "in [0, 100]")
         self.require("ahead", 0 <= self.ahead <= 10, "in [0, 10]")
         self.require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        self.require("rise", 1 <= self.rise <= 1024, "in [1, 1024]")
         self.require("eps", self.eps > 0, "positive")
         self.require("weight_decay", self.weight_decay >= 0, "0 or more")
 
@@ -191,20 +220,27 @@ class ScheduleFree(Algorithm):
             "one_minus_beta2": 1 - self.beta2,
             "eps": self.eps,
         }
-        names = ("pace", "root", "share", "rest", "lean", "ahead", "decay")
-        return Rule(schedule_free, {"s": 0.0, "u": 0.0, "o": 0.0}, constants, scalars=names)
+        names = ("pace", "root", "share", "rest", "lean", "ahead", "bend", "decay")
+        states = {"s": 0.0, "u": 0.0, "o": 0.0}
+        return Rule(schedule_free, states, constants, scalars=names, gauge=True)
 
-    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
-        """Return α(τ̄)/α, 1/√(1−β₂ᵗ), c, 1 − c, and the weights of z − x and d in ŷ − x."""
+    def scalars(self, update: int, staleness: float, gain: float) -> tuple[float, ...]:
+        """Return a, 1/√(1−β₂ᵗ), c, 1 − c, the weights of z − x and d in ŷ − x, a · ρ's bound."""
         t, k = update, self.ahead * staleness / (1 + staleness / _FAR)
         share = min(1.0, (self.power + 1) / (t + self.power))
         after = min(1.0, (self.power + 1) / (t + 1 + self.power))  # of the next update
-        pace, lean = 1 / math.sqrt(1 + staleness), 1 - self.beta + k * self.beta * after
-        return pace, self._root(t), share, 1 - share, lean, k * (1 - self.beta)
+        pace, lean = gain / math.sqrt(1 + staleness), 1 - self.beta + k * self.beta * after
+        bend = (_STRAIGHT + _OF_STALENESS * staleness) * gain**_OF_GAIN * pace
+        return pace, self._root(t), share, 1 - share, lean, k * (1 - self.beta), bend
+
+    @property
+    def most_gain(self) -> float:
+        """``rise``, if workers push directions."""
+        return self.rise if self.orthogonal else 1.0
 
     def row_scalars(self, update: int) -> tuple[float, ...]:
         """Return those with which x takes each step of z: rows are not averaged."""
-        return 1.0, self._root(update), 1.0, 0.0, 0.0, 0.0
+        return 1.0, self._root(update), 1.0, 0.0, 0.0, 0.0, 0.0
 
     def _root(self, t: int) -> float:
         return 1 / math.sqrt(1 - self.beta2**t)

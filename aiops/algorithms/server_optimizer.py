@@ -80,7 +80,7 @@ class Optimised(Algorithm):
         """Return the rule of the optimiser."""
         return _optimizer(self).rule
 
-    def scalars(self, update: int, staleness: float) -> tuple[float, ...]:
+    def scalars(self, update: int, staleness: float, gain: float) -> tuple[float, ...]:
         """Return the scalars of the optimiser, such as Adam's bias corrections."""
         return _optimizer(self).scalars(update)
 

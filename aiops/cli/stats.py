@@ -149,7 +149,9 @@ def _facts(report: Mapping[str, Any]) -> Table:
 
 
 def _schedule(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the position in a schedule that does not count updates."""
+    """Yield what raises the rate, and the position in a schedule that does not count updates."""
+    if report["rate_gain"] != 1:
+        yield "learning rate", f"×{report['rate_gain']:.2f}"
     if report.get("schedule") is not None:
         settings = report["settings"]
         position = report["schedule"] + settings["schedule_start"]

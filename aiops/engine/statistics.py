@@ -86,6 +86,7 @@ def report(
         "version": version,
         "seconds": round(now - started, 3),
         "schedule": _schedule(training),
+        "rate_gain": updates.maker.numbers.gain.factor if updates else 1.0,
         "updates_per_second": round(updates.pace.rate(now, version), 3) if updates else 0.0,
         "gradients": used,
         "refused": dict(membership.refused),

@@ -98,6 +98,8 @@ class Shortcut:
         self.store, self.machine = store, machine
         self._updates, self._pace, self._surveyors = updates, updates.pace, surveyors
         self._warnings = updates.warnings
+        gain = updates.maker.numbers.gain
+        self._note = gain.note if gain.moves else None
         self._update = machine.measure("kernel", store.update)
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
@@ -194,6 +196,8 @@ class Shortcut:
         if now >= self._pace.due:
             self._pace.note(now, number - 1)
         sums = self._update(gradient.sections, *begun)
+        if self._note is not None:
+            self._note(sums)
         if store.total <= self._warnings.total:
             self._warnings.due = True
         if record is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
+from aiops.engine.rate_gain import RateGain
 from aiops.engine.staleness import RecentStaleness
 from aiops.model.layout import Array, Cover, Ints, Layout
 from aiops.store.snapshots import Version
@@ -48,6 +49,8 @@ class StepNumbers:
         The numbers of tensors that are all equally stale.
     recent_staleness
         That of the gradients used lately, on which scalars may depend.
+    gain
+        What the rule's gauge has the rate multiplied by, on which they may depend, too.
     """
 
     def __init__(self, algorithm: Algorithm, workers: int | None, layout: Layout) -> None:
@@ -58,6 +61,7 @@ class StepNumbers:
         rate = 0.0 if callable(rates) else rates
         self.even = EvenSteps(algorithm, len(layout.tensors), self._factors, rate)
         self.recent_staleness = RecentStaleness()
+        self.gain = RateGain(algorithm.most_gain)
         self._level_scalars: tuple[int, float, Array | None] = (-1, 0.0, None)  # of `scalars`
 
     def move_to(self, position: float) -> None:
@@ -94,15 +98,16 @@ class StepNumbers:
 
     def scalars(self, current: Version, touched: Ints) -> Array:
         """Return the rule's scalars of the next update, float64[touched tensors, scalars]."""
-        level, mean = current.level, self.recent_staleness.mean
+        level, mean, gain = current.level, self.recent_staleness.mean, self.gain.factor
         if level is None:
             versions = current.tensor_versions[touched].tolist()
-            rows = {each: self._algorithm.scalars(each + 1, mean) for each in set(versions)}
+            scalars = self._algorithm.scalars
+            rows = {each: scalars(each + 1, mean, gain) for each in set(versions)}
             mine = np.array([rows[version] for version in versions], np.float64)
             return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
         known_level, known_mean, found = self._level_scalars
         if found is None or known_level != level or known_mean != mean:
-            row = np.array(self._algorithm.scalars(level + 1, mean), np.float64)
+            row = np.array(self._algorithm.scalars(level + 1, mean, gain), np.float64)
             found = np.repeat(row[np.newaxis], len(self._layout.tensors), axis=0)
             if self._own_scalars.size:
                 found = np.hstack([found, self._own_scalars])

@@ -168,6 +168,8 @@ class UpdateMaker:
         refused = refused_tensor(sums)
         if refused is None:
             store.commit(job.target, job.touched, sums)
+            if self.numbers.gain.moves:
+                self.numbers.gain.note(sums)
         else:
             store.abandon(job.target)
         if self.position is not None:
@@ -213,6 +215,7 @@ class UpdateMaker:
         return {
             **self.collected.state(),
             "recent_staleness": self.numbers.recent_staleness.state(),
+            **({"gain": self.numbers.gain.state()} if self.numbers.gain.moves else {}),
             "position": None if self.position is None else self.position.state(),
         }
 
@@ -220,5 +223,7 @@ class UpdateMaker:
         """Continue from what `state` returned."""
         self.collected.restore(state)
         self.numbers.recent_staleness.restore(state["recent_staleness"])
+        if "gain" in state:
+            self.numbers.gain.restore(state["gain"])
         if self.position is not None:
             self.position.restore(state["position"])

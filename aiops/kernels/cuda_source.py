@@ -81,8 +81,8 @@ def text(program: Program, kinds: ArrayTypes) -> KernelSource:
     Its arguments: the number n of spans; their table, int64[4 n + 1] (the lo of all, hi, src, then
     the first tile of each, and the number of tiles); their numbers, float64 (the steps of all, then
     the scalars of each); the factor; base, target and gradient; the reads; the state; the
-    constants; and, if the rule has a statistic, the sums, which the kernel adds to. It is launched
-    with a block for each tile.
+    constants; and, if the rule has a statistic or a gauge, the sums, which the kernel adds to. It
+    is launched with a block for each tile.
     """
     return _CudaWriter(program, kinds).text()
 
@@ -139,7 +139,7 @@ class _CudaWriter:
             *(("real *", _array(name)) for name in program.states),
             *((f"const {self._real}", self._outer(name)) for name in program.constants),
         ]
-        if program.statistic is not None:
+        if program.summed is not None:
             found.append(("unsigned long long *", "_sums"))
         return found
 
@@ -155,7 +155,7 @@ class _CudaWriter:
             f"const real {self._outer(name)} = (real)_numbers[{place}];"
             for name, place in self._places()
         ]
-        summed = program.statistic is not None
+        summed = program.summed is not None
         lines = [
             "long long _row = 0;  // the span that this block's tile is of",
             "for (long long _beyond = _count; _beyond - _row > 1;) {",
@@ -235,10 +235,10 @@ class _CudaWriter:
         for index, name in enumerate(program.states, 1):
             self._needs.add("flushed")
             lines.append(f"{_array(name)}[_i] = _flushed(_w{index});")
-        if program.statistic is not None:
+        if program.summed is not None:
             self._needs.add("fixed")
             # The stored value differs only where a subnormal became zero; both count as 0.
-            lines.append(f"_sum += _fixed(_w{1 + program.states.index(program.statistic)});")
+            lines.append(f"_sum += _fixed(_w{program.summed});")
         return lines
 
     def _locals(self, known: Sequence[str]) -> list[str]:

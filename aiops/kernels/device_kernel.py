@@ -26,8 +26,8 @@ RAW = PayloadFormat("raw", ((np.dtype("<f4"), 1),), lambda values, _: values)
 class DeviceKernel:
     """A rule as one kernel over arrays of a device; implements ``Kernel``.
 
-    A call of a rule with a statistic returns when the sums have arrived. Otherwise it may return
-    before the work is done: finish the stream before the arrays are read.
+    A call of a rule with a statistic or a gauge returns when the sums have arrived. Otherwise it
+    may return before the work is done: finish the stream before the arrays are read.
     """
 
     backend = "cuda"
@@ -80,7 +80,7 @@ class DeviceKernel:
             *(base, target, grad, *reads, *state),
             *self._constants,
         ]
-        if self.rule.statistic is None:
+        if self.rule.summed is None:
             self._launch(given)
             return np.zeros(count, np.int64)
         host, sums = self._room(count)

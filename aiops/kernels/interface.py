@@ -164,8 +164,8 @@ class Kernel(Protocol):
         -------
         int64[n]
             Per tensor, the sum of ``int64(clip(x * STATISTIC_SCALE, -STATISTIC_CAP,
-            STATISTIC_CAP))`` over the new elements x of the statistic: exact, and so independent of
-            order. Zeros for a rule without a statistic.
+            STATISTIC_CAP))`` over the new elements x of the statistic, or of the gauge: exact, and
+            so independent of order. Zeros for a rule that has neither.
 
         Raises
         ------

@@ -56,10 +56,10 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
 
     Its function ``update(lo, hi, src, step, more, factor, base, grad, target, *state, *reads,
     constants)`` checks the spans and the arrays (ValueError if they do not fit; nothing is changed
-    then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after the
-    other, in one dimension (`Spans.flat`); a rule without scalars has no such parameter. ``packed``
-    is the codec of the payloads in ``grad``, or None. :mod:`aiops.kernels.numba_kernel` compiles
-    the function.
+    then) and returns the sum of its statistic or gauge per span. ``more`` holds the scalars of one
+    span after the other, in one dimension (`Spans.flat`); a rule without scalars has no such
+    parameter. ``packed`` is the codec of the payloads in ``grad``, or None.
+    :mod:`aiops.kernels.numba_kernel` compiles the function.
     """
     dialect = NumbaDialect()
     loader = PLAIN if packed is None else LOADERS[packed]
@@ -68,7 +68,7 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     words = sorted(always | dialect.words | loader.words)
     imports = "".join(f"from aiops.kernels.numba_jit import {word} as _{word}\n" for word in words)
     constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
-    if program.statistic is not None:
+    if program.summed is not None:
         constants += f"_scale = _real({STATISTIC_SCALE!r})\n_cap = _real({STATISTIC_CAP!r})\n"
     header = (
         f"# Rule {program.name} as one fused loop over {real}, in place and out of place.\n"
@@ -103,15 +103,15 @@ def _loop(
     body += [f"{name} = {array}[_i]" for name, array in read.items()]
     body += dialect.statements(program)
     # A result may be the old value of another array, but all of them are in scalars by now.
-    w, *fresh = [bare(dialect.write(result)) for result in program.results]
+    w, *fresh = [bare(dialect.write(result)) for result in program.results[: 1 + len(states)]]
     body.append(f"{target}[_i] = {w}")
     for state, value in zip(states, fresh, strict=True):
         dialect.words.add("flushed")
         body.append(f"{state}[_i] = _flushed({value})")
     before: list[str] = []
     after: list[str] = []
-    if program.statistic is not None:
-        observed = dialect.write(program.results[1 + program.states.index(program.statistic)])
+    if program.summed is not None:
+        observed = dialect.write(program.results[program.summed])
         before = ["_low = _np.int32(0)", "_high = _np.int32(0)"]
         # The stored value differs only where a subnormal became zero; both count as 0.
         body.append(f"_q = _np.int32(max(-_cap, min(_cap, {observed} * _scale)))")

@@ -36,9 +36,7 @@ class NumpyKernel:
         self.packed = packed
         self._constants = {name: dtype.type(value) for name, value in rule.constants.items()}
         self._tiny = np.finfo(dtype).tiny
-        self._statistic = (
-            None if rule.statistic is None else 1 + list(rule.state).index(rule.statistic)
-        )
+        self._summed = rule.summed
 
     def __repr__(self) -> str:
         return f"<NumpyKernel {self.rule.name} {self.dtype}>"
@@ -91,11 +89,14 @@ class NumpyKernel:
             result.copy() if any(result is array for array in arrays) else result
             for result in results
         ]
+        gauge = fresh.pop() if self.rule.gauge else None
         for array, result in zip(written, fresh, strict=True):
             array[...] = result
         for array in written[1:]:
             np.multiply(array, 0, out=array, where=np.abs(array) < self._tiny)
-        return 0 if self._statistic is None else _fixed_point(written[self._statistic])
+        if gauge is not None:
+            return _fixed_point(gauge)
+        return 0 if self._summed is None else _fixed_point(written[self._summed])
 
 
 def _fixed_point(values: Array) -> int:

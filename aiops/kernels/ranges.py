@@ -129,7 +129,8 @@ def bounded_for(
 @lru_cache(maxsize=256)
 def _steps(program: Program) -> _Steps:
     """Return a program's operations in order, each of which is there once."""
-    expressions = [*(each.value for each in program.body), *program.results]
+    kept = program.results[: 1 + len(program.states)]  # a gauge may have any value
+    expressions = [*(each.value for each in program.body), *kept]
     literals = dict.fromkeys(value for each in expressions for value in _literals(each))
     names = ("w", "g", *program.reads, *program.states, "step", *program.scalars)
     given: tuple[str | float, ...] = (*names, *program.constants, *literals)
@@ -155,7 +156,7 @@ def _steps(program: Program) -> _Steps:
 
     for assignment in program.body:
         known[assignment.name] = place_of(assignment.value)
-    results = tuple(map(place_of, program.results))
+    results = tuple(map(place_of, kept))
     return _Steps(given, tuple(steps.values()), results)
 
 

@@ -23,11 +23,11 @@ class Rule:
         ``function(w, g, *reads, *state, step, *scalars, *constants)`` takes the parameters, the
         gradient, an array per read and per state, the step (learning rate times modulation), and a
         number per scalar and per constant, in the order in which they are named, and returns the
-        tuple ``(w, *state)`` of the new values. Arrays are blocks of one tensor in the compute
-        dtype; ``step``, the scalars and the constants are scalars of that dtype. The body may use
-        assignments to local names, ``+ - * /``, unary minus, comparisons, number literals (values
-        of the compute dtype) and the words of :mod:`aiops.kernels.vocabulary`;
-        :func:`aiops.kernels.build` refuses anything else.
+        tuple ``(w, *state)`` of the new values, with a ``gauge`` one more. Arrays are blocks of one
+        tensor in the compute dtype; ``step``, the scalars and the constants are scalars of that
+        dtype. The body may use assignments to local names, ``+ - * /``, unary minus, comparisons,
+        number literals (values of the compute dtype) and the words of
+        :mod:`aiops.kernels.vocabulary`; :func:`aiops.kernels.build` refuses anything else.
     state
         Maps the name of each state array to its initial value.
     constants
@@ -35,6 +35,9 @@ class Rule:
         compute dtype, so pass ``one_minus_gamma`` instead of computing it in float32.
     statistic
         The state array whose sum is reported with every update, or None.
+    gauge
+        Whether the function returns one more value, after the state: nothing is stored of it but
+        its sum, which is reported with every update. A rule has a statistic, or a gauge, or none.
     scalars
         Names of numbers that the host computes for each tensor at each update, like the step; a
         kernel gets them in ``Spans.scalars``.
@@ -47,7 +50,8 @@ class Rule:
     Raises
     ------
     UsageError
-        When the function's parameters are not these, or a number is not finite.
+        When the function's parameters are not these, a number is not finite, or it has both a
+        statistic and a gauge.
 
     Examples
     --------
@@ -72,6 +76,7 @@ class Rule:
     scalars: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     statistic_floor: float = 0.0
+    gauge: bool = False
 
     def __post_init__(self) -> None:
         # Copies: the rule must not change when the caller changes the mappings.
@@ -98,6 +103,20 @@ class Rule:
                 statistic=self.statistic,
             )
 
+        if self.gauge and self.statistic is not None:
+            raise UsageError(
+                f"rule {self.name!r} has the statistic {self.statistic!r} and a gauge, and an"
+                " update reports one sum: drop one of them",
+                rule=self.name,
+            )
+
+    @property
+    def summed(self) -> int | None:
+        """The place in the function's result of what is summed, or None."""
+        if self.gauge:
+            return 1 + len(self.state)
+        return None if self.statistic is None else 1 + list(self.state).index(self.statistic)
+
     @property
     def name(self) -> str:
         """The function's name, as it appears in errors and generated files."""
@@ -111,7 +130,8 @@ class Rule:
     @property
     def results(self) -> str:
         """The function's result as source text, for errors."""
-        return f"({', '.join(('w', *self.state))})" if self.state else "(w,)"
+        names = "w", *self.state, *(("gauge",) if self.gauge else ())
+        return f"({', '.join(names)})" if len(names) > 1 else "(w,)"
 
     def _check_parameters(self) -> None:
         wanted = self.parameters

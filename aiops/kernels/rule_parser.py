@@ -72,6 +72,7 @@ def parse(rule: Rule) -> Program:
         tuple(rule.state),
         tuple(rule.constants),
         rule.statistic,
+        rule.gauge,
         rule.scalars,
         rule.reads,
     )
@@ -83,12 +84,13 @@ def _parse(
     states: tuple[str, ...],
     constants: tuple[str, ...],
     statistic: str | None,
+    gauge: bool,
     scalars: tuple[str, ...],
     reads: tuple[str, ...],
 ) -> Program:
     # The program does not depend on the values of constants, so rules that differ in them share it.
     state, values = dict.fromkeys(states, 0.0), dict.fromkeys(constants, 0.0)
-    rule = Rule(function, state, values, statistic, scalars, reads)
+    rule = Rule(function, state, values, statistic, scalars, reads, gauge=gauge)
     text, tree, first_line = _source(rule)
     reader = _RuleParser(rule, first_line)
     body = list(tree.body)
@@ -104,7 +106,7 @@ def _parse(
         states=states,
         scalars=scalars,
         constants=constants,
-        statistic=statistic,
+        summed=rule.summed,
         body=tuple(reader.body),
         results=reader.results(body[-1]),
         text=text,
@@ -200,9 +202,9 @@ class _RuleParser:
         self.values[name] = Name(name, expression.boolean)
 
     def results(self, node: ast.stmt) -> tuple[Expression, ...]:
-        """Parse the return statement: one number per array, in order."""
+        """Parse the return statement: one number per array, in order, and the gauge."""
         assert isinstance(node, ast.Return)
-        wanted = 1 + len(self.rule.state)
+        wanted = 1 + len(self.rule.state) + self.rule.gauge
         if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != wanted:
             self.refuse(
                 node,

@@ -98,8 +98,9 @@ class Assignment:
 class Program:
     """The computation of a rule for one element: the assignments in order, then the results.
 
-    ``results`` are the new values of ``w`` and of each state, in order; ``text`` is the rule's
-    own source, dedented.
+    ``results`` are the new values of ``w`` and of each state, in order, and the gauge, if there is
+    one; ``summed`` is the place among them of what is summed, or None; ``text`` is the rule's own
+    source, dedented.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Program:
     states: tuple[str, ...]
     scalars: tuple[str, ...]
     constants: tuple[str, ...]
-    statistic: str | None
+    summed: int | None
     body: tuple[Assignment, ...]
     results: tuple[Expression, ...]
     text: str

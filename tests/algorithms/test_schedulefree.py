@@ -21,14 +21,20 @@ class Plain:
         self.z = self.x = self.sent = np.array(start, float)
         self.s = np.zeros_like(self.z)
         self.t = 0
+        self.gain, self.mean = 1.0, 0.0
 
     def step(self, g: Any, staleness: float) -> Any:
         a, p = self.settings, self.settings.power
         self.t += 1
-        rate = a.lr * min(1, self.t / 5) / math.sqrt(1 + staleness)
+        scheduled = a.lr * min(1, self.t / 5)
+        pace = self.gain / math.sqrt(1 + staleness)
+        rate = scheduled * pace
         self.s = a.beta2 * self.s + (1 - a.beta2) * g * g
         root = np.sqrt(self.s / (1 - a.beta2**self.t))
-        d = rate * (g / (root + a.eps) + a.weight_decay * self.sent)
+        e = g / (root + a.eps)
+        d = rate * (e + a.weight_decay * self.sent)
+        bound = (1.4 + 0.5 * staleness) * math.sqrt(self.gain)
+        straight = (e @ (self.x - self.z)) / scheduled - bound * pace * (e @ e)
         self.z = self.z - d
         c = min(1, (p + 1) / (self.t + p))
         self.x = self.x + c * (self.z - self.x)
@@ -36,6 +42,10 @@ class Plain:
         y = (1 - a.beta) * self.z + a.beta * self.x
         move = a.beta * c * (self.z - self.x) - (1 - a.beta) * d
         self.sent = y + a.ahead * staleness / (1 + staleness / 16) * move
+        self.mean += (straight - self.mean) / 64
+        if self.t > 64:
+            steps = 64 * math.log2(self.gain) + (1 if self.mean > 0 else -1)
+            self.gain = 2 ** (min(max(steps, 0), math.floor(64 * math.log2(a.rise))) / 64)
         return self.sent
 
 
@@ -43,7 +53,36 @@ class Plain:
 @pytest.mark.parametrize("settings", [{}, {"ahead": 0.0}, {"weight_decay": 0.1, "beta": 0.9}])
 def test_it_follows_its_equations(settings: dict[str, Any], staleness: int) -> None:
     """Through an engine, with gradients that are all as stale."""
-    chosen = {"lr": 0.02, "schedule": "warmup:5", "orthogonal": False, **settings}
+    assert follow(settings, staleness, updates=40, straight=0.0) == 1
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(("rise", "reached"), [(8.0, 8.0), (2.0, 2.0), (1.0, 1.0)])
+def test_the_rate_rises_where_steps_go_straight_on(
+    rise: float, reached: float, staleness: int
+) -> None:
+    gain = follow({"rise": rise}, staleness, updates=300, straight=1.0)
+    assert gain == pytest.approx(reached)
+
+
+def test_the_rate_falls_again_where_they_turn() -> None:
+    assert 1 < follow({}, 0, updates=150, straight=1.0) < 8
+    assert follow({}, 0, updates=900, straight=1.0, turns=150) == 1
+
+
+def follow(
+    settings: dict[str, Any],
+    staleness: int,
+    *,
+    updates: int,
+    straight: float,
+    turns: int | None = None,
+) -> float:
+    """Compare an engine with the equations; return the gain at the end.
+
+    ``straight``: the mean of gradients, until update ``turns``.
+    """
+    chosen = {"lr": 0.02, "schedule": "warmup:5", **settings}
     inline, rng = Inline("schedule-free", chosen), np.random.default_rng(0)
     start = rng.normal(size=6)
     inline.define({"w": start})
@@ -51,15 +90,16 @@ def test_it_follows_its_equations(settings: dict[str, Any], staleness: int) -> N
     plain = Plain(ScheduleFree(**chosen), start)
     versions = [0] * len(peers)
     lag = 0.0
-    for update in range(40):
+    for update in range(updates):
         turn = update % len(peers)
-        g = rng.normal(size=6)
+        g = rng.normal(size=6) + (straight if turns is None or update < turns else 0.0)
         behind = update - versions[turn]
         inline.push(turn + 1, {"w": g}, versions[turn])
         wanted = plain.step(g, lag)
         lag += (behind - lag) / min(update + 1, 64)
         versions[turn] = update + 1
-        np.testing.assert_allclose(inline.params()["w"], wanted, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(inline.params()["w"], wanted, rtol=1e-8, atol=1e-11)
+    return plain.gain
 
 
 def test_workers_are_told_to_orthogonalise() -> None:
@@ -72,13 +112,13 @@ def test_rows_take_their_steps_without_an_average() -> None:
     rule = algorithm.rule()
     given = algorithm.row_scalars(1) + algorithm.tensor_scalars("table")
     numbers = {**dict(zip(rule.scalars, given, strict=True)), **rule.constants}
-    w, s, u, o = rule.function(w=1.0, g=4.0, s=0.0, u=0.0, o=0.0, step=0.5, **numbers)
+    w, s, u, o, _gauge = rule.function(w=1.0, g=4.0, s=0.0, u=0.0, o=0.0, step=0.5, **numbers)
     assert (float(w), float(s), float(u), float(o)) == (pytest.approx(0.5), 4.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("beta", 1.0), ("beta2", 1.0), ("power", -1.0), ("ahead", 11.0), ("eps", 0.0)],
+    [("beta", 1.0), ("beta2", 1.0), ("power", -1.0), ("ahead", 11.0), ("eps", 0.0), ("rise", 0.5)],
 )
 def test_settings_out_of_range(setting: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"schedule-free: {setting} must be"):

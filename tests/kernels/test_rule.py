@@ -48,6 +48,11 @@ def test_a_rule_keeps_what_it_is_given() -> None:
         (lambda w, gradient, step: (w,), {}, "gradient"),
         (sgd, {"state": {"step": 0.0}}, "'step' twice"),
         (sgd, {"statistic": "v"}, "statistic 'v'.*it has none"),
+        (
+            momentum,
+            {"state": {"m": 0.0}, "constants": {"decay": 1.0}, "statistic": "m", "gauge": True},
+            "statistic 'm' and a gauge.*drop one",
+        ),
         (momentum, {"state": {"m": float("nan")}, "constants": {"decay": 1.0}}, "'m'.*is nan"),
         (momentum, {"state": {"m": 0.0}, "constants": {"decay": float("inf")}}, "'decay'.*is inf"),
         (told, {"state": {"m": 0.0}, "scalars": ("late", "decay")}, r"must be \(w, g, m, step, la"),

@@ -1,4 +1,4 @@
-"""The statistic's sum is exact, and defined for every float."""
+"""The sum of a statistic or a gauge is exact, and defined for every float."""
 
 from __future__ import annotations
 
@@ -17,12 +17,25 @@ def keep(w, g, v, step):
     return w, g
 
 
+def gauged(w, g, v, step):
+    """The same, and the sum is the gradient's."""
+    return w, v, g
+
+
 KEEP = Rule(keep, {"v": 0.0}, statistic="v")
+GAUGED = Rule(gauged, {"v": 0.0}, gauge=True)
 
 
 def sums_of(values: np.ndarray, spans: Spans, backend: str) -> list[int]:
-    w, v = np.zeros_like(values), np.zeros_like(values)
-    return build(KEEP, values.dtype, backend)(spans, 1.0, w, values, w, [v]).tolist()
+    """Return them, which are the same of both rules."""
+    found = []
+    for rule in (KEEP, GAUGED):
+        w, v = np.zeros_like(values), np.zeros_like(values)
+        kernel = build(rule, values.dtype, backend)
+        found.append(kernel(spans, 1.0, w, values, w, [v]).tolist())
+        assert rule is KEEP or not v.any()
+    assert found[0] == found[1]
+    return found[0]
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])

@@ -19,6 +19,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "fasgd": {"lr": 0.01},
     "dcasgd": {"lr": 0.1},
     "gap-aware": {"lr": 0.1},
+    "schedule-free": {},
     "softsync": {"lr": 0.1, "n": 2},
     "hardsync": {"lr": 0.1},
     "hardsync trimmed": {"lr": 0.1, "trim": 0.3},
@@ -56,10 +57,14 @@ def trained(
     policy: str,
     settings: dict[str, Any],
     steps: int = 8,
+    straight: float = 0.0,
     kind: type[World] = World,
     **options: Any,
 ) -> tuple[dict[str, Any], list[Any], Any]:
-    """Three workers in turn, who push all tensors or some; return what comes of it."""
+    """Three workers in turn, who push all tensors or some; return what comes of it.
+
+    ``straight``: the mean of the gradients.
+    """
     policy = policy.partition(" ")[0]
     world = kind(0, shards, policy, settings, workers=WORKERS, **options)
     random, receipts = np.random.default_rng(2), []
@@ -87,7 +92,7 @@ def trained(
                 continue  # it waits for the others
             receipts.append(read(open_[number]))
         grads = {
-            name: random.normal(size=array.shape).astype(array.dtype)
+            name: (straight + random.normal(size=array.shape)).astype(array.dtype)
             for name, array in mine.items()
         }
         if step % 4 == 3 and policy not in ("diloco", "fedbuff", "easgd", "hardsync"):
@@ -151,6 +156,26 @@ def test_warnings_of_several_servers_are_those_of_one() -> None:
     assert given[0] == given[1]
     [text] = given[0]
     assert "within 10 % of its floor" in text
+
+
+def test_a_rate_that_rises_is_the_same_on_several_servers() -> None:
+    """By a gauge, which is summed over the parts that all of them have."""
+    found, gains = [], []
+    for shards in (1, 3):
+        worlds: list[World] = []
+
+        class Kept(World):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                worlds.append(self)  # noqa: B023  (it is made in this round of the loop)
+
+        arrays, _receipts, _version = trained(
+            shards, "schedule-free", {}, steps=40, straight=1.0, kind=Kept
+        )
+        found.append({name: array.tobytes() for name, array in arrays.items()})
+        gains.append(worlds[0].engine.report()["rate_gain"])
+    assert found[0] == found[1]
+    assert gains[0] == gains[1] > 1.5
 
 
 def read(request: Any) -> Any:

@@ -14,28 +14,45 @@
 //         rest: Scalar,
 //         lean: Scalar,
 //         ahead: Scalar,
+//         bend: Scalar,
 //         decay: Scalar,
 //         beta2: Scalar,
 //         one_minus_beta2: Scalar,
 //         eps: Scalar,
-//     ) -> tuple[Array, Array, Array, Array]:
-//         """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``."""
+//     ) -> tuple[Array, Array, Array, Array, Array]:
+//         """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
+//
+//         The gauge is above 0 where this step goes on in the direction of z − x.
+//         """
 //         s = beta2 * s + one_minus_beta2 * (g * g)
-//         d = step * pace * (g / (root * sqrt(s) + eps) + decay * w)
+//         e = g / (root * sqrt(s) + eps)
+//         d = step * pace * (e + decay * w)
 //         x = w - o
+//         gone = u
 //         u = u - d
 //         x = x + share * u
 //         u = rest * u
 //         o = lean * u - ahead * d
-//         return x + o, s, u, o
+//         return x + o, s, u, o, -0.0625 * e * (gone / maximum(step, 1e-30) + bend * e)
 
 typedef float real;
+
+static __device__ __forceinline__ real _maximum(real x, real y) {
+    return (x != x ? x : y != y ? y : x > y ? x : y) + (real)0;
+}
 
 static __device__ __forceinline__ real _sqrt(real x) { return sqrt(x); }
 
 static __device__ __forceinline__ real _flushed(real x) {
     const real least = sizeof(real) == 4 ? 0x1p-126 : 0x1p-1022;  // the least normal number
     return fabs(x) < least ? x * (real)0 : x;
+}
+
+static __device__ __forceinline__ long long _fixed(real x) {
+    const real cap = 1073741824;
+    x = x * (real)16777216;
+    x = x < cap ? x : cap;  // NaN counts as the cap
+    return (long long)(x > -cap ? x : -cap);
 }
 
 extern "C" __global__ void __launch_bounds__(128) update(
@@ -51,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(128) update(
     real *_o_,
     const float beta2,
     const float one_minus_beta2,
-    const float eps) {
+    const float eps,
+    unsigned long long *_sums) {
     long long _row = 0;  // the span that this block's tile is of
     for (long long _beyond = _count; _beyond - _row > 1;) {
         const long long _middle = (_row + _beyond) / 2;
@@ -67,13 +85,15 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    const real pace = (real)_numbers[_count + _row * 7];
-    const real root = (real)_numbers[_count + _row * 7 + 1];
-    const real share = (real)_numbers[_count + _row * 7 + 2];
-    const real rest = (real)_numbers[_count + _row * 7 + 3];
-    const real lean = (real)_numbers[_count + _row * 7 + 4];
-    const real ahead = (real)_numbers[_count + _row * 7 + 5];
-    const real decay = (real)_numbers[_count + _row * 7 + 6];
+    const real pace = (real)_numbers[_count + _row * 8];
+    const real root = (real)_numbers[_count + _row * 8 + 1];
+    const real share = (real)_numbers[_count + _row * 8 + 2];
+    const real rest = (real)_numbers[_count + _row * 8 + 3];
+    const real lean = (real)_numbers[_count + _row * 8 + 4];
+    const real ahead = (real)_numbers[_count + _row * 8 + 5];
+    const real bend = (real)_numbers[_count + _row * 8 + 6];
+    const real decay = (real)_numbers[_count + _row * 8 + 7];
+    long long _sum = 0;
     const unsigned _ahead = 4 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
         real _w[4], _g[4], _s_read[4], _u_read[4], _o_read[4];
@@ -97,11 +117,15 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 real s = _s_read[_k];
                 real u = _u_read[_k];
                 real o = _o_read[_k];
+                real e;
                 real d;
                 real x;
+                real gone;
                 s = ((beta2 * s) + (one_minus_beta2 * (g * g)));
-                d = ((step * pace) * ((g / ((root * _sqrt(s)) + eps)) + (decay * w)));
+                e = (g / ((root * _sqrt(s)) + eps));
+                d = ((step * pace) * (e + (decay * w)));
                 x = (w - o);
+                gone = u;
                 u = (u - d);
                 x = (x + (share * u));
                 u = (rest * u);
@@ -110,11 +134,22 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 const real _w1 = s;
                 const real _w2 = u;
                 const real _w3 = o;
+                const real _w4 = ((-0x1.0p-4f) * e) * ((gone / _maximum(step, 0x1.4484cp-100f)) + (bend * e));
                 _target[_i] = _w0;
                 _s_[_i] = _flushed(_w1);
                 _u_[_i] = _flushed(_w2);
                 _o_[_i] = _flushed(_w3);
+                _sum += _fixed(_w4);
             }
         }
     }
+    __shared__ unsigned long long _parts[128];
+    _parts[threadIdx.x] = (unsigned long long)_sum;
+    for (unsigned _half = blockDim.x / 2; _half > 0; _half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < _half)
+            _parts[threadIdx.x] += _parts[threadIdx.x + _half];
+    }
+    if (threadIdx.x == 0)
+        atomicAdd(_sums + _row, _parts[0]);
 }

@@ -160,7 +160,8 @@ EXPERIMENT = Experiment(
     " who never wait compute the task's mini-batches, and a barrier waits for worker 0. The time of"
     " exchanges, updates and directions is not counted. transformer, large, lstm: next bytes of"
     " the text of Python's help (so it depends on the version of Python a little), with 170,000,"
-    " 840,000 and 83,000 parameters. mnist: 784-200-10, µλ = 128, or µ = 1 with more workers."
+    " 840,000 and 83,000 parameters. mnist: 784-200-10, µλ = 128, or µ = 1 with more workers;"
+    " many: the same with 1,000 workers and five times as many mini-batches."
     " cifar10: softsync's convolutional network. tables: a recommender like DLRM on clicks drawn"
     " from a known truth, of which no model has less than 0.412 nats; tables are dense here."
     " --quick trains a perceptron on scikit-learn's digits.",

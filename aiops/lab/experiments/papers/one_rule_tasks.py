@@ -95,6 +95,15 @@ _OF_LSTM = {
 _TEXT = Simulation(dataset="help", batch_size=16, iterations=600, samples=4)
 
 
+_OF_MNIST = LearnedTask(
+    Simulation(dataset="mnist", hidden=200, iterations=4000, samples=5),
+    (4, 32, 256),
+    Measure("error", "% wrong", 100.0, 0.2),
+    {"adamw": 0.005, "momentum": 0.12, "sgd": 0.15, "fasgd": 0.02, "gradients": 0.01},
+    product=128,
+)
+
+
 def _larger(simulation: Simulation) -> RunWork:
     return TransformerSimulation(simulation, width=128, blocks=4, context=128)
 
@@ -115,13 +124,8 @@ TASKS: Mapping[str, LearnedTask] = {
         replace(_TEXT, batch_size=8), (1, 8), _COST, {**_OF_TEXT, "adamw": 0.001}, _larger
     ),
     "lstm": LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_LSTM, LSTMSimulation),
-    "mnist": LearnedTask(
-        Simulation(dataset="mnist", hidden=200, iterations=4000, samples=5),
-        (4, 32, 256),
-        Measure("error", "% wrong", 100.0, 0.2),
-        {"adamw": 0.005, "momentum": 0.12, "sgd": 0.15, "fasgd": 0.02, "gradients": 0.01},
-        product=128,
-    ),
+    "mnist": _OF_MNIST,
+    "many": replace(_OF_MNIST, base=replace(_OF_MNIST.base, iterations=20000), workers=(1000,)),
     "cifar10": LearnedTask(
         Simulation(dataset="cifar10", batch_size=16, iterations=400, samples=2),
         (1, 4, 16),
