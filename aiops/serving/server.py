@@ -32,6 +32,7 @@ from aiops.engine.events import (
     Initialised,
     SetBudget,
     Stopping,
+    Warm,
 )
 from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
@@ -172,9 +173,10 @@ class Server:
             )
         self._administration: Administration | None = None
         if engine is not None:
+            send_away = (lambda client, why: None) if leading is None else leading.send_away
             self._administration = Administration(
                 *(engine, self.connections, run_state, self._now, self.post, self.stop),
-                *(self._roll_back, _nothing if leading is None else leading.send_away),
+                *(self._roll_back, send_away),
             )
         self._unix_listener: UnixListener | None = None
         if near and env.listen_unix is not None:
@@ -268,26 +270,58 @@ class Server:
         ``next_term``: it was a standby, and its state is read again.
         ``alone``: it had no standby when it ended to go back, so it does not wait for one.
         """
-        run_state, files, pacing = self.run_state, self.run_state.files, self._pacing
-        leading = self._leading
-        run_state.next_term = next_term = next_term or promoted is not None
-        run_state.starts_alone = alone or next_term
+        run_state, leading = self.run_state, self._leading
+        run_state.next_term = next_term or promoted is not None
+        run_state.starts_alone = alone or run_state.next_term
         loop = asyncio.get_running_loop()
+        resumes = run_state.generation > 0
         preparation = self._coordinator.preparation()  # before peers can connect and wait for it
-        prepared = False
+        listener = await self._open(preparation, promoted, resumes=resumes)
+        if self._persistence is not None:
+            self._persistence.begin(loop)
+        for pool in self._coordinator.pools:
+            pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
+        self.connections.begin(loop)
+        if self._unix_listener is not None:
+            self._unix_listener.begin(sock.getsockname()[:2] for sock in listener.sockets)
+        if self._pacing is not None:
+            self._pacing.begin(loop)
+        if not resumes:
+            self._runner.perform(preparation)
+        run_state.begin(loop)
+        host, self.port = listener.sockets[0].getsockname()[:2]
+        self.url = urls.write(host, self.port, tls=self._tls is not None)
+        self._warn_of_clear_text(host)
+        if not self.config.follower:
+            for text in self._engine.warnings.cautions:
+                _log.warning("%s", text)
+        self._memory.log()
+        tls = None if self._tls is None else self._tls.target
+        run_state.fence_predecessors(loop, self.url, self.run, tls)
+        if leading is not None and leading.places is not None:
+            leading.places.begin()
+        return self.url
+
+    async def _open(
+        self, preparation: Warm, promoted: Recovered | None, *, resumes: bool
+    ) -> Listener:
+        """Open everything, and listen; let go of all of it again when that fails.
+
+        ``resumes``: it goes on from its state.
+        """
+        files, pacing, leading = self.run_state.files, self._pacing, self._leading
+        next_term = self.run_state.next_term
         listener: Listener | None = None
         try:
             rate = None if pacing is None else pacing.pacer.narrowed
-            listener = await self._port.bind(loop, self.socket, rate)
+            listener = await self._port.bind(asyncio.get_running_loop(), self.socket, rate)
             if files is not None:
                 files.claim = partial(self._port.claim, listener)
                 if not next_term:
                     files.check_not_superseded()
-                if files.generation:  # then there are updates to be repeated, at once
-                    self._runner.gentle = False
-                    self._runner.perform(preparation)
-                    prepared = True
-            resumes = files is not None and files.generation > 0
+            if resumes:  # then there are updates to be repeated, at once
+                self._runner.gentle = False
+                self._runner.perform(preparation)
             # A mistake in --init begins no state.
             model = None if resumes else self._initial_model()
             if leading is not None:
@@ -318,30 +352,7 @@ class Server:
                 self._persistence.discard()
             self.run_state.end(trusted=not self._dispatcher.broken)
             raise
-        if self._persistence is not None:
-            self._persistence.begin(loop)
-        for pool in self._coordinator.pools:
-            pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
-        self.connections.begin(loop)
-        if self._unix_listener is not None:
-            self._unix_listener.begin(sock.getsockname()[:2] for sock in listener.sockets)
-        if self._pacing is not None:
-            self._pacing.begin(loop)
-        if not prepared:
-            self._runner.perform(preparation)
-        run_state.begin(loop)
-        host, self.port = listener.sockets[0].getsockname()[:2]
-        self.url = urls.write(host, self.port, tls=self._tls is not None)
-        self._warn_of_clear_text(host)
-        if not self.config.follower:
-            for text in self._engine.warnings.cautions:
-                _log.warning("%s", text)
-        self._memory.log()
-        tls = None if self._tls is None else self._tls.target
-        run_state.fence_predecessors(loop, self.url, self.run, tls)
-        if leading is not None and leading.places is not None:
-            leading.places.begin()
-        return self.url
+        return listener
 
     def _warn_of_clear_text(self, host: str) -> None:
         if self._tls is None and not self.config.follower and not urls.is_loopback(host):
@@ -600,10 +611,6 @@ def _resources(
         env.parallel_map if config.threads is None else env.parallel_map_of(config.threads)
     )
     return Resources(memory, parallel_map, measure, device, later=True, guard=threading.Lock)
-
-
-def _nothing(client: str, why: str) -> None:
-    """Have no follower take a client no more: there is none."""
 
 
 def _brief(error: BaseException) -> str:
