@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
-    "client": (73, 15590),
+    "client": (73, 15615),
     "codecs": (11, 2236),
     "common": (15, 1190),
     "durable": (15, 3795),

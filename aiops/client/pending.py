@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.backoff import unreachable_since
 from aiops.client.known_run import AcknowledgedPushes
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
@@ -12,12 +13,22 @@ from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Request
 from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
-from aiops.errors import AiopsError, Refused, RemoteProtocolError, Unavailable, refusal
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    Refused,
+    RemoteProtocolError,
+    Unavailable,
+    refusal,
+)
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.parts import Parts
 from aiops.wire import messages
 from aiops.wire.messages import Ack, Error, Message, TableRows
 from aiops.wire.sinks import Discard, Sink
+
+APPLIED = "applied"
+"""The key in the details of a refusal of which a shard has applied its share of the push."""
 
 _BRINGS_PARAMETERS = (Ack, messages.FetchedParams)
 
@@ -107,6 +118,21 @@ class PendingRequests:
         self._info.examples[:0] = request.examples
         request.examples = ()
         request.resolve(error=error)
+
+    def fail(self, error: AiopsError) -> None:
+        """Give all requests this error, each as `given_up` has it."""
+        for request in self.take():
+            found = given_up(request, error)
+            if request.refusal is not None:
+                self.reject(request, found)
+            else:
+                request.resolve(error=found)
+
+    def reject_refused(self, refusal: Unavailable) -> None:
+        """Give all requests that the server could not take this error."""
+        self.refused = None
+        for request in self.take(lambda request: request.refusal is not None):
+            self.reject(request, given_up(request, refusal))
 
     # ------------------------------------------------------------ answers
 
@@ -230,3 +256,20 @@ class PendingRequests:
         for other in self._arriving.values():
             if isinstance(other, ParameterSink):
                 other.mark()
+
+
+def given_up(request: Request, error: AiopsError) -> AiopsError:
+    """Return the error of a request that is given up because of this one.
+
+    It is a `Refused` only if it is known that the server did not apply the request.
+    """
+    if isinstance(error, Unavailable):
+        refused = request.refusal is not None and APPLIED not in request.refusal.details
+        if request.pushes and request.attempted and not refused:
+            return ConnectionLost(
+                f"{error}; whether it has applied the push that it did not answer is unknown",
+                **error.details,
+            )
+    elif isinstance(error, ConnectionLost) and request.refusal is not None:
+        return unreachable_since(request.refusal, error)
+    return error

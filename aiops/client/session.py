@@ -49,7 +49,7 @@ fatal one is raised as any fatal error is, and the driver connects again, to the
 its URL names. One that answers a request leaves the request pending, with the refusal noted in it
 (`Request.refusal`), and calls ``on_refused``: the driver waits, and calls `ask_refused`, or ends
 the connection to try another server. Pushes that are asked meanwhile wait behind it, since the
-server takes no number below the last. A driver that gives a request up raises `outcome`: a push
+server takes no number below the last. A driver that gives a request up raises `given_up`: a push
 whose last sending was not answered may have been applied, so its error is no `Refused`.
 
 **Restarts of the server.** A welcome names the server's run, and versions count within a run. A
@@ -113,12 +113,11 @@ are the driver's: it abandons the request that is late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from aiops.bandwidth.byte_accounting import Ledger
-from aiops.client.backoff import unreachable_since
+from aiops.client.handover import without
 from aiops.client.handshake import Handshake, Identity
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
@@ -126,7 +125,7 @@ from aiops.client.pending import PendingRequests
 from aiops.client.request_kinds import PushRequest, Request, RowsRequest
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
-from aiops.client.shards import APPLIED, Payloads, Shards
+from aiops.client.shards import Payloads, Shards
 from aiops.client.steady import SteadyExchange, steady_push
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
@@ -399,31 +398,6 @@ class Session:
         self.steady, self._learning = None, True
         self.ready, self.out, self.back = False, [], []
 
-    def fail(self, error: AiopsError) -> None:
-        """Give all waiting requests this error, each as `outcome` has it."""
-        for request in self.pending.take():
-            outcome = self.outcome(request, error)
-            if request.refusal is not None:
-                self.pending.reject(request, outcome)
-            else:
-                request.resolve(error=outcome)
-
-    def outcome(self, request: Request, error: AiopsError) -> AiopsError:
-        """Return the error of a request that is given up because of this one.
-
-        It is a `Refused` only if it is known that the server did not apply the request.
-        """
-        if isinstance(error, Unavailable):
-            refused = request.refusal is not None and APPLIED not in request.refusal.details
-            if request.pushes and request.attempted and not refused:
-                return ConnectionLost(
-                    f"{error}; whether it has applied the push that it did not answer is unknown",
-                    **error.details,
-                )
-        elif isinstance(error, ConnectionLost) and request.refusal is not None:
-            return unreachable_since(request.refusal, error)
-        return error
-
     def leave(self) -> list[Buffer]:
         """Leave the server, if the session is ready; return what to send."""
         if self.ready:
@@ -474,12 +448,6 @@ class Session:
         if self.ready:  # else they are asked with all others
             for request in pending.take(lambda request: request.refusal is not None):
                 self.ask(request)
-
-    def reject_refused(self, refusal: Unavailable) -> None:
-        """Give all requests that the server could not take this error."""
-        self.pending.refused = None
-        for request in self.pending.take(lambda request: request.refusal is not None):
-            self.pending.reject(request, self.outcome(request, refusal))
 
     def again(self, request: Request) -> Request:
         """Ask again for what was abandoned before its answer; a push keeps its number."""
@@ -704,40 +672,3 @@ class Session:
             )
         except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False
-
-
-class Receiver(Protocol):
-    """Takes the bytes of one connection: a session, or the channel to another shard."""
-
-    def next_buffer(self) -> memoryview:
-        """Return where the next received bytes belong."""
-
-    def received(self, nbytes: int) -> None:
-        """Process received bytes."""
-
-
-def process(receiver: Receiver, views: Sequence[memoryview]) -> bool:
-    """Process bytes that were received elsewhere; return whether there were any.
-
-    Raises as `Session.received` does.
-    """
-    for view in views:
-        while view:
-            room = receiver.next_buffer()
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            receiver.received(count)
-            view = view[count:]
-    return any(map(len, views))
-
-
-def without(buffers: Sequence[Buffer], nbytes: int) -> list[Buffer]:
-    """Return buffers without their first ``nbytes``."""
-    left: list[Buffer] = []
-    for buffer in buffers:
-        view = memoryview(buffer)
-        gone = min(nbytes, len(view))
-        nbytes -= gone
-        if gone < len(view):
-            left.append(view[gone:])
-    return left

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from aiops.client.handshake import Identity
 from aiops.client.outbox import Lending, Outbox
-from aiops.client.pending import PendingRequests
+from aiops.client.pending import APPLIED, PendingRequests
 from aiops.client.receive_params import ParameterSink, PortionSink
 from aiops.client.request_kinds import RowsRequest
 from aiops.client.rows import FetchedRowsSink
@@ -30,9 +30,6 @@ from aiops.wire.messages import Error, Message, Push, TableRows, Welcome
 from aiops.wire.server_messages import ShardParts
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.traffic import Traffic
-
-APPLIED = "applied"
-"""The key in the details of a refusal of which a shard has applied its share of the push."""
 
 Payloads = Sequence[Sequence[memoryview]]
 

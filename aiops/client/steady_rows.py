@@ -25,8 +25,9 @@ from typing import Final
 
 import numpy as np
 
+from aiops.client.handover import without
 from aiops.client.request_kinds import RowsRequest
-from aiops.client.session import Session, without
+from aiops.client.session import Session
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST as LARGEST_INTEGER
 from aiops.model.parts import Part

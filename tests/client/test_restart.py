@@ -27,6 +27,7 @@ from aiops import AsyncClient, AsyncWorker, Client, Worker, testing
 from aiops.client import backoff
 from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.backoff import ATTEMPT
+from aiops.client.pending import given_up
 from aiops.client.sync import dialling
 from aiops.engine.events import Stopping
 from aiops.errors import (
@@ -454,17 +455,17 @@ class TestRequests:
         full, server = Unavailable("full"), FullServer()
         pair, params = ready(server)
         fetch, push = pair.requests.fetch(params), pair.requests.push(ONES, params, None)
-        assert pair.session.outcome(fetch, full) is full
-        unknown = pair.session.outcome(push, full)
+        assert given_up(fetch, full) is full
+        unknown = given_up(push, full)
         assert isinstance(unknown, ConnectionLost)
         assert not isinstance(unknown, Refused)
         assert str(unknown).startswith("full; whether it has applied the push")
         server.full = True
         pair.settle()
-        assert pair.session.outcome(push, full) is full
+        assert given_up(push, full) is full
         later = pair.requests.push(ONES, params, None)
         pair.cut()
-        pair.session.fail(ConnectionLost("gone"))
+        pair.session.pending.fail(ConnectionLost("gone"))
         for each in (push, later):
             assert isinstance(each.error, Unavailable)
             assert str(each.error).endswith("not now; since then it cannot be reached (gone)")

@@ -606,7 +606,7 @@ class TestLostConnections:
     def test_giving_up(self) -> None:
         pair, params = ready()
         requests = [pair.requests.push(ONES, params, None), pair.requests.ping()]
-        pair.session.fail(ConnectionLost("the end"))
+        pair.session.pending.fail(ConnectionLost("the end"))
         for request in requests:
             with pytest.raises(ConnectionLost, match="the end"):
                 request.value()

@@ -106,7 +106,7 @@ def test_a_refusal_after_which_a_shard_has_applied_its_share_is_no_refusal() -> 
     for seed in range(12):
         actor, request = refused_push(seed)
         applied = APPLIED in request.refusal.details
-        actor.session.reject_refused(Unavailable("time is up"))
+        actor.session.pending.reject_refused(Unavailable("time is up"))
         assert isinstance(request.error, ConnectionLost if applied else Unavailable)
         kinds.add(applied)
     assert kinds == {True, False}

@@ -13,6 +13,7 @@ from aiops.client.backoff import Attempts, Repetitions, overdue
 from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
+from aiops.client.pending import given_up
 from aiops.client.program import T, drive_awaiting
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Transfer
@@ -261,7 +262,9 @@ class AsyncClient(Facade, AsyncClosing):
             if connection is not None:
                 connection.end(ConnectionLost("closed"))
             self._session.lost()
-            self._session.fail(ConnectionLost("this client was closed before the answer came"))
+            self._session.pending.fail(
+                ConnectionLost("this client was closed before the answer came")
+            )
 
     # ------------------------------------------------------------ inside
 
@@ -306,7 +309,7 @@ class AsyncClient(Facade, AsyncClosing):
         except TimeoutError:
             late = overdue(self._session.server, request.what, f"in {allowed:g} s")
             why = request.refusal or self._attempts.said or late
-            raise self._session.outcome(request, why) from None
+            raise given_up(request, why) from None
         finally:
             if not request.done:
                 self._abandon(request)
@@ -337,7 +340,7 @@ class AsyncClient(Facade, AsyncClosing):
             try:
                 pause = self._repetitions.pause(loop.time(), refusal, self.timeout)
             except Unavailable as final:
-                self._session.reject_refused(final)
+                self._session.pending.reject_refused(final)
             else:
                 self._repetition = loop.call_later(pause, self._ask_refused)
 
@@ -383,7 +386,7 @@ class AsyncClient(Facade, AsyncClosing):
             if not ready.done():
                 ready.set_exception(final)
                 ready.exception()  # retrieved, so that asyncio does not log it
-            self._session.fail(final)
+            self._session.pending.fail(final)
 
     async def _connect(self) -> AsyncConnection:
         """Open one connection, wait for the welcome, and return it."""

@@ -9,9 +9,10 @@ import ssl
 from collections.abc import Mapping
 from typing import cast
 
+from aiops.client.handover import process
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.session import Session, process
+from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
 from aiops.common import forks

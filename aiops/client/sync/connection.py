@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from aiops.client.backoff import Attempts, Repetitions, overdue, reason
+from aiops.client.handover import Receiver, process, without
 from aiops.client.params import Params
+from aiops.client.pending import given_up
 from aiops.client.request_kinds import Receipt, Request, RowsRequest
-from aiops.client.session import Receiver, Session, process, without
+from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
 from aiops.client.steady_rows import RowsExchange
@@ -307,7 +309,7 @@ class BlockingConnection:
             if request is not None:
                 session.abandon(request)
                 if isinstance(error, AiopsError):
-                    outcome = session.outcome(request, error)
+                    outcome = given_up(request, error)
             self.hang_up()
             if outcome is error:
                 raise
@@ -340,7 +342,7 @@ class BlockingConnection:
         try:
             self.dialler.wait(self._repetitions.pause(time.monotonic(), refusal, timeout))
         except Unavailable as final:
-            self._session.reject_refused(final)
+            self._session.pending.reject_refused(final)
             return
         self._attempts.said = refusal
         if self.socket is not None:  # a server that shuts down may have closed the connection
