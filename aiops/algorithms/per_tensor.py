@@ -20,10 +20,10 @@ setting                 it may differ under
 ======================  ======================================================================
 
 ``--set clip=1 --set clip=0.1@embed*,head* --set clip=0@*bias``: the tensors that have one of the
-values form a group, whose gradient is scaled down by its own norm, over the tensors of the group,
-as `torch.nn.utils.clip_grad_norm_` does it of a parameter group. So two tensors that are to be
-clipped each by itself take a value each. All tensors without a pattern form one more group. With 0
-a group is not clipped.
+values form a group. Its gradient is scaled down if the norm over the tensors of the group is larger
+than the value, as `torch.nn.utils.clip_grad_norm_` scales a parameter group. To clip two tensors
+each by itself give each a value. All tensors without a pattern form one more group. With 0 a group
+is not clipped.
 
 An algorithm keeps all of them as one text, its setting ``per_tensor``, which ``aiops stats`` shows
 as they were written: ``weight_decay=0@*norm*,*bias lr=0.001@embed*``. A pattern that matches no
