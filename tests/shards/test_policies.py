@@ -16,6 +16,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "asgd": {"lr": 0.1},
     "sasgd": {"lr": 0.1},
     "exponential": {"lr": 0.1},
+    "downpour": {"lr": 0.1},
     "fasgd": {"lr": 0.01},
     "dcasgd": {"lr": 0.1},
     "gap-aware": {"lr": 0.1},
@@ -221,6 +222,18 @@ def test_clipped(policy: str, groups: str, shards: int) -> None:
         rtol = 1e-2 if array.dtype.itemsize == 2 else 1e-4
         np.testing.assert_allclose(arrays[name], array, rtol=rtol, atol=1e-5)
     assert not np.allclose(free["big"], expected["big"], rtol=1e-3), "it is clipped"
+
+
+@pytest.mark.slow  # kernels are compiled
+@pytest.mark.parametrize("policy", CLIPPED)
+def test_groups_are_clipped_by_numba_as_by_numpy(policy: str) -> None:
+    clauses = f"{POLICIES[policy].get('per_tensor', '')} {APART}".strip()
+    settings = {**POLICIES[policy], "clip": 3, "per_tensor": clauses}
+    expected, said, _version = trained(2, policy, settings)
+    arrays, receipts, _version = trained(2, policy, settings, backend="numba")
+    assert receipts == said
+    for name, array in expected.items():
+        assert array.tobytes() == arrays[name].tobytes(), name
 
 
 @pytest.mark.parametrize("policy", CLIPPED)

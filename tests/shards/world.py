@@ -319,7 +319,7 @@ class World:
         self.now = 0.0
         self.algorithm = find(policy).make({"lr": 1} if settings is None else settings)
         options.setdefault("shard_bytes", 1)  # the models here are small
-        self.given = Options(shards=shards, backend="numpy", run="run", **options)
+        self.given = Options(**{"shards": shards, "backend": "numpy", "run": "run", **options})
         self.engine, self.lead_brain, followers = self.coordinators(shards)
         self.lead = self.host(self.lead_brain)
         self.followers = [self.host(follower) for follower in followers]
