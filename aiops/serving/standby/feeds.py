@@ -26,6 +26,7 @@ from aiops.model.parts import LARGEST, Part, Parts
 from aiops.net.disk import Disk, DiskFile
 from aiops.net.environment import Environment
 from aiops.net.transport import MessageTransport
+from aiops.serving.state.running_journal import RunningJournal
 from aiops.serving.state.state_files import StateFiles
 from aiops.state.directory import StateListing, journal_name, snapshot_name
 from aiops.state.snapshot_file import SnapshotFile
@@ -96,22 +97,11 @@ class FolderReader:
 class FedState(Protocol):
     """The state that is kept, as a feed sees it."""
 
-    appended: Callable[[], None] | None
+    journal: RunningJournal
 
     @property
     def newest(self) -> int:
         """The newest row of the journal."""
-
-    @property
-    def synced(self) -> int:
-        """The newest row of the journal that is known to be synced."""
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the journal so far."""
-
-    def sync(self, done: Callable[[int], object]) -> None:
-        """Have what is journalled synced; a thread calls ``done`` with the last row."""
 
 
 class FedStandby:
@@ -164,7 +154,7 @@ class StandbyFeeds:
     ) -> None:
         self._files, self._state, self._env = files, state, env
         self._committed, self._gone, self._supersede = committed, gone, supersede
-        given = deadline, env.now(), state.newest, state.synced
+        given = deadline, env.now(), state.newest, state.journal.synced
         self.replication = Replication(acks, *given)
         self._syncs = acks < Acks.DURABLE  # else its own answers wait for that, too
         self._asked, self._syncing = -inf, False  # when it was asked to be synced; whether it is
@@ -180,7 +170,7 @@ class StandbyFeeds:
         """Tick, now and at intervals."""
         replication = self.replication
         self._ticker = loop.call_later(_TICK, self.begin, loop)
-        fallen = replication.tick(self._env.now(), self._state.newest, self._state.nbytes)
+        fallen = replication.tick(self._env.now(), self._state.newest, self._state.journal.nbytes)
         if fallen:
             _log.warning("%s", fallen)
             self._committed(replication.committed)
@@ -224,7 +214,7 @@ class StandbyFeeds:
     def report(self, acks: Acks) -> dict[str, Any]:
         """Return the standbys' part of the statistics; ``acks``: the promise of the journal."""
         replication, now = self.replication, self._env.now()
-        replication.note(now, self._state.newest, self._state.nbytes)
+        replication.note(now, self._state.newest, self._state.journal.nbytes)
         rows = [
             {
                 "name": progress.name,
@@ -421,7 +411,7 @@ class StandbyFeeds:
         if now >= self._asked + (_LOST if self._syncing else _SYNCS):
             self._asked, self._syncing = now, True
             loop = asyncio.get_running_loop()
-            self._state.sync(lambda row: loop.call_soon_threadsafe(self.synced_here, row))
+            self._state.journal.sync(lambda row: loop.call_soon_threadsafe(self.synced_here, row))
         with contextlib.suppress(TimeoutError):  # the journal may have ended before
             async with asyncio.timeout(_SYNCS):
                 await self._synced.wait()
@@ -429,11 +419,11 @@ class StandbyFeeds:
     async def _appended(self) -> None:
         """Wait for the next row."""
         self._woken.clear()
-        self._state.appended = self._wake
+        self._state.journal.appended = self._wake
         await self._woken.wait()
 
     def _wake(self) -> None:
-        self._state.appended = None
+        self._state.journal.appended = None
         self._woken.set()
 
 

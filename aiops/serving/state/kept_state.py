@@ -48,6 +48,7 @@ from aiops.model.layout import Ints
 from aiops.net.disk import DiskThread
 from aiops.serving.repeated_error import RepeatedError
 from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.running_journal import RunningJournal
 from aiops.serving.state.snapshot_requests import OnSnapshot, SnapshotRequests
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
@@ -109,8 +110,8 @@ class KeptState:
         Where steady exchanges are recorded; None: there is no journal.
     resumes
         Whether there was a state already.
-    appended
-        Called when a row has been appended, unless it is None.
+    journal
+        It has no writer where acknowledgements promise nothing.
     saved
         Called when a snapshot has been written, unless it is None. Then the first one is written as
         soon as there is a model.
@@ -140,7 +141,6 @@ class KeptState:
     ) -> None:
         self._files, self._clock, self._post, self._perform = files, clock, post, perform
         self._acks, self._post_threadsafe = acks, post_threadsafe
-        self.appended: Callable[[], None] | None = None
         self.saved: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         policy_state(engine.policy)  # or refuse one that cannot be kept, at once
@@ -160,12 +160,10 @@ class KeptState:
             clock.go_on(recovered.time)
             row, self._outstanding = recovered.row, recovered.outstanding
             self._mark = _Mark(recovered.snapshot, -recovered.nbytes, _updates(engine))
-        self._journal = files.begin(
-            *(engine, policy, recovered, clock(), acks, post_threadsafe),
-            promoted=promoted,
-        )
+        begun = engine, policy, recovered, clock(), acks, post_threadsafe
+        self.journal = RunningJournal(files.begin(*begun, promoted=promoted), clock)
         self._earlier = files.earlier_nbytes  # of segments that no snapshot of this start covers
-        recording = self._journal is not None
+        recording = self.journal.writer is not None
         self.record = self if recording else None
         if recording:
             engine.admission.incoming = CopiedIncoming
@@ -214,7 +212,7 @@ class KeptState:
         ``reply`` sends an answer that is encoded already; ``supersede`` ends the server at once.
         """
         return {
-            AppendRow: _no_journal if self._journal is None else self._append,
+            AppendRow: self.journal.append,
             EncodedReply: reply,
             Supersede: supersede,
             WriteSnapshot: self._write,
@@ -229,27 +227,6 @@ class KeptState:
     def newest(self) -> int:
         """The newest row of the journal."""
         return self.recorder.next - 1
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that this start has journalled."""
-        return 0 if self._journal is None else self._journal.nbytes
-
-    @property
-    def synced(self) -> int:
-        """The newest row of the journal that is known to be synced."""
-        return 0 if self._journal is None else self._journal.synced
-
-    def sync(self, done: Callable[[int], object]) -> None:
-        """Have what is journalled synced; `JournalWriter.sync` says when ``done`` is called."""
-        if self._journal is not None:
-            self._journal.sync(self._clock(), done)
-
-    def _append(self, effect: AppendRow) -> Event | None:
-        ended = self._journal.append(effect) if self._journal is not None else None
-        if self.appended is not None:
-            self.appended()
-        return ended
 
     def begin(self, loop: asyncio.AbstractEventLoop, every: float) -> None:
         """Go on where the earlier server ended, if there was one, and take snapshots.
@@ -285,17 +262,17 @@ class KeptState:
 
         Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged`.
         """
-        recorder, journal = self.recorder, self._journal
-        if journal is None or not recorder.recording:
+        recorder, journal, writer = self.recorder, self.journal, self.journal.writer
+        if writer is None or not recorder.recording:
             return
         flags, payload = LEASED if leased else 0, gradient.data.data
         fields = peer, *numbers, check_of(ticket, sums)
-        if not recorder.pending and journal.exchange(recorder.next, time, flags, fields, payload):
+        if not recorder.pending and writer.exchange(recorder.next, time, flags, fields, payload):
             recorder.next += 1
-            if self.appended is not None:
-                self.appended()
+            if journal.appended is not None:
+                journal.appended()
             return
-        ended = self._append(recorder.exchanged(time, flags, fields, gradient))
+        ended = journal.append(recorder.exchanged(time, flags, fields, gradient))
         if ended is not None:
             self._post(ended)
 
@@ -349,7 +326,7 @@ class KeptState:
             if self._row_of(version) != row:
                 raise Refused(f"the snapshot of version {version:,} was just removed")
             self._files.check_snapshot(row)
-            if self._journal is None and self._files.has_journal:
+            if self.journal.writer is None and self._files.has_journal:
                 raise Refused(
                     "the journal of an earlier start, with --acks written or more, is there still:"
                     " ask again after two more snapshots"
@@ -403,8 +380,8 @@ class KeptState:
         """Begin another journal (on a thread: to end the last and to make a file takes long)."""
         segments = self._files.segments
         try:
-            if self._journal is not None:
-                self._journal.end()
+            if self.journal.writer is not None:
+                self.journal.writer.end()
             if segments.kept > first:
                 _log.error(
                     "%s: rows are missing before row %d: `aiops replay` ends there, and the journal"
@@ -423,7 +400,7 @@ class KeptState:
         self._resuming = None
         if self._ended or self._next_journal is None:
             return
-        self._journal, self._next_journal = self._next_journal, None
+        self.journal.writer, self._next_journal = self._next_journal, None
         self.recorder.resume()
         self._mark = _Mark(self._mark.row, 0, self._mark.updates)
         self._rule.at_once(self._clock())
@@ -441,7 +418,7 @@ class KeptState:
         return Unsaved(max(0, rows), nbytes, touched, self._earlier)
 
     def _present(self) -> _Mark:
-        return _Mark(self.newest, self.nbytes, _updates(self.recorder.engine))
+        return _Mark(self.newest, self.journal.nbytes, _updates(self.recorder.engine))
 
     def _write(self, effect: WriteSnapshot) -> None:
         """Begin to write a capture, once the journal has all its rows.
@@ -456,11 +433,8 @@ class KeptState:
         mark, resuming = _Mark(effect.row, mark.nbytes, mark.updates), recorder.resuming
 
         def done(nbytes: int) -> None:
-            if resuming and not self._snapshots.why:
-                try:
-                    self._files.segments.reveal()
-                except OSError as error:
-                    self._snapshots.why = f"the journal cannot go on: {error.strerror or error}"
+            if resuming:
+                self._snapshots.reveal()
             self._loop.call_soon_threadsafe(self._written, effect, mark, began, nbytes)
 
         header, paced = header_of(self._files, effect.capture, effect.row), not recorder.recording
@@ -546,9 +520,9 @@ class KeptState:
             "row": recorder.next - 1,
             "acks": recorder.acks.name.lower(),
             "wanted": self._acks.name.lower(),
-            "journal_bytes": self.nbytes,
+            "journal_bytes": self.journal.nbytes,
             "lag_rows": recorder.lag,
-            "lag_bytes": 0 if self._journal is None else self._journal.lag,
+            "lag_bytes": 0 if self.journal.writer is None else self.journal.writer.lag,
             "ended": recorder.ended,
             "rolled_back": recorder.rolled_back,
             "rolled_back_at_most": recorder.rolled_back_at_most,
@@ -583,7 +557,7 @@ class KeptState:
             _log.error("%s: there is no memory for a last snapshot", self._files.folder)
         finally:
             self._snapshots.end()
-            for journal in (self._journal, self._next_journal):
+            for journal in (self.journal.writer, self._next_journal):
                 if journal is not None:
                     journal.end()
             self._files.close()
@@ -609,10 +583,6 @@ def header_of(files: StateFiles, found: Capture, row: int) -> SnapshotHeader:
     wrote = {"aiops": __version__, "numpy": np.__version__, "byteorder": sys.byteorder}
     numbers = row, files.generation, files.run, found.versions
     return SnapshotHeader(*numbers, found.settings, wrote, found.owners, *files.place)
-
-
-def _no_journal(effect: AppendRow) -> JournalEnded | None:
-    raise AssertionError("there is no journal")
 
 
 def _updates(engine: Engine) -> int:

@@ -32,8 +32,8 @@ from aiops.engine.events import (
     SnapshotWritten,
 )
 from aiops.errors import RolledBack, UsageError
-from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState, header_of
+from aiops.serving.state.running_journal import RunningJournal
 from aiops.serving.state.snapshot_writer import SnapshotWriter
 from aiops.serving.state.state_files import Clock, StateFiles
 from aiops.shards.follower import Follower
@@ -208,8 +208,8 @@ class FollowerState:
         Handles the server's events from here on.
     record
         None: a follower has no steady exchanges.
-    appended
-        Called when a row has been appended, unless it is None.
+    journal
+        It has a writer once the lead has a model.
 
     Raises
     ------
@@ -232,17 +232,16 @@ class FollowerState:
         self._files, self._follower, self._acks = files, follower, acks
         self._perform = perform
         self._post_threadsafe, self.record = post_threadsafe, None
-        self.appended: Callable[[], None] | None = None
         began = time.perf_counter()
         recovered = promoted or files.recover_follower(follower)
-        self._writer: JournalWriter | None = None
+        self.journal = journal = RunningJournal(None, clock)
         self._outstanding: Sequence[Effect] = ()
         row = 0
         if recovered is not None:
             row, self._outstanding = recovered.row, recovered.outstanding
             clock.go_on(recovered.time)
             begun = partial(files.begin_rows, promoted=promoted is not None)
-            self._writer = begun(row, [self._version], acks, post_threadsafe)
+            journal.writer = begun(row, [self._version], acks, post_threadsafe)
             _log.info(
                 "%s: generation %s of run %s: snapshot at row %d, %d rows since, version %d, in"
                 " %.2f s",
@@ -270,21 +269,6 @@ class FollowerState:
         """The newest row of the journal."""
         return self.recorder.next - 1
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that this start has journalled."""
-        return 0 if self._writer is None else self._writer.nbytes
-
-    @property
-    def synced(self) -> int:
-        """The newest row of the journal that is known to be synced."""
-        return 0 if self._writer is None else self._writer.synced
-
-    def sync(self, done: Callable[[int], object]) -> None:
-        """Have what is journalled synced; `JournalWriter.sync` says when ``done`` is called."""
-        if self._writer is not None:
-            self._writer.sync(self._clock(), done)
-
     def keep_for(self, fed: Callable[[], int]) -> None:
         """Keep the rows from the one on that ``fed`` returns; a standby still needs them."""
         self._snapshots.fed = fed
@@ -294,7 +278,7 @@ class FollowerState:
     ) -> Mapping[type[Any], Callable[[Any], Event | None]]:
         """Return what carries out the effects that only a follower with a state has."""
         return {
-            AppendRow: self._append,
+            AppendRow: self.journal.append,
             BeginShard: self._begin_shard,
             BeginJournal: self._begin_again,
             WriteSnapshot: self._write,
@@ -348,7 +332,7 @@ class FollowerState:
         if not files.run:
             files.identify(effect.run, effect.shard, effect.shards)
         files.share_secret(self._follower.secret)
-        self._writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
+        self.journal.writer = files.begin_rows(0, [], self._acks, self._post_threadsafe)
         self._keep_lead(self._follower.led_by)
         _log.info("%s: a new state, run %s", files.folder, files.run)
 
@@ -359,9 +343,10 @@ class FollowerState:
         try:
             if files.disk.free(files.folder) < 2 * nbytes + files.disk.segment:
                 return JournalEnded(self._clock(), self.recorder.ended)
-            if self._writer is not None:
-                self._writer.end()
-            self._writer = files.begin_again(effect.first, self._acks, self._post_threadsafe)
+            if self.journal.writer is not None:
+                self.journal.writer.end()
+            given = effect.first, self._acks, self._post_threadsafe
+            self.journal.writer = files.begin_again(*given)
         except OSError as error:
             why = f"{files.folder}: {error.strerror or error}"
             return JournalEnded(self._clock(), why)
@@ -372,11 +357,8 @@ class FollowerState:
         resuming = self.recorder.resuming
 
         def done(nbytes: int) -> None:
-            if resuming and not self._snapshots.why:
-                try:
-                    self._files.segments.reveal()
-                except OSError as error:
-                    self._snapshots.why = f"the journal cannot go on: {error.strerror or error}"
+            if resuming:
+                self._snapshots.reveal()
             if not self._snapshots.why:
                 self._mark = effect.row
             event = SnapshotWritten(self._clock(), effect.row, self._snapshots.why)
@@ -387,13 +369,6 @@ class FollowerState:
 
     def _keep(self, effect: KeepSnapshots) -> None:
         self._snapshots.keep(effect.rows)
-
-    def _append(self, effect: AppendRow) -> Event | None:
-        assert self._writer is not None, "the model comes first"
-        ended = self._writer.append(effect)
-        if self.appended is not None:
-            self.appended()
-        return ended
 
     def report(self) -> dict[str, Any]:
         """Return its part of the statistics."""
@@ -413,8 +388,8 @@ class FollowerState:
         """Close the journal, and unlock the folder; of what it lacks the lead tells."""
         self._snapshots.wait()
         self._snapshots.end()
-        if self._writer is not None:
-            self._writer.end()
+        if self.journal.writer is not None:
+            self.journal.writer.end()
         self._files.close()
         return ""
 

@@ -121,6 +121,14 @@ class SnapshotWriter:
             self.wait()
             self._thread = self._disk.thread(partial(self._remove_beside, rows), "aiops-snapshot")
 
+    def reveal(self) -> None:
+        """Have the journal that was begun anew count, now that the snapshot before it is there."""
+        if not self.why:
+            try:
+                self._segments.reveal()
+            except OSError as error:
+                self.why = f"the journal cannot go on: {error.strerror or error}"
+
     def wait(self) -> None:
         """Return when nothing is being written."""
         self._hurry.set()

@@ -424,7 +424,7 @@ def test_the_bytes_that_a_standby_lacks_are_told(tmp_path: Path) -> None:
 
         def behind(running: Any) -> tuple[int, int, int]:
             [row] = running.run_state.report()["standbys"]
-            return row["behind_rows"], row["behind_bytes"], running.run_state.kept.nbytes
+            return row["behind_rows"], row["behind_bytes"], running.run_state.kept.journal.nbytes
 
         async def run() -> None:
             peer = await connected(server.url)

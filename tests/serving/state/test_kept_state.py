@@ -687,7 +687,7 @@ def test_no_answer_leaves_before_it_is_said_that_the_journal_has_ended(
 
             peer.link.shortcut = answered if steady else None
             runner.actions[Reply] = replied
-            state._journal._ended(0.0, OSError(errno.EIO, "Input/output error"))
+            state.journal.writer._ended(0.0, OSError(errno.EIO, "Input/output error"))
 
         server.call(fail)
         worker.step(gradient)
@@ -785,7 +785,7 @@ def test_a_server_answers_while_it_begins_another_journal(
             worker.step(gradient)
             server.call(
                 lambda running: running.post(
-                    running.run_state.kept._journal._ended(
+                    running.run_state.kept.journal.writer._ended(
                         0.0, OSError(errno.EIO, "Input/output error")
                     )
                 )
