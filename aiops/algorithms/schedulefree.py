@@ -92,7 +92,8 @@ class ScheduleFree(Algorithm):
     it halves. Where steps turn back at every valley's other side, ρ is 0 and less; staleness lets
     each go on for τ̄ updates more. The numbers are those of a transformer at its best rate. A rate
     that is too high is not lowered: mini-batches of few examples have a small ρ at any rate. Each
-    server of a model over several has the same γ, which ``aiops stats`` shows.
+    server of a model over several has the same γ, which ``aiops stats`` shows. A hostile worker can
+    raise it, too, and no further.
 
     With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
