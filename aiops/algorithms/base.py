@@ -366,8 +366,11 @@ class Algorithm:
         """
         return PerTensor.of(self.per_tensor).value("lr", tensor, self.lr) / self.lr
 
-    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
-        """Return the last of the rule's ``scalars``: those that a tensor's name decides."""
+    def tensor_scalars(self, tensor: str, shape: Sequence[int] = ()) -> tuple[float, ...]:
+        """Return the last of the rule's ``scalars``: those that name and shape decide.
+
+        ``shape``: the tensor's; () of a table.
+        """
         return ()
 
     def numbers_of(self, tensors: Sequence[Tensor]) -> tuple[Array | None, Array]:
@@ -381,7 +384,8 @@ class Algorithm:
             float64[n, k], often without a column.
         """
         factors = np.array([self.rate_factor(tensor.name, tensor.shape) for tensor in tensors])
-        scalars = np.array([self.tensor_scalars(tensor.name) for tensor in tensors], np.float64)
+        own = [self.tensor_scalars(tensor.name, tensor.shape) for tensor in tensors]
+        scalars = np.array(own, np.float64)
         differ = bool((factors != 1.0).any())
         return factors if differ else None, scalars.reshape(len(tensors), -1 if tensors else 0)
 

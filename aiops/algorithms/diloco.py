@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +146,7 @@ class DiLoCo(LocalTraining, Optimised):
         found = super().patterned
         return found if self.mode == "sync" else tuple(n for n in found if n != "weight_decay")
 
-    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
+    def tensor_scalars(self, tensor: str, shape: Sequence[int] = ()) -> tuple[float, ...]:
         """Return the optimiser's; delayed Nesterov has none."""
         return super().tensor_scalars(tensor) if self.mode == "sync" else ()
 

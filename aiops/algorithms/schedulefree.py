@@ -38,6 +38,7 @@ def schedule_free(
     ahead: Scalar,
     bend: Scalar,
     decay: Scalar,
+    unit: Scalar,
     beta2: Scalar,
     one_minus_beta2: Scalar,
     eps: Scalar,
@@ -55,7 +56,7 @@ def schedule_free(
     x = x + share * u
     u = rest * u
     o = lean * u - ahead * d
-    return x + o, s, u, o, -0.0625 * e * (gone / maximum(step, 1e-30) + bend * e)
+    return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + bend * e)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +88,13 @@ class ScheduleFree(Algorithm):
 
         e = g / (sqrt(s/(1−β₂ᵗ)) + ε)      ρ = Σ e (x−z)/(α a) / Σ e²,   a = γ/sqrt(1+τ̄)
 
-    The sums are over the tensors of an update, and means over 64 or so, in which α is the
-    scheduled rate of the tensor. While ρ > (1.4 + τ̄/2) · √γ, γ doubles within 64 updates, and else
-    it halves. Where steps turn back at every valley's other side, ρ is 0 and less; staleness lets
-    each go on for τ̄ updates more. The numbers are those of a transformer at its best rate. A rate
-    that is too high is not lowered: mini-batches of few examples have a small ρ at any rate. Each
-    server of a model over several has the same γ, which ``aiops stats`` shows. A hostile worker can
-    raise it, too, and no further.
+    The sums are over the tensors of an update, and means over 64 or so; α is the rate of the tensor
+    without a schedule, so that γ does not work against one that falls. While ρ > (1.4 + τ̄/2) · √γ,
+    γ doubles within 64 updates, and else it halves. Where steps turn back at every valley's other
+    side, ρ is 0 and less; staleness lets each go on for τ̄ updates more. The numbers are those of a
+    transformer at its best rate. A rate that is too high is not lowered: mini-batches of few
+    examples have a small ρ at any rate. Each server of a model over several has the same γ, which
+    ``aiops stats`` shows. A hostile worker can raise it, too, and no further.
 
     With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one
@@ -221,7 +222,7 @@ class ScheduleFree(Algorithm):
             "one_minus_beta2": 1 - self.beta2,
             "eps": self.eps,
         }
-        names = ("pace", "root", "share", "rest", "lean", "ahead", "bend", "decay")
+        names = ("pace", "root", "share", "rest", "lean", "ahead", "bend", "decay", "unit")
         states = {"s": 0.0, "u": 0.0, "o": 0.0}
         return Rule(schedule_free, states, constants, scalars=names, gauge=True)
 
@@ -251,10 +252,10 @@ class ScheduleFree(Algorithm):
         """Add the weight decay."""
         return (*super().patterned, "weight_decay")
 
-    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
-        """Return the decay of a tensor."""
+    def tensor_scalars(self, tensor: str, shape: Sequence[int] = ()) -> tuple[float, ...]:
+        """Return the decay of a tensor, and its learning rate without a schedule."""
         decay = PerTensor.of(self.per_tensor).value("weight_decay", tensor, self.weight_decay)
-        return (decay,)
+        return decay, self.lr * self.rate_factor(tensor, shape)
 
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return √(64/m) of a matrix whose longer side is m, if workers push directions of it."""

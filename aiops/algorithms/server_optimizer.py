@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiops.algorithms import optimizers
@@ -89,7 +90,7 @@ class Optimised(Algorithm):
         """Add the weight decay."""
         return (*super().patterned, "weight_decay")
 
-    def tensor_scalars(self, tensor: str) -> tuple[float, ...]:
+    def tensor_scalars(self, tensor: str, shape: Sequence[int] = ()) -> tuple[float, ...]:
         """Return the decay of a tensor, if tensors differ in it."""
         return _optimizer(self).tensor_scalars(tensor)
 

@@ -34,7 +34,7 @@ class Plain:
         e = g / (root + a.eps)
         d = rate * (e + a.weight_decay * self.sent)
         bound = (1.4 + 0.5 * staleness) * math.sqrt(self.gain)
-        straight = (e @ (self.x - self.z)) / scheduled - bound * pace * (e @ e)
+        straight = (e @ (self.x - self.z)) / a.lr - bound * pace * (e @ e)
         self.z = self.z - d
         c = min(1, (p + 1) / (self.t + p))
         self.x = self.x + c * (self.z - self.x)
@@ -135,5 +135,5 @@ def test_the_rate_of_a_matrix_falls_with_its_longer_side() -> None:
 
 def test_decay_may_differ_between_tensors() -> None:
     algorithm = ScheduleFree(weight_decay=0.1, per_tensor="weight_decay=0@*bias")
-    assert algorithm.tensor_scalars("bias") == (0.0,)
-    assert algorithm.tensor_scalars("w") == (0.1,)
+    assert algorithm.tensor_scalars("bias")[0] == 0.0
+    assert algorithm.tensor_scalars("w")[0] == 0.1

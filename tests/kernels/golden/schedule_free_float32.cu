@@ -16,6 +16,7 @@
 //         ahead: Scalar,
 //         bend: Scalar,
 //         decay: Scalar,
+//         unit: Scalar,
 //         beta2: Scalar,
 //         one_minus_beta2: Scalar,
 //         eps: Scalar,
@@ -33,7 +34,7 @@
 //         x = x + share * u
 //         u = rest * u
 //         o = lean * u - ahead * d
-//         return x + o, s, u, o, -0.0625 * e * (gone / maximum(step, 1e-30) + bend * e)
+//         return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + bend * e)
 
 typedef float real;
 
@@ -85,14 +86,15 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    const real pace = (real)_numbers[_count + _row * 8];
-    const real root = (real)_numbers[_count + _row * 8 + 1];
-    const real share = (real)_numbers[_count + _row * 8 + 2];
-    const real rest = (real)_numbers[_count + _row * 8 + 3];
-    const real lean = (real)_numbers[_count + _row * 8 + 4];
-    const real ahead = (real)_numbers[_count + _row * 8 + 5];
-    const real bend = (real)_numbers[_count + _row * 8 + 6];
-    const real decay = (real)_numbers[_count + _row * 8 + 7];
+    const real pace = (real)_numbers[_count + _row * 9];
+    const real root = (real)_numbers[_count + _row * 9 + 1];
+    const real share = (real)_numbers[_count + _row * 9 + 2];
+    const real rest = (real)_numbers[_count + _row * 9 + 3];
+    const real lean = (real)_numbers[_count + _row * 9 + 4];
+    const real ahead = (real)_numbers[_count + _row * 9 + 5];
+    const real bend = (real)_numbers[_count + _row * 9 + 6];
+    const real decay = (real)_numbers[_count + _row * 9 + 7];
+    const real unit = (real)_numbers[_count + _row * 9 + 8];
     long long _sum = 0;
     const unsigned _ahead = 4 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
@@ -134,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 const real _w1 = s;
                 const real _w2 = u;
                 const real _w3 = o;
-                const real _w4 = ((-0x1.0p-4f) * e) * ((gone / _maximum(step, 0x1.4484cp-100f)) + (bend * e));
+                const real _w4 = ((-0x1.0p-4f) * e) * ((gone / _maximum(unit, 0x1.4484cp-100f)) + (bend * e));
                 _target[_i] = _w0;
                 _s_[_i] = _flushed(_w1);
                 _u_[_i] = _flushed(_w2);
