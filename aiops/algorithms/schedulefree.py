@@ -163,8 +163,9 @@ class ScheduleFree(Algorithm):
     Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 2, 4, 8
     and 16 equal workers: 1.447, 1.485, 1.612, 1.864 and 2.267 nats; ``asgd`` with AdamW at the best
     of four rates, with cosine decay: 2.054, 2.285, 2.612, 2.844 and 2.971
-    (``aiops experiment run one-rule --full``). The one rate does not suit every task: a small LSTM
-    wants 0.024, and at 0.008 tuned rivals are 0.03 to 0.13 nats ahead there (``--with task=lstm``).
+    (``aiops experiment run one-rule --full``). A small LSTM, which wants 0.024: 1.530, 1.583 and
+    1.898 nats with 1, 4 and 16 workers, and 1.556, 1.714 and 2.045 with ``rise=1``; the best rivals
+    at the best of their rates 1.558, 1.683 and 1.919 (``--with task=lstm``).
 
     A direction of a matrix of 1024 × 1024 took NumPy 10 ms and PyTorch 2.13 19 ms, on one thread of
     an AMD EPYC (``OMP_NUM_THREADS=1 aiops bench directions``, in a checkout). On a GPU it was not
