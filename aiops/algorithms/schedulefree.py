@@ -10,7 +10,7 @@ from typing import Any
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.per_tensor import PerTensor
 from aiops.kernels.rule import Rule
-from aiops.kernels.vocabulary import Array, Scalar, maximum, sqrt
+from aiops.kernels.vocabulary import Array, Scalar, maximum, sqrt, where
 from aiops.model.matrices import as_matrix
 
 _SIDE = 64
@@ -45,7 +45,8 @@ def schedule_free(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
 
-    The gauge is above 0 where this step goes on in the direction of z − x.
+    The gauge is above 0 where this step goes on in the direction of z − x. It is 0 where the rate
+    is 0, of tensors that keep their values.
     """
     s = beta2 * s + one_minus_beta2 * (g * g)
     e = g / (root * sqrt(s) + eps)
@@ -56,7 +57,8 @@ def schedule_free(
     x = x + share * u
     u = rest * u
     o = lean * u - ahead * d
-    return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + bend * e)
+    against = where(unit > 0, bend * e, 0)
+    return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + against)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +90,14 @@ class ScheduleFree(Algorithm):
 
         e = g / (sqrt(s/(1−β₂ᵗ)) + ε)      ρ = Σ e (x−z)/(α a) / Σ e²,   a = γ/sqrt(1+τ̄)
 
-    The sums are over the tensors of an update, and means over 64 or so; α is the rate of the tensor
-    without a schedule, so that γ does not work against one that falls. While ρ > (1.4 + τ̄/2) · √γ,
-    γ doubles within 64 updates, and else it halves. Where steps turn back at every valley's other
-    side, ρ is 0 and less; staleness lets each go on for τ̄ updates more. The numbers are those of a
-    transformer at its best rate. A rate that is too high is not lowered: mini-batches of few
-    examples have a small ρ at any rate. Each server of a model over several has the same γ, which
-    ``aiops stats`` shows. A hostile worker can raise it, too, and no further.
+    The sums are over the tensors of an update but those whose rate is 0, and means over 64 or so; α
+    is the rate of the tensor without a schedule, so that γ does not work against one that falls.
+    While ρ > (1.4 + τ̄/2) · √γ, γ doubles within 64 updates, and else it halves. Where steps turn
+    back at every valley's other side, ρ is 0 and less; staleness lets each go on for τ̄ updates
+    more. The numbers are those of a transformer at its best rate. A rate that is too high is not
+    lowered: mini-batches of few examples have a small ρ at any rate. Each server of a model over
+    several has the same γ, which ``aiops stats`` shows. A hostile worker can raise it, too, and no
+    further.
 
     With ``orthogonal`` workers push the momentum of a matrix, orthogonalised, in the place of its
     gradient (`aiops.client.strategies.directions`), and α is the rate of a matrix of 64 × 64: one

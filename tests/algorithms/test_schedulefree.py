@@ -70,6 +70,23 @@ def test_the_rate_falls_again_where_they_turn() -> None:
     assert follow({}, 0, updates=900, straight=1.0, turns=150) == 1
 
 
+def test_tensors_that_keep_their_values_do_not_hold_the_rate_back() -> None:
+    assert _gain_beside({}) < 4
+    assert _gain_beside({"per_tensor": "lr=0@kept"}) == 8
+
+
+def _gain_beside(settings: dict[str, Any]) -> float:
+    """Return the gain of steps that go straight on beside a tensor whose gradients are noise."""
+    inline = Inline("schedule-free", {"lr": 0.02, "schedule": "warmup:5", **settings})
+    rng = np.random.default_rng(0)
+    inline.define({"kept": rng.normal(size=60), "w": rng.normal(size=6)})
+    inline.join(1)
+    for version in range(300):
+        straight = rng.normal(size=6) + 1
+        inline.push(1, {"kept": rng.normal(size=60), "w": straight}, version)
+    return inline.engine.report()["rate_gain"]
+
+
 def follow(
     settings: dict[str, Any],
     staleness: int,

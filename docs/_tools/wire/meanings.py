@@ -283,12 +283,13 @@ MEANINGS: Mapping[str, str] = {
     "replica": "Whether the version is the delta replica's: the parameters as clients of coded"
     " fetches hold them.",
     "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
-    "sums": "The rule's statistic, int64, little endian: one per tensor touched; empty without a"
-    " statistic. After measuring: the sum of squares of each group, float64. After a rehearsal:"
-    " the first tensor, of those that lie here, whose result would not be finite, or −1. Of the"
-    " delta replica: one per piece, the bytes of its increment, −1 if it has to be sent as it is,"
-    " −2 if it has not changed. Of a sample, as float64: the largest magnitude, and the values in"
-    " the order of the arena, first the gradient's (0 where it has none) and then the parameters'.",
+    "sums": "The rule's statistic or gauge, int64, little endian: one per tensor touched; zeros, or"
+    " empty, without either. After measuring: the sum of squares of each group, float64. After a"
+    " rehearsal: the first tensor, of those that lie here, whose result would not be finite, or −1."
+    " Of the delta replica: one per piece, the bytes of its increment, −1 if it has to be sent as"
+    " it is, −2 if it has not changed. Of a sample, as float64: the largest magnitude, and the"
+    " values in the order of the arena, first the gradient's (0 where it has none) and then the"
+    " parameters'.",
     "push_arrived.seed": "8 bytes: zeros until the lead has drawn one. Empty: nothing was read.",
     "update_done.seed": "The same.",
     "values": "At the positions in this part of the model, as float64, little endian, multiplied"

@@ -23,7 +23,8 @@
 //     ) -> tuple[Array, Array, Array, Array, Array]:
 //         """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
 //
-//         The gauge is above 0 where this step goes on in the direction of z − x.
+//         The gauge is above 0 where this step goes on in the direction of z − x. It is 0 where the rate
+//         is 0, of tensors that keep their values.
 //         """
 //         s = beta2 * s + one_minus_beta2 * (g * g)
 //         e = g / (root * sqrt(s) + eps)
@@ -34,7 +35,8 @@
 //         x = x + share * u
 //         u = rest * u
 //         o = lean * u - ahead * d
-//         return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + bend * e)
+//         against = where(unit > 0, bend * e, 0)
+//         return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + against)
 
 typedef float real;
 
@@ -123,6 +125,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 real d;
                 real x;
                 real gone;
+                real against;
                 s = ((beta2 * s) + (one_minus_beta2 * (g * g)));
                 e = (g / ((root * _sqrt(s)) + eps));
                 d = ((step * pace) * (e + (decay * w)));
@@ -132,11 +135,12 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 x = (x + (share * u));
                 u = (rest * u);
                 o = ((lean * u) - (ahead * d));
+                against = ((unit > 0x0.0p+0f) ? (bend * e) : 0x0.0p+0f);
                 const real _w0 = x + o;
                 const real _w1 = s;
                 const real _w2 = u;
                 const real _w3 = o;
-                const real _w4 = ((-0x1.0p-4f) * e) * ((gone / _maximum(unit, 0x1.4484cp-100f)) + (bend * e));
+                const real _w4 = ((-0x1.0p-4f) * e) * ((gone / _maximum(unit, 0x1.4484cp-100f)) + against);
                 _target[_i] = _w0;
                 _s_[_i] = _flushed(_w1);
                 _u_[_i] = _flushed(_w2);
