@@ -59,6 +59,7 @@ class RateGain:
         return [self._count, self._mean, self._steps]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Continue from what `state` returned."""
-        self._count, self._mean, self._steps = state
+        """Continue from what `state` returned, with a factor that is now allowed."""
+        self._count, self._mean, steps = state
+        self._steps = min(steps, self._top)
         self.factor = 2.0 ** (self._steps / _DOUBLING)

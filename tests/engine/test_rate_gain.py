@@ -42,6 +42,13 @@ def test_sums_of_all_tensors_may_be_larger_than_float64_counts() -> None:
     assert found.factor > 1
 
 
+@pytest.mark.parametrize("most", [1.0, 2.0])
+def test_a_server_that_is_started_again_may_allow_less(most: float) -> None:
+    found = RateGain(most)
+    found.restore(noted(8, (5, 1000)).state())
+    assert found.factor == most
+
+
 def test_it_goes_on_from_its_state() -> None:
     found, other = noted(8, (5, 100)), RateGain(8)
     other.restore(found.state())
