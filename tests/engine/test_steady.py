@@ -435,6 +435,15 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
     assert warned == ("c_push" in others.get("gate", "") or "eps" in chosen)
 
 
+def test_a_rate_rises_on_the_short_way(folder: Path) -> None:
+    """After 64 updates, by a doubling in 64: pushes that are all alike go straight on."""
+    course = [Op("push", seed=7) for _ in range(96)]
+    policy = "schedule-free", {}, {}
+    seen = compare(policy, "one tensor", ["ours"], course, folder=folder)
+    assert seen.short > 90
+    assert seen.report["rate_gain"] == 2 ** (32 / 64)
+
+
 @pytest.mark.parametrize(
     ("model", "answered"),
     [("one tensor", 10), ("several", 10), ("mixed", 10), ("the largest", 10), ("too large", 0)],
