@@ -145,8 +145,8 @@ class ScheduleFree(Algorithm):
     momentum : float, default 0.7
         The memory of that momentum, of which each worker has its own.
     rise : float, default 8
-        The most that γ may be, up to 1024; with 1 the rate stays as it is set. Without directions
-        it does: ρ is another there.
+        The most that γ may be, up to 1024; with 1 the rate stays as it is set. It stays so without
+        directions, too, whose ρ is another, and with ``scale_lr``, which has raised it already.
 
     Steps
     -----
@@ -241,8 +241,8 @@ class ScheduleFree(Algorithm):
 
     @property
     def most_gain(self) -> float:
-        """``rise``, if workers push directions."""
-        return self.rise if self.orthogonal else 1.0
+        """``rise``, if workers push directions and α is what was set."""
+        return self.rise if self.orthogonal and not self.scale_lr else 1.0
 
     def row_scalars(self, update: int) -> tuple[float, ...]:
         """Return those with which x takes each step of z: rows are not averaged."""

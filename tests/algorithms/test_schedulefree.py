@@ -70,6 +70,12 @@ def test_the_rate_falls_again_where_they_turn() -> None:
     assert follow({}, 0, updates=900, straight=1.0, turns=150) == 1
 
 
+def test_the_rate_rises_where_steps_are_directions_of_the_rate_that_was_set() -> None:
+    assert ScheduleFree(rise=4).most_gain == 4
+    assert ScheduleFree(rise=4, orthogonal=False).most_gain == 1
+    assert ScheduleFree(rise=4, scale_lr=True).most_gain == 1
+
+
 def test_tensors_that_keep_their_values_do_not_hold_the_rate_back() -> None:
     assert _gain_beside({}) < 4
     assert _gain_beside({"per_tensor": "lr=0@kept"}) == 8
