@@ -114,6 +114,8 @@ class ShardWork:
             self.weights: bytes | None = work.get("weights")
             self.steps_taken = "steps" in work
             self.touched: Ints | None = None
+            if self.round is UpdateRound.MEASURE and not (self.steps_taken and work.get("limits")):
+                raise ValueError("there is nothing to measure")
             if self.steps_taken:
                 self.spare = bool(work["spare"])
                 self._steps, self._scalars = work["steps"], work.get("scalars")
@@ -121,8 +123,6 @@ class ShardWork:
                 self._limits, self._groups = work.get("limits", b""), work.get("groups")
                 if not isinstance(self._limits, bytes) or len(self._limits) > 8 * MAX_TENSORS:
                     raise ValueError("its limits are none")
-                if self.round is UpdateRound.MEASURE and not self._limits:
-                    raise ValueError("there is nothing to measure")
                 if work["touched"] is not None:
                     self.touched = np.frombuffer(work["touched"], "<i8").astype(np.int64)
                     rising = len(self.touched) < 2 or bool((np.diff(self.touched) > 0).all())

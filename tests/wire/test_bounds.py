@@ -415,6 +415,7 @@ def orders() -> list[Message]:
         server_messages.RunUpdate(9, 0, 0, work),
         server_messages.RunUpdate(9, 0, 0, {**work, "scales": np.ones(1).tobytes()}),
         server_messages.RunUpdate(9, 0, 0, {**work, **measure}),
+        server_messages.RunUpdate(9, 0, 0, {"factor": 1.0, "round": "measure", "sent": 0}),
         server_messages.RunUpdate(9, 0, 0, {"replica": 1}),
         server_messages.RunUpdate(9, 1, 0, {**work, "weights": np.ones(1).tobytes()}),
         server_messages.SendParams(9, "", 1, 0, run),

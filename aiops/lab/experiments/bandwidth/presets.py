@@ -146,6 +146,6 @@ PRESETS: Mapping[str, Sequence[BandwidthCase]] = {
         for budget in ("", "340MB/s", "135MB/s", "45MB/s")
     ),
     "link": tuple(_link()),
-    # the same questions of a transformer, in PyTorch; with --seed 0 --seed 1 six minutes
+    # the same questions of a transformer, in PyTorch; with --seed 0 --seed 1 ten minutes
     "transformer": tuple(_transformer()),
 }
