@@ -10,8 +10,8 @@ setting                 it may differ under
 ======================  ======================================================================
 ``lr``                  all policies but ``average``, ``eamsgd`` and ``gap-aware``. The schedule
                         multiplies each value. A tensor with 0 keeps its values.
-``weight_decay``        policies whose server has one of the optimisers; not ``diloco`` with
-                        ``mode=async``
+``weight_decay``        ``schedule-free``, and policies whose server has one of the optimisers; not
+                        ``diloco`` with ``mode=async``
 ``clip``                all policies whose server is sent gradients, or changes of a model; not
                         ``average``, ``easgd``, ``eamsgd`` and ``no-delay``
 ``inner_lr``            ``diloco`` and ``fedbuff``, whose workers have an optimiser of their own

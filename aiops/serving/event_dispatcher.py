@@ -55,7 +55,10 @@ class EventDispatcher:
         run_state: RunState,
         busy_poll: BusyPoll,
     ) -> None:
-        """Have events decided on, and effects carried out, by what `post` was given to before."""
+        """Give it what decides about events and what carries out effects, before the first event.
+
+        It cannot be made with them: they are made with its `post`.
+        """
         self.handle, self._runner = handle, runner
         self._persistence, self._run_state, self._busy_poll = persistence, run_state, busy_poll
 

@@ -140,7 +140,7 @@ def portions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("portions")
 class TestBits:
-    @pytest.mark.parametrize("policy", ["fasgd", "asgd"])
+    @pytest.mark.parametrize("policy", ["fasgd", "asgd", "schedule-free"])
     def test_updates_of_all_and_of_some(self, device: Device, policy: str) -> None:
         both = Both(device, policy, *MIXED)
         for names in ((), (), ("c-float32",), ("a-float64", "e-float16", "e-bfloat16"), ()):
@@ -185,7 +185,7 @@ class TestBits:
         both.do(None, clip=Clip((0.3,)))
         both.check()
 
-    @pytest.mark.parametrize("policy", ["fasgd", "asgd"])
+    @pytest.mark.parametrize("policy", ["fasgd", "asgd", "schedule-free"])
     def test_norms_of_groups_are_clipped(self, device: Device, policy: str) -> None:
         both = Both(device, policy, *MIXED)
         groups = np.arange(len(both.arrays)) % 3
@@ -236,7 +236,7 @@ class TestBits:
             for array, was in zip(store.current.arena.sections, before, strict=True):
                 np.testing.assert_array_equal(array, was)
 
-    @pytest.mark.parametrize("policy", ["fasgd", "dcasgd"])
+    @pytest.mark.parametrize("policy", ["fasgd", "dcasgd", "schedule-free"])
     @pytest.mark.parametrize(
         "how",
         [
