@@ -163,9 +163,9 @@ class ScheduleFree(Algorithm):
 
     Note
     ----
-    Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 2, 4, 8
-    and 16 equal workers: 1.447, 1.485, 1.612, 1.864 and 2.267 nats; ``asgd`` with AdamW at the best
-    of four rates, with cosine decay: 2.054, 2.285, 2.612, 2.844 and 2.971
+    Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 4 and 16
+    equal workers: 1.437, 1.607 and 2.266 nats; the best rival, ``hardsync`` with AdamW at the best
+    of four rates: 1.886, 2.283 and 2.721; ``asgd`` with 4 and 16: 2.365 and 2.995
     (``aiops experiment run one-rule --full``). A small LSTM, which wants 0.024: 1.530, 1.583 and
     1.898 nats with 1, 4 and 16 workers, and 1.556, 1.714 and 2.045 with ``rise=1``; the best rivals
     at the best of their rates 1.558, 1.683 and 1.919 (``--with task=lstm``).
