@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
 from aiops.common import urls
-from aiops.common.generations import next_term
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -142,8 +141,11 @@ class FollowerPlaces:
             )
         if not (0 < message.port < _PORTS and 0 < len(message.host) <= _LONGEST_HOST):
             return f"{message.host:.40}:{message.port} is no address"
-        if next_term(message.generation, 0) > LARGEST:
-            return f"generation {message.generation:,} is followed by none"
+        if self._lead.followers.next_place(message.shard, message.generation) > LARGEST:
+            return (
+                f"generation {message.generation:,}, or that of a server that had the place, is"
+                " followed by none"
+            )
         beginning = self._beginning(message)
         if beginning:
             return f"{beginning} was given it, and begins to be that follower"

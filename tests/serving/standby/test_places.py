@@ -18,6 +18,7 @@ from aiops.errors import Refused
 from aiops.model.parts import LARGEST
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.standby.link import observer
+from aiops.shards.reports import OWN_GENERATION
 from aiops.state.directory import GenerationFile, TakenPlace
 from aiops.wire.handshake import place_proof
 from aiops.wire.messages import Error, Message
@@ -263,3 +264,17 @@ def test_what_is_no_standby_of_the_follower_is_not_given_its_place(
         assert held(tmp_path / "a" / "shard-0") == ()
         assert isinstance(promote(run.copies[0].url), Promoted)
         assert worker.step(ONES).version == 2
+
+
+def test_a_follower_that_claimed_the_last_generation_has_no_successor(made: Any) -> None:
+    """The next number would be none that a message, or the folder of the state, can have."""
+    run = made(acks="replicated")
+    with aiops.Worker(run.lead.url, ZEROS, timeout=30) as worker:
+        worker.step(ONES)
+        run.caught_up()
+        lose(run, 1)
+        claimed = {OWN_GENERATION: LARGEST}
+        run.lead.call(lambda running: running.coordinator.followers.note(1, claimed))
+        answer = asks(run)
+        assert isinstance(answer, Error)
+        assert "is followed by none" in answer.text
