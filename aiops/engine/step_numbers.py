@@ -62,7 +62,8 @@ class StepNumbers:
         self.even = EvenSteps(algorithm, len(layout.tensors), self._factors, rate)
         self.recent_staleness = RecentStaleness()
         self.gain = RateGain(algorithm.most_gain)
-        self._level_scalars: tuple[int, float, Array | None] = (-1, 0.0, None)  # of `scalars`
+        # Of `scalars`: for which level, mean and gain, and what.
+        self._level_scalars: tuple[tuple[int, float, float], Array | None] = (-1, 0.0, 1.0), None
 
     def move_to(self, position: float) -> None:
         """Go on with the learning rate of a position in the schedule."""
@@ -105,11 +106,11 @@ class StepNumbers:
             rows = {each: scalars(each + 1, mean, gain) for each in set(versions)}
             mine = np.array([rows[version] for version in versions], np.float64)
             return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
-        known_level, known_mean, found = self._level_scalars
-        if found is None or known_level != level or known_mean != mean:
+        known, found = self._level_scalars
+        if found is None or known != (level, mean, gain):
             row = np.array(self._algorithm.scalars(level + 1, mean, gain), np.float64)
             found = np.repeat(row[np.newaxis], len(self._layout.tensors), axis=0)
             if self._own_scalars.size:
                 found = np.hstack([found, self._own_scalars])
-            self._level_scalars = level, mean, found
+            self._level_scalars = (level, mean, gain), found
         return found if touched is self._layout.all else found[touched]
