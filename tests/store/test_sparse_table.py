@@ -588,7 +588,7 @@ class TestDefine:
     def test_the_learning_rate_follows_its_schedule(self) -> None:
         """By the table's own updates."""
         inline = Tabled()
-        inline.engine.training.table_requests._rate = lambda update: 2.0**-update  # type: ignore[union-attr]
+        inline.engine.training.table_requests._rates = lambda update: 2.0**-update  # type: ignore[union-attr]
         before = inline.values([1])
         for _ in range(3):
             inline.push_rows([1], ones(1))
