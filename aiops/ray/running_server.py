@@ -118,9 +118,21 @@ class RunningServer:
         return self._present().node
 
     def _present(self) -> ServerAccess:
-        """Return the access of the server; of a pair, wait until one of them serves."""
-        found: ServerAccess = ray.get(self._serving(START).access.remote(), timeout=START)
-        return found
+        """Return the access of the server; of a pair, wait until one of them serves.
+
+        The one that has just served may be lost before it says where: then the other is to serve.
+        """
+        deadline = time.monotonic() + START
+        alone = len(self.heads) == 1
+        while True:
+            left = deadline - time.monotonic()
+            asked = self._serving(left).access.remote()
+            try:
+                found: ServerAccess = ray.get(asked, timeout=left if alone else _PROMPT)
+                return found
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                if alone:
+                    raise
 
     def _serving(self, seconds: float) -> Any:
         """Return the actor that serves; of a pair, as soon as one of them does.

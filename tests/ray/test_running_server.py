@@ -29,6 +29,19 @@ class Actor:
         return Call(self._others.get(name, self._end))
 
 
+class Ends(Actor):
+    """One that serves when it is asked at first, and is lost then."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__(end)
+        self._served = iter([True])
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "serves":
+            return Call(next(self._served, WAITS))
+        return super().__getattr__(name)
+
+
 class Call:
     """A method of an actor; a call of it is a reference, which `wait` and `get` understand."""
 
@@ -53,6 +66,8 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Actor]:
         return there, [each for each in asked if each not in there]
 
     def get(reference: Any, timeout: float | None = None) -> Any:
+        if reference.end is WAITS:
+            raise ray.exceptions.GetTimeoutError
         if isinstance(reference.end, Exception):
             raise reference.end
         return reference.end
@@ -97,3 +112,20 @@ def test_a_pair_of_which_one_is_left_is_one(
     actors[names[died]], actors[names[1 - died]] = Actor(DIED), Actor(other)
     with pytest.raises(error, match=text):
         running_server.find("run")
+
+
+@pytest.mark.parametrize("lost", [WAITS, DIED])
+def test_where_a_server_is_whose_node_is_lost_as_it_is_asked(
+    actors: dict[str, Actor], monkeypatch: pytest.MonkeyPatch, lost: Any
+) -> None:
+    """Its actor waits for another node, for however long: its standby is asked, which serves."""
+    monkeypatch.setattr(running_server.time, "sleep", lambda seconds: None)
+    moved = ServerAccess("127.0.0.3", 20001, "secret", "another")
+    config = Config()
+    actors["run/0"] = Actor(ACCESS, config=config, serves=False)
+    actors["run/standby"] = Actor(moved, config=config, serves=True)
+    found = running_server.find("run")
+    assert found is not None
+    assert found.is_pair
+    found.heads[0], found.heads[1] = Ends(lost), actors["run/standby"]
+    assert found.node == "another"
