@@ -171,7 +171,8 @@ class Algorithm:
         al. 2017; as `no-delay`'s paper does).
     clip : float, default 0
         Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
-        (Pascanu et al. 2013); 0: never. For some tensors alone: ``--set clip=0.1@embed*``.
+        (Pascanu et al. 2013); 0: never. Where workers push gradients, it may be for some tensors
+        alone: ``--set clip=0.1@embed*``.
     per_tensor : str, default none
         Other values for some tensors, by their names: ``--set lr=0.001@embed*,*head*``
         (`aiops.algorithms.per_tensor`). With 0 as the rate a tensor keeps its values.
