@@ -42,6 +42,9 @@ _LARGER = 4.0
 
 _REST = 256
 
+_AT_ONCE = 4
+"""Updates within which numbers that leave a proof are taken to change with each update."""
+
 _SEEN = 32
 """Arrays of rates that are known to be within those of a proof."""
 
@@ -151,6 +154,7 @@ class FiniteGuard:
         # The narrowest numbers first: if there is no proof, it is for these that there is none.
         self._order = sorted(range(len(largest)), key=largest.__getitem__)
         self._left = 0  # updates that the proof is for
+        self._updates, self._spare = 0, 1.0  # those at first, and as of `_SPARE`
         self._resting = 0  # updates for which none is sought
         self.magnitude, self.narrow = LIMIT, False
         self._step = 0.0  # the largest learning rate of the proof
@@ -217,6 +221,8 @@ class FiniteGuard:
         magnitude
             Returns the largest of this update's gradient, times its factor.
         """
+        # If numbers left a proof that had nothing to spare at once, they would leave another, too.
+        moved = self._spare == 1 and 0 < self._updates - self._left <= _AT_ONCE and self._left > 0
         self._left, self._seen_scalars = 0, None
         self._seen.clear()
         if self._resting:
@@ -229,7 +235,8 @@ class FiniteGuard:
         columns = () if scalars is None else scalars.T
         ends = [(float(each.min()), float(each.max())) for each in columns if each.size]
         boxes = measured()
-        most, *others, least = product(_UPDATES, _SPARE)
+        spares = _SPARE[:-1] if moved else _SPARE
+        most, *others, least = product(_UPDATES, spares)
         for self.narrow in (False, True):
             self.magnitude = min(_LARGER * magnitude(), LIMIT) if self.narrow else LIMIT
             tried = partial(self._try, boxes, step, ends)
@@ -251,7 +258,7 @@ class FiniteGuard:
         self._scalars = [_around(low, high, spare) for low, high in scalars]
         if not all(self._proven(index, boxes[index], updates) for index in self._order):
             return False
-        self._left = updates
+        self._left, self._updates, self._spare = updates, updates, spare
         return True
 
     def _proven(self, index: int, box: Mapping[str, Interval], updates: int) -> bool:
