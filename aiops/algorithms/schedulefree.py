@@ -46,7 +46,8 @@ def schedule_free(
     """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
 
     The gauge is above 0 where this step goes on in the direction of z − x. It is 0 where the rate
-    is 0, of tensors that keep their values.
+    is 0, of tensors that keep their values. It is a sixteenth of what it measures: a sum counts 64
+    of one element at most.
     """
     s = beta2 * s + one_minus_beta2 * (g * g)
     e = g / (root * sqrt(s) + eps)

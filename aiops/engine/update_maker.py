@@ -45,7 +45,7 @@ class CollectedSum:
         return held, self._modulated[0, held] / self._modulated[1, held]
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget the sum: the next gradient is the first of another."""
         self.count = 0
         self._held[:] = False
         self._modulated[:] = 0

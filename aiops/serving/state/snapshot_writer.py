@@ -122,7 +122,7 @@ class SnapshotWriter:
             self._thread = self._disk.thread(partial(self._remove_beside, rows), "aiops-snapshot")
 
     def reveal(self) -> None:
-        """Have the journal that was begun anew count, now that the snapshot before it is there."""
+        """Have the new journal count, now that the snapshot before it is there."""
         if not self.why:
             try:
                 self._segments.reveal()
