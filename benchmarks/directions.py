@@ -22,7 +22,7 @@ import numpy as np
 from rich.table import Table
 
 from aiops.client.strategies.directions import Directions
-from aiops.client.strategies.orthogonalise import operations
+from aiops.kernels.orthogonalise import operations
 from aiops.errors import UsageError, nearest
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record

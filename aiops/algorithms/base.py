@@ -74,9 +74,9 @@ class Policy:
     """Whether the class's own `push` goes by its arguments alone, and changes nothing: asked twice
     about a gradient, it says the same. A server answers more quickly where that is so."""
 
-    each_at_once: ClassVar[bool] = False
-    """Whether the class's own `push` uses every gradient, in a step with it alone; answers may be
-    held. Then a model may have sparse tables, whose rows are updated push by push."""
+    rows_at_once: ClassVar[bool] = False
+    """Whether a model may have sparse tables, whose rows are updated push by push: the class's own
+    `push` uses every gradient, alone or in a mean that may take longer. Answers may be held."""
 
     def push(self, worker: int, staleness: int) -> Decision:
         """Decide on a gradient.
@@ -124,7 +124,7 @@ class Immediate(Policy):
     """Apply every gradient at once; no worker waits for another."""
 
     repeatable = True
-    each_at_once = True
+    rows_at_once = True
 
     def push(self, worker: int, staleness: int) -> Decision:
         """Apply it."""
@@ -139,9 +139,9 @@ def repeatable(policy: Policy) -> bool:
     return _said_of_push(policy, "repeatable")
 
 
-def each_at_once(policy: Policy) -> bool:
-    """Return whether the class that brought a policy's `push` in says that it is `each_at_once`."""
-    return _said_of_push(policy, "each_at_once")
+def rows_at_once(policy: Policy) -> bool:
+    """Return whether the class that brought a policy's `push` in says that it is `rows_at_once`."""
+    return _said_of_push(policy, "rows_at_once")
 
 
 def _said_of_push(policy: Policy, what: str) -> bool:
@@ -405,6 +405,13 @@ class Algorithm:
         ``workers``: as of `policy`.
         """
         return NO_TRIM
+
+    def sum_momentum(self, workers: int | None) -> float | None:
+        """Return the memory of the momentum of collected gradients, of whose directions steps are.
+
+        None, the default: steps are made of their sum itself. ``workers``: as of `policy`.
+        """
+        return None
 
     @property
     def sparse(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aiops.algorithms.base import Algorithm, each_at_once
+from aiops.algorithms.base import Algorithm, rows_at_once
 from aiops.algorithms.per_tensor import PerTensor
 from aiops.kernels import STATISTIC_MOST
 
@@ -24,7 +24,7 @@ def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
         Whether the model has no tensor beside its tables.
     """
     name, policy = algorithm.name, algorithm.policy(1)
-    if not each_at_once(policy):
+    if not rows_at_once(policy):
         return (
             f"{name} collects gradients before a step or leaves some out, and the rows of a table"
             " are updated push by push: choose a policy that applies every gradient at once, such"

@@ -18,7 +18,7 @@ class BoundedLead(Policy):
     """
 
     awaits_workers = True
-    each_at_once = True
+    rows_at_once = True
 
     def __init__(self, bound: int) -> None:
         self.bound = bound

@@ -120,6 +120,7 @@ class Training:
                 machine=machine,
                 held=held,
                 trim=algorithm.trimming(options.workers),
+                momentum=algorithm.sum_momentum(options.workers),
             )
         except MemoryError as error:
             raise BadPush(

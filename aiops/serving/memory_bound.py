@@ -45,7 +45,7 @@ class Holdings:
     connections
         The most clients that are connected.
     states
-        The arrays of the model's size that the policy's rule keeps.
+        The arrays of the model's size that the policy's rule keeps, and a momentum if there is one.
     reads
         Whether the rule compares a gradient with the version that its worker had.
     near

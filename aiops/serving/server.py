@@ -151,7 +151,7 @@ class Server:
         rule = algorithm.rule()
         holdings = Holdings(
             connections=config.max_connections,
-            states=len(rule.state),
+            states=len(rule.state) + (algorithm.sum_momentum(options.workers) is not None),
             reads=bool(rule.reads),
             near=near,
             tls=self._tls is not None,

@@ -73,7 +73,9 @@ class ShardProofs:
         for shard in placement.used:
             rows = placement.rows(shard, job.touched)
             steps, scalars = job.steps[rows], job.scalars
-            most = largest.get(shard, LIMIT) if push else float(self._sums[shard])
+            most = largest.get(shard, LIMIT)
+            if not push:
+                most = float(self._sums[shard]) * job.store.updater.growth
             most *= job.largest_factor(rows)
             numbers = steps, None if scalars is None else scalars[rows], most
             if len(steps) and not (known and self._proofs[shard].covers(*numbers)):

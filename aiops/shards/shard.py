@@ -129,6 +129,7 @@ class Shard:
                 arena=machine.memory.holding(layout, data),
                 machine=machine,
                 trim=algorithm.trimming(options.workers),
+                momentum=algorithm.sum_momentum(options.workers),
             )
         except MemoryError as error:
             raise ValueError(f"there is no room for its part of the model: {error}") from None

@@ -57,6 +57,10 @@ class UpdateRound(StrEnum):
     STEP = "step"
 
 
+_BEFORE = (UpdateRound.MEASURE, UpdateRound.REHEARSE)
+"""The rounds before a step, which change nothing but the sum in progress."""
+
+
 @dataclass(slots=True)
 class UpdateJob(Update):
     """One update of a store, fixed when it is issued; `run` may be called on another thread.
@@ -103,7 +107,7 @@ class UpdateJob(Update):
             proven = self.sent is None and store.guard.covers(self.steps, self.scalars, LIMIT)
             finite = proven or store.is_finite(self)
         if gradient is not None:
-            looks = round in (UpdateRound.MEASURE, UpdateRound.REHEARSE)
+            looks = round in _BEFORE
             alone = direct and finite and self.clip is None and not looks
             if (
                 (alone and gradient.cover.whole and not gradient.parts and store.whole_at_once)
@@ -122,6 +126,8 @@ class UpdateJob(Update):
             if self.weights is not None:
                 mine = self.weights[: len(gradient.cover.tensors)]
                 updater.accumulator.fold(gradient, mine)
+        if not direct and (target is not None or round in _BEFORE):
+            updater.direct_sum()
         if round is UpdateRound.MEASURE:
             return np.array(store.squares(self)).view(np.int64)
         if round is UpdateRound.REHEARSE:
@@ -191,7 +197,7 @@ class Store:
     held
         The pieces of the model that are held here, if other shards hold the rest: the first of its
         tensors, of which the last may be cut. Versions and sums are those of the whole model.
-    trim
+    trim, momentum
         As of `Updater`.
 
     Attributes
@@ -222,6 +228,7 @@ class Store:
         machine: Resources | None = None,
         held: Layout | None = None,
         trim: Trim = NO_TRIM,
+        momentum: float | None = None,
     ) -> None:
         machine = machine or Resources()
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
@@ -232,7 +239,7 @@ class Store:
             from aiops.store.cuda_backend import CudaBackend
 
             compute = CudaBackend(device, held, backend, machine)
-        self.updater = Updater(held, rule, compute, trim)
+        self.updater = Updater(held, rule, compute, trim, momentum)
         levels = np.zeros(len(layout.tensors), np.int64)
         self.current = Version(0, arena or Arena(held), levels, 0, layout=layout)
         self._snapshots = SnapshotPool(self.current, live, machine.memory)
@@ -483,13 +490,15 @@ class Store:
 
     def _magnitude(self, job: UpdateJob, *, exact: bool) -> float:
         """Return the largest magnitude of a job's gradient, or a bound of it."""
-        gradient = job.gradient if job.weights is None else None
+        gradient, factor = job.gradient if job.weights is None else None, job.largest_factor()
         if gradient is None:
-            found = self.updater.magnitude(None) if exact else self.updater.sum_bound
+            found = self.updater.sum_bound
+            if exact or found * factor > LIMIT:  # no proof would be for that
+                found = self.updater.magnitude(None)
         else:
             raw = exact and not gradient.parts
             found = self.updater.magnitude(gradient) if raw else LIMIT
-        return found * job.largest_factor()
+        return found * factor
 
     def squares(self, job: UpdateJob) -> list[float]:
         """Return the sums of squares of a job's groups, of the tensors held here.

@@ -27,6 +27,7 @@ from aiops.store.backends import ComputeBackend
 from aiops.store.finite_guard import interval, magnitude
 from aiops.store.gradient import CodedGroup, Gradient, groups, rows_in, section_size, spans_of
 from aiops.store.snapshots import Version
+from aiops.store.sum_directions import SumDirections, growth
 
 NONE = np.empty(0, np.int64)
 
@@ -94,15 +95,25 @@ class Updater:
         The backend: its memory and kernels.
     trim
         Whether a trimmed mean of collected gradients is taken, in place of their sum.
+    momentum
+        The memory of the momentum of collected gradients, of whose directions steps are made
+        (`aiops.store.sum_directions`); None: they are made of the sum itself.
 
     Attributes
     ----------
     kernels
         The rule's, for each section.
+    growth
+        By how much the largest magnitude of what a step is made of may exceed that of the sum.
     """
 
     def __init__(
-        self, layout: Layout, rule: Rule, compute: ComputeBackend, trim: Trim = NO_TRIM
+        self,
+        layout: Layout,
+        rule: Rule,
+        compute: ComputeBackend,
+        trim: Trim = NO_TRIM,
+        momentum: float | None = None,
     ) -> None:
         self.layout, self.rule, self.compute, self.trim = layout, rule, compute, trim
         dtypes = [section.dtype for section in layout.sections]
@@ -120,6 +131,12 @@ class Updater:
             wide = dtype == section.dtype
             self.masters.append(None if wide else compute.array(size, dtype))
         self._accumulator: Accumulator | GradientHolder | None = None
+        self._directions = None
+        if momentum is not None:
+            self._directions = SumDirections(layout, compute, momentum)
+        self._directed = False  # the sum in progress is of directions already
+        whole = layout if layout.within is None else layout.within[0]
+        self.growth = growth(whole) if self._directions is not None else 1.0
         nothing = kernels.Spans(NONE, NONE, NONE, np.empty(0))
         self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
             (None, None, nothing)
@@ -188,6 +205,9 @@ class Updater:
             found |= dict(zip(names, arrays, strict=True))
             if master is not None:
                 found[f"master/{index}"] = master
+        if self._directions is not None:
+            momenta = self._directions.momenta
+            found |= {f"momentum/{n}": each for n, each in enumerate(momenta) if len(each)}
         if self.filled.any():
             found |= self.accumulator.stored()
         return found
@@ -249,6 +269,7 @@ class Updater:
             sums = found[0] if len(found) == 1 else np.concatenate(found)
             if gradient is None:
                 self.accumulator.reset()  # the next gradient starts a new sum
+                self._directed = False
         compute.end(target, read_soon)
         return sums
 
@@ -268,8 +289,19 @@ class Updater:
         calls = self._calls(update, *self._clipped(update), arrays)
         return next((bad for call in calls if (bad := call.unfit(self.compute)) is not None), None)
 
+    def direct_sum(self) -> None:
+        """Put directions in the place of matrices' sums, once, if a step is made of those."""
+        if self._directions is not None and not self._directed:
+            accumulator = self.accumulator
+            self._directions.put(accumulator.arrays, np.flatnonzero(accumulator.filled))
+            accumulator.bound *= self.growth
+            self._directed = True
+
     def drop_sum(self) -> None:
-        """Forget the sum in progress."""
+        """Forget the sum in progress; if there is one, no step was made of it."""
+        if self._directions is not None and self.filled.any():
+            self._directions.forget()
+        self._directed = False
         if self._accumulator is not None:
             self._accumulator.reset()
 

@@ -99,6 +99,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "softsync-4": ("softsync", {"n": 4}),
     "softsync-adam": ("softsync", {"optimizer": "adam", "lr": 0.02}),
     "schedule-free": ("schedule-free", {"lr": 0.02, "schedule": "warmup:10"}),
+    "schedule-free-collect": (
+        "schedule-free",
+        {"lr": 0.05, "schedule": "warmup:10", "collect": 2},
+    ),
     "schedule-free-plain": (
         "schedule-free",
         {"orthogonal": False, "lr": 0.02, "schedule": "warmup:10"},

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.client.strategies import orthogonalise
-from aiops.client.strategies.orthogonalise import BLOCK, operations, orthogonalised
+from aiops.kernels import orthogonalise
+from aiops.kernels.orthogonalise import BLOCK, operations, orthogonalised
 
 NEAR, FAR = 0.91, 1.09
 """Where singular values come to."""
@@ -51,8 +51,8 @@ def test_singular_values_of_each_block_become_about_one(
 
 def test_blocks_are_as_equal_as_can_be() -> None:
     for many in range(1, 400):
-        rows = [rows for _first, rows, count in orthogonalise._groups(many) for _ in range(count)]
-        firsts = [first for first, _rows, _count in orthogonalise._groups(many)]
+        rows = [rows for _first, rows, count in orthogonalise.block_groups(many) for _ in range(count)]
+        firsts = [first for first, _rows, _count in orthogonalise.block_groups(many)]
         assert rows == [len(part) for part in np.array_split(np.zeros(many), -(-many // BLOCK))]
         assert firsts == [0, rows.count(rows[0]) * rows[0]][: len(firsts)]
 
@@ -104,7 +104,7 @@ def test_the_steps_are_the_best() -> None:
         *step, error = best_step(least, most * (1.01 if number else 1))
         wanted.append(step)
         least, most = 1 - error, 1 + error
-    np.testing.assert_allclose(orthogonalise._STEPS, wanted, atol=1e-4)
+    np.testing.assert_allclose(orthogonalise.STEPS, wanted, atol=1e-4)
     np.testing.assert_allclose((NEAR, FAR), (least, most), atol=2e-3)
 
 

@@ -11,7 +11,7 @@ With blocks of half a transformer's width 600 mini-batches ended 0.05 to 0.1 nat
 perceptron of 784-200-10 no higher.
 """
 
-_STEPS = (
+STEPS = (
     (8.2987, -24.4305, 18.0903),
     (3.8803, -2.8391, 0.5329),
     (3.1599, -2.3265, 0.4767),
@@ -19,7 +19,7 @@ _STEPS = (
 )
 """a, b, c of each step: they bring [0.005, 1] nearest to 1 (computed in `test_orthogonalise`)."""
 
-_NONE = 1e-30
+NOTHING = 1e-30
 """What counts as zeros, in magnitude: what is left of a momentum without gradients.
 
 Its last bits would stay for ever, as half of the least float32 is rounded to that.
@@ -58,9 +58,9 @@ def orthogonalised(matrix: Any) -> Any:
     wide = matrix.shape[0] <= matrix.shape[1]
     scale = abs(matrix).max()  # first: squares of what is tiny are 0
     # A product, not a choice: the host does not wait for a device to tell the scale.
-    x = matrix * (scale >= _NONE) / (scale + (scale < _NONE))
+    x = matrix * (scale >= NOTHING) / (scale + (scale < NOTHING))
     x = x if wide else x.T
-    for first, rows, count in _groups(x.shape[0]):
+    for first, rows, count in block_groups(x.shape[0]):
         part = x[first : first + rows * count]
         part[...] = _blocks(part.reshape(count, rows, -1)).reshape(part.shape)
     return x if wide else x.T
@@ -70,11 +70,11 @@ def operations(m: int, n: int) -> int:
     """Return about how many additions and multiplications that takes."""
     small, large = min(m, n), max(m, n)
     return sum(
-        count * rows * rows * (4 * large + 26 * rows) for _first, rows, count in _groups(small)
+        count * rows * rows * (4 * large + 26 * rows) for _first, rows, count in block_groups(small)
     )
 
 
-def _groups(many: int) -> tuple[tuple[int, int, int], ...]:
+def block_groups(many: int) -> tuple[tuple[int, int, int], ...]:
     """Return where blocks of one size begin, their rows, and how many they are."""
     count = -(-many // BLOCK)
     rows, longer = divmod(many, count)
@@ -91,10 +91,10 @@ def _blocks(x: Any) -> Any:
     norm = (x * x).sum(axis=(1, 2), keepdims=True) ** 0.5
     x = x * (norm >= _TINY) / (norm + (norm < _TINY))
     gram, made = x @ x.swapaxes(1, 2), None
-    for number, (a, b, c) in enumerate(_STEPS):
+    for number, (a, b, c) in enumerate(STEPS):
         step = c * (gram @ gram) + b * gram
         step.reshape(len(step), -1)[:, :: step.shape[1] + 1] += a  # the diagonals
         made = step if made is None else step @ made
-        if number < len(_STEPS) - 1:
+        if number < len(STEPS) - 1:
             gram = step @ gram @ step
     return made @ x
