@@ -22,8 +22,8 @@ import numpy as np
 from rich.table import Table
 
 from aiops.client.strategies.directions import Directions
-from aiops.kernels.orthogonalise import operations
 from aiops.errors import UsageError, nearest
+from aiops.kernels.orthogonalise import operations
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
 from aiops.model.layout import Array, Layout

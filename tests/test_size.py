@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (29, 3870),
+    "algorithms": (29, 3935),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
@@ -26,7 +26,7 @@ SIZES = {
     "data": (6, 914),
     "errors": (1, 236),
     "filters": (12, 2130),
-    "kernels": (32, 5890),
+    "kernels": (34, 6010),
     "lab": (134, 21930),
     "launch": (10, 2040),
     "model": (9, 1600),
@@ -37,7 +37,7 @@ SIZES = {
     "shards": (24, 5360),
     "sim": (38, 6930),
     "state": (10, 2290),
-    "store": (18, 4420),
+    "store": (19, 4530),
     "testing": (1, 237),
     "wire": (21, 3955),
 }

@@ -70,7 +70,7 @@ def schedule_free(
     return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + against)
 
 
-class Collecting(EveryNth):
+class CollectedSteps(EveryNth):
     """Take a step after every ``count`` gradients; rows of tables are updated push by push."""
 
     rows_at_once = True
@@ -307,7 +307,7 @@ class ScheduleFree(Algorithm):
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that steps after every n gradients."""
         count = self.gathered(workers)
-        return Collecting(count) if count > 1 else Immediate()
+        return CollectedSteps(count) if count > 1 else Immediate()
 
     def rates(self, workers: int | None) -> float | Callable[[float], float]:
         """Return the rate; of an update of n gradients, a schedule in updates counts n."""

@@ -66,7 +66,7 @@ def exact_product(a: Wide, b: Wide) -> Wide:
 
 def _block(x: Wide) -> Wide:
     """Orthogonalise the rows of one block, float64[rows, n], rows ≤ n."""
-    integers, scale = _integers(x, _bits(x.shape[1]))
+    integers, _power = _integers(x, _bits(x.shape[1]))
     gram = integers @ integers.T
     # In integers of 64 bits, as more than 2**53 may come together.
     square = float(int(gram.diagonal().astype(np.int64).sum()))

@@ -51,7 +51,9 @@ def test_singular_values_of_each_block_become_about_one(
 
 def test_blocks_are_as_equal_as_can_be() -> None:
     for many in range(1, 400):
-        rows = [rows for _first, rows, count in orthogonalise.block_groups(many) for _ in range(count)]
+        rows = [
+            rows for _first, rows, count in orthogonalise.block_groups(many) for _ in range(count)
+        ]
         firsts = [first for first, _rows, _count in orthogonalise.block_groups(many)]
         assert rows == [len(part) for part in np.array_split(np.zeros(many), -(-many // BLOCK))]
         assert firsts == [0, rows.count(rows[0]) * rows[0]][: len(firsts)]

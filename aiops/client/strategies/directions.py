@@ -22,9 +22,9 @@ import numpy as np
 
 from aiops.client.dlpack import on_host
 from aiops.client.encode_push import little_endian
-from aiops.kernels.orthogonalise import operations, orthogonalised
 from aiops.client.strategies.plan import Plan
 from aiops.codecs.base import LIMIT
+from aiops.kernels.orthogonalise import operations, orthogonalised
 from aiops.model.layout import Array, Layout
 from aiops.model.matrices import as_matrix
 

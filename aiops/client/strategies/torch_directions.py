@@ -8,9 +8,9 @@ from typing import Any
 
 import torch as _torch
 
-from aiops.kernels.orthogonalise import orthogonalised
 from aiops.client.torch_arrays import HostCopy, finish_copies, to_array
 from aiops.codecs.base import LIMIT
+from aiops.kernels.orthogonalise import orthogonalised
 from aiops.model.layout import Array, Tensor
 
 

@@ -14,8 +14,8 @@ import pytest
 from aiops.client.params import Params
 from aiops.client.strategies import directions_for
 from aiops.client.strategies.directions import Directions
-from aiops.kernels.orthogonalise import orthogonalised
 from aiops.errors import UsageError
+from aiops.kernels.orthogonalise import orthogonalised
 from aiops.model.layout import Layout, dtype_named
 from tests.client.test_dlpack import CPU, Tensor
 from tests.support import PATIENCE

@@ -112,6 +112,9 @@ def _convolved(simulation: Simulation) -> RunWork:
     return ConvNetSimulation(simulation, tested=2000)
 
 
+_OF_TRANSFORMER = LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_TEXT, TransformerSimulation)
+
+
 TASKS: Mapping[str, LearnedTask] = {
     "digits": LearnedTask(
         Simulation(dataset="digits", hidden=32, batch_size=16, iterations=600, samples=4),
@@ -119,7 +122,8 @@ TASKS: Mapping[str, LearnedTask] = {
         _ERROR,
         {**_USUAL, "adamw": 0.01, "gradients": 0.01},
     ),
-    "transformer": LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_TEXT, TransformerSimulation),
+    "transformer": _OF_TRANSFORMER,
+    "crowd": replace(_OF_TRANSFORMER, base=replace(_TEXT, iterations=1600), workers=(64,)),
     "large": LearnedTask(
         replace(_TEXT, batch_size=8), (1, 8), _COST, {**_OF_TEXT, "adamw": 0.001}, _larger
     ),
