@@ -160,3 +160,62 @@ def test_decay_may_differ_between_tensors() -> None:
     algorithm = ScheduleFree(weight_decay=0.1, per_tensor="weight_decay=0@*bias")
     assert algorithm.tensor_scalars("bias")[0] == 0.0
     assert algorithm.tensor_scalars("w")[0] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "gathered"),
+    [
+        ({}, None, 1),
+        ({}, 1, 1),
+        ({}, 31, 1),
+        ({}, 32, 2),
+        ({}, 1000, 62),
+        ({"collect": 3}, None, 3),
+        ({"collect": 1}, 1000, 1),
+        ({"orthogonal": False}, 64, 4),
+    ],
+)
+def test_of_many_workers_gradients_are_collected(
+    settings: dict[str, Any], workers: int | None, gathered: int
+) -> None:
+    """The directions are made where the gradients of a step are."""
+    algorithm = ScheduleFree(**settings)
+    assert algorithm.gathered(workers) == gathered
+    policy = algorithm.policy(workers)
+    divided = [policy.push(worker, 0).divide for worker in range(2 * gathered)]
+    assert divided == [*[None] * (gathered - 1), gathered] * 2
+    pushed, made = "orthogonal" in algorithm.plan(workers), algorithm.sum_momentum(workers)
+    assert pushed == (algorithm.orthogonal and gathered == 1)
+    assert made == (0.7 if algorithm.orthogonal and gathered > 1 else None)
+
+
+def test_a_schedule_counts_the_gradients_that_are_collected() -> None:
+    schedule = "warmup:10,linear:100"
+    one, two = (ScheduleFree(schedule=schedule, collect=n).rates(None) for n in (1, 2))
+    assert callable(one)
+    assert callable(two)
+    assert [two(n) for n in range(40)] == [one(2 * n) for n in range(40)]
+    seconds = ScheduleFree(schedule=schedule, schedule_unit="seconds", collect=2).rates(None)
+    assert callable(seconds)
+    assert seconds(7.0) == one(7.0)
+    start = ScheduleFree(schedule=schedule, schedule_start=50, collect=2).rates(None)
+    assert callable(start)
+    assert start(10) == one(70)
+    assert ScheduleFree(schedule="constant", collect=2).rates(None) == 0.008
+
+
+def test_steps_of_a_server_that_collects_are_directions_of_the_mean() -> None:
+    """All that the mean points along gets a step of one length; of one gradient, that one alone."""
+    settings = {"collect": 2, "beta2": 0.0, "beta": 0.0, "ahead": 0.0, "schedule": "constant"}
+    inline = Inline("schedule-free", settings)
+    inline.define({"w": np.zeros((4, 6), np.float32)})
+    inline.join(1)
+    for row, size in ((0, 1.0), (1, 0.2)):
+        gradient = np.zeros((4, 6), np.float32)
+        gradient[row] = size * np.arange(1, 7) * (-1) ** (row * np.arange(6))
+        inline.push(1, {"w": gradient}, 0)
+        assert inline.version == row
+    moved = inline.params()["w"]
+    lengths = np.linalg.norm(moved, axis=1)
+    assert 0 < lengths[0] == pytest.approx(lengths[1], rel=0.2)
+    assert not lengths[2:].any()
