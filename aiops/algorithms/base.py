@@ -335,6 +335,13 @@ class Algorithm:
         """Return warnings of settings that are allowed, and unlikely to be meant."""
         return ()
 
+    def crowded(self, present: int, workers: int | None) -> str:
+        """Return the warning of a number of workers that are there; by default there is none.
+
+        ``workers``: the number that the server was told, as of `policy`.
+        """
+        return ""
+
     def at_floor(self, vbar: float) -> str:
         """Return the warning of a statistic that lies on its floor."""
         floor = self.rule().statistic_floor

@@ -304,6 +304,17 @@ class ScheduleFree(Algorithm):
         """Return n, the gradients of an update."""
         return self.collect or max(1, (workers or 1) // _WORKERS_EACH)
 
+    def crowded(self, present: int, workers: int | None) -> str:
+        """Return that more workers are there than updates of one gradient suit."""
+        if self.collect or workers is not None or self.gathered(present) == 1:
+            return ""
+        return (
+            f"{present} workers are there, and each gradient is an update of its own, as the server"
+            f" was not told how many there would be: with --workers {present} an update is of"
+            f" {self.gathered(present)} gradients, which trains better (--set collect=1: it is"
+            " meant so)"
+        )
+
     def policy(self, workers: int | None) -> Policy:
         """Return the policy that steps after every n gradients."""
         count = self.gathered(workers)

@@ -471,7 +471,8 @@ class Engine:
         if replaced == peer:
             return effects
         member.answered = event.time
-        training, budgeted = self.training, len(self.membership.present())
+        training, present = self.training, len(self.membership.present())
+        effects += self.warnings.joined(present, self.options.workers)
         if training is not None:
             training.data_sets.joined(member)
             if replaced is not None:
@@ -485,7 +486,7 @@ class Engine:
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),
             plan=self._clients.for_worker(
-                member.number, self.budget, max(self.options.workers or 1, budgeted)
+                member.number, self.budget, max(self.options.workers or 1, present)
             ),
             version=self.version,
             model=training.store.layout.rows if training else (),

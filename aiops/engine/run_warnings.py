@@ -1,9 +1,9 @@
 """Warn of settings with which a run does something else than they seem to say, each time once.
 
-Some warnings follow from the settings alone, and are there from the start. Others depend on the
-algorithm's statistic v̄, which falls during a run. They are decided on between the updates, by the
-state: a replay, a standby and a server that goes on from its ``--state`` give them at the same
-update, and not again.
+Some warnings follow from the settings alone, and are there from the start; one is given when more
+workers are there than suit the settings. Others depend on the algorithm's statistic v̄, which falls during a run. They
+are decided on between the updates, by the state: a replay, a standby and a server that goes on from
+its ``--state`` give them at the same update, and not again.
 
 The steady exchange (`aiops.engine.steady`) makes no effects. After each of its updates it compares
 one number, `total`; when that is reached the next push goes the general way, which warns.
@@ -95,6 +95,19 @@ class RunWarnings:
             cautions += (_starving(gate, float(np.min(gate.own_share(None, ()))), ""),)
         self.cautions, self.given = cautions, [*cautions]
         self.total, self.due = -1, False
+        self._crowded = False  # it was said
+
+    def joined(self, present: int, workers: int | None) -> list[Effect]:
+        """Return the warning of the workers that are there now, if it is due, for the log.
+
+        ``workers``: the number that the server was told.
+        """
+        text = "" if self._crowded else self._algorithm.crowded(present, workers)
+        if not text:
+            return []
+        self._crowded = True
+        self.given.append(text)
+        return [Note(text)]
 
     def begin(self, store: Store) -> None:
         """Watch the statistic of a model."""
@@ -129,11 +142,16 @@ class RunWarnings:
 
     def state(self) -> dict[str, Any]:
         """Return the warnings given since the start, and those to come, for `restore`."""
-        return {"given": self.given[len(self.cautions) :], "checks": [*self._checks]}
+        return {
+            "given": self.given[len(self.cautions) :],
+            "checks": [*self._checks],
+            "crowded": self._crowded,
+        }
 
     def restore(self, state: Mapping[str, Any], store: Store) -> None:
         """Continue from what `state` returned."""
         self.given += state["given"]
+        self._crowded = state["crowded"]
         self._checks = {name: self._checks[name] for name in state["checks"]}
         self.begin(store)
 

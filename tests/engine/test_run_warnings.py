@@ -94,6 +94,44 @@ class TestFloor:
         assert len(again.notes) == 1 - len(before)
 
 
+class TestCrowd:
+    """Workers whose gradients schedule-free would collect, had it been told of them."""
+
+    def test_it_is_said_once_when_so_many_are_there(self) -> None:
+        inline = Inline("schedule-free", {}, backend="numpy")
+        for peer in range(1, 40):
+            assert len(warned(inline)) == (peer > 32)
+            inline.join(peer)
+        [text] = warned(inline)
+        assert text.startswith("32 workers are there, and each gradient is an update of its own")
+        assert "--workers 32" in text
+        again = Inline("schedule-free", {}, backend="numpy")
+        inline.define(MODEL)
+        found = capture(inline.engine)
+        found.copy()
+        restore(again.engine, found, found.array)
+        found.release()
+        again.join(50)
+        assert again.engine.report()["warnings"] == [text]
+        assert not again.notes
+
+    @pytest.mark.parametrize(
+        ("policy", "settings", "options"),
+        [
+            ("schedule-free", {}, {"workers": 50}),
+            ("schedule-free", {"collect": 1}, {}),
+            ("asgd", {}, {}),
+        ],
+    )
+    def test_it_is_not_said_where_it_is_meant_so(
+        self, policy: str, settings: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        inline = Inline(policy, settings, backend="numpy", **options)
+        for peer in range(1, 40):
+            inline.join(peer)
+        assert not warned(inline)
+
+
 class TestGate:
     def test_it_is_said_once_when_few_pushes_pass(self) -> None:
         inline = started({"eps": 1e-14}, gate="bfasgd:c_push=0.19")
