@@ -1,9 +1,9 @@
 """Warn of settings with which a run does something else than they seem to say, each time once.
 
-Some warnings follow from the settings alone, and are there from the start; one is given when more
-workers are there than suit the settings. Others depend on the algorithm's statistic v̄, which falls during a run. They
-are decided on between the updates, by the state: a replay, a standby and a server that goes on from
-its ``--state`` give them at the same update, and not again.
+Some warnings follow from the settings alone, and are there from the start. One is given when more
+workers are there than suit the settings. Others depend on the algorithm's statistic v̄, which falls
+during a run. They are decided on between the updates, by the state: a replay, a standby and a
+server that goes on from its ``--state`` give them at the same update, and not again.
 
 The steady exchange (`aiops.engine.steady`) makes no effects. After each of its updates it compares
 one number, `total`; when that is reached the next push goes the general way, which warns.
