@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (29, 3935),
+    "algorithms": (29, 3950),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
