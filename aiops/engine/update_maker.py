@@ -186,6 +186,7 @@ class UpdateMaker:
     def _take_sum(self, job: UpdateJob, divide: int) -> None:
         """Have the step be taken with the sum, divided by this."""
         (touched, modulation), every = self.collected.tensors(), self._store.layout.all
+        job.cost += self._store.updater.sum_cost
         job.touched = every if len(touched) == len(every) else touched
         # Gradients that were weighted have their modulation already.
         job.steps = self.numbers.collected(touched, None if self._linear else modulation)

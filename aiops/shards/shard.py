@@ -257,6 +257,8 @@ class Shard:
                 raise ValueError("the update is of other tensors than the push")
             job.touched, job.steps = touched, work.steps(len(touched))
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
+            if not order.push or job.weights is not None:
+                job.cost += store.updater.sum_cost
             job.scales, job.clip = work.scales(len(touched)), work.clip(len(touched))
             if store.rule.reads:
                 job.sent = self._version(work.sent, replica=work.coded)

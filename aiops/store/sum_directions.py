@@ -21,6 +21,9 @@ from aiops.model.layout import Array, Ints, Layout, compute_dtype
 from aiops.model.matrices import as_matrix
 from aiops.store.backends import ComputeBackend
 
+_COST = 512
+"""Bytes that are read in the time that an element's direction takes: about 50 ns, on one thread."""
+
 _LARGEST = 1.1
 """No element of an orthogonalised matrix is larger."""
 
@@ -43,6 +46,8 @@ class SumDirections:
     ----------
     momenta
         By section, those of all its matrices one after the other, in the compute dtype.
+    cost
+        Bytes that are read in the time that directions take.
     """
 
     def __init__(self, layout: Layout, compute: ComputeBackend, memory: float) -> None:
@@ -56,6 +61,7 @@ class SumDirections:
                 if shape is not None:
                     self._matrices[index], place = (place, shape), place + math.prod(shape)
             self.momenta.append(compute.array(place, compute_dtype(section.dtype), 0.0))
+        self.cost = _COST * sum(map(len, self.momenta))
 
     def put(self, sums: Sequence[Array], tensors: Ints) -> None:
         """Put directions in the place of the sums of matrices.

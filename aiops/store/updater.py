@@ -289,6 +289,11 @@ class Updater:
         calls = self._calls(update, *self._clipped(update), arrays)
         return next((bad for call in calls if (bad := call.unfit(self.compute)) is not None), None)
 
+    @property
+    def sum_cost(self) -> int:
+        """The cost of a step with the sum, beyond that of a step with one gradient."""
+        return 0 if self._directions is None else self._directions.cost
+
     def direct_sum(self) -> None:
         """Put directions in the place of matrices' sums, once, if a step is made of those."""
         if self._directions is not None and not self._directed:
