@@ -22,7 +22,7 @@ SIZES = {
     "codecs": (11, 2236),
     "common": (15, 1190),
     "durable": (15, 3795),
-    "engine": (36, 8155),
+    "engine": (36, 8165),
     "data": (6, 914),
     "errors": (1, 236),
     "filters": (12, 2130),
