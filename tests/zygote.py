@@ -66,7 +66,7 @@ _OF_LOOPS = ("subprocess_exec", "_make_subprocess_transport", "_child_watcher_ca
 _THREADS = frozenset(ONE_THREAD)
 _NOT_AT_THE_START = (
     *("AIOPS_", "GLOO_", "OMPI_COMM_", "PMIX_", "PYTEST_", "PYTHONPATH", "PYTHONUNBUFFERED"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR", "TP_"),
 )
 
 
@@ -135,6 +135,8 @@ class ForkingModule(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("subprocess")
         self.__dict__.update({**vars(subprocess), "Popen": ForkedPopen})
+        self.run = types.FunctionType(subprocess.run.__code__, self.__dict__)  # by that `Popen`
+        self.run.__kwdefaults__ = subprocess.run.__kwdefaults__
 
 
 class _Zygote:

@@ -448,7 +448,7 @@ class Algorithm:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values."""
-        return dataclasses.asdict(self)
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def make(cls, settings: Mapping[str, Any]) -> Self:

@@ -21,7 +21,7 @@ ARRAYS = {
     "head.weight": np.full(11, 3, np.float32),
     "head.bias": np.full(3, 0.5, np.float32),
 }
-STEPS = 60
+STEPS = 40
 
 # Clipping scales all tensors by a norm that all have a part in, so they are not independent.
 INDEPENDENT = {

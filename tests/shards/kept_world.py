@@ -401,8 +401,8 @@ class KeptWorld(World):
         most = self.random.choice((1, 1, 1, count))
         self.kill([0] if behind else self.random.sample(range(count), most), power=power)
 
-    def choices(self) -> list[Callable[[], Any]]:
-        found = super().choices()
+    def choices(self, *, whole: bool = False) -> list[Callable[[], Any]]:
+        found = super().choices(whole=whole)
         hosts: list[Any] = [self.lead, *self.followers]
         syncs = self.acks >= Acks.DURABLE
         if syncs or (self.losses and self.losses > self.random.random() / 4):

@@ -127,16 +127,22 @@ def test_they_do_where_there_is_no_room_for_what_followers_have_read(
     assert known(three) == known(one)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize(
+    ("filter", "policy"),
+    [  # each filter, and each policy where all of a filter's parts look at a push
+        *((filter, "asgd") for filter in FILTERS[:-1]),
+        *((FILTERS[-1], policy) for policy in POLICIES),
+        *(("kardam", policy) for policy in ("fasgd", "softsync", "dcasgd")),
+    ],
+)
 def test_several_servers_decide_as_one(filter: str, policy: str) -> None:
     one = servers(1, filter, policy)
-    expected = run(one, 150)
+    expected = run(one, 120)
     refused = [told for told in expected if told[2] is False and "the first 16" not in told[3]]
     assert refused, "the workers are not hostile enough for this to show anything"
     for shards in (2, 3):
         many = servers(shards, filter, policy)
-        assert run(many, 150) == expected
+        assert run(many, 120) == expected
         assert known(many) == known(one)
         assert params(many) == params(one)
 

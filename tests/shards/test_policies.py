@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -187,17 +188,25 @@ def read(request: Any) -> Any:
     return got.version, got.staleness, got.mean_staleness, got.vbar, dict(got.vbars), got.used
 
 
-_ALONE: dict[str, Any] = {}
+@functools.cache
+def alone(policy: str, groups: str = "", clip: int = 0) -> tuple[dict[str, Any], list[Any], Any]:
+    """Return what one server makes of a policy, perhaps clipped, for all numbers of shards."""
+    return trained(1, policy, settings_of(policy, groups, clip))
 
 
-@pytest.mark.parametrize("shards", [2, 4, 7])
+def settings_of(policy: str, groups: str, clip: int) -> dict[str, Any]:
+    settings = POLICIES[policy]
+    if not clip:
+        return settings
+    clauses = f"{settings.get('per_tensor', '')} {groups}".strip()
+    return {**settings, "clip": clip, "per_tensor": clauses}
+
+
+@pytest.mark.parametrize("shards", [2, 7])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bit_identical(policy: str, shards: int) -> None:
-    settings = POLICIES[policy]
-    if policy not in _ALONE:
-        _ALONE[policy] = trained(1, policy, settings)
-    expected, said, version = _ALONE[policy]
-    arrays, receipts, got = trained(shards, policy, settings)
+    expected, said, version = alone(policy)
+    arrays, receipts, got = trained(shards, policy, POLICIES[policy])
     assert version == got > 0
     assert receipts == said
     for name, array in expected.items():
@@ -208,16 +217,13 @@ CLIPPED = [policy for policy in POLICIES if "clip" in find(policy.split()[0])().
 APART = "clip=3@big clip=0@b clip=2@w,*o*"
 
 
-@pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize("policy", CLIPPED)
-@pytest.mark.parametrize("groups", ["", APART], ids=["together", "in groups"])
+@pytest.mark.parametrize(("groups", "shards"), [("", 2), (APART, 4)], ids=["together", "in groups"])
 def test_clipped(policy: str, groups: str, shards: int) -> None:
     """The norm is of all shards' portions; it may differ by the rounding of a double."""
-    clauses = f"{POLICIES[policy].get('per_tensor', '')} {groups}".strip()
-    settings = {**POLICIES[policy], "clip": 3, "per_tensor": clauses}
-    expected, _said, version = trained(1, policy, settings)
-    free, _said, _version = trained(1, policy, POLICIES[policy])
-    arrays, _receipts, got = trained(shards, policy, settings)
+    expected, _said, version = alone(policy, groups, 3)
+    free, _said, _version = alone(policy)
+    arrays, _receipts, got = trained(shards, policy, settings_of(policy, groups, 3))
     assert version == got > 0
     for name, array in expected.items():
         rtol = 1e-2 if array.dtype.itemsize == 2 else 1e-4
@@ -228,8 +234,7 @@ def test_clipped(policy: str, groups: str, shards: int) -> None:
 @pytest.mark.slow  # kernels are compiled
 @pytest.mark.parametrize("policy", CLIPPED)
 def test_groups_are_clipped_by_numba_as_by_numpy(policy: str) -> None:
-    clauses = f"{POLICIES[policy].get('per_tensor', '')} {APART}".strip()
-    settings = {**POLICIES[policy], "clip": 3, "per_tensor": clauses}
+    settings = settings_of(policy, APART, 3)
     expected, said, _version = trained(2, policy, settings)
     arrays, receipts, _version = trained(2, policy, settings, backend="numba")
     assert receipts == said
@@ -245,7 +250,7 @@ def test_groups_of_whole_tensors_on_one_server_each_are_clipped_to_the_bit(polic
     )
     settings = {**POLICIES[policy], "per_tensor": apart.strip()}
     expected, said, version = trained(1, policy, settings)
-    free, _said, _version = trained(1, policy, POLICIES[policy])
+    free, _said, _version = alone(policy)
     arrays, receipts, got = trained(2, policy, settings)
     assert version == got > 0
     assert receipts == said

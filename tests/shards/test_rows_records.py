@@ -190,8 +190,8 @@ def replays(world: KeptWorld) -> list[Any]:
 def test_journals_of_servers_killed_at_any_step_are_replayed(seed: int, acks: Acks) -> None:
     """Each has what its server had, state of the optimiser included."""
     world = KeptWorld(seed, 3, "fasgd", {"lr": 0.1}, acks=acks, spread_tables=True)
-    world.cuts, world.kills = 0.01, 0.01
-    world.losses = 0.003 * (acks is Acks.DURABLE)
+    world.cuts, world.kills = 0.01, 0.004
+    world.losses = 0.001 * (acks is Acks.DURABLE)
     actors = [Actor(world, name, pushing(n)) for n, name in enumerate("abc")]
     world.actors += actors
     world.run()

@@ -351,10 +351,10 @@ class World:
     def hosts(self) -> list[Host]:
         return [self.lead, *self.followers]
 
-    def choices(self) -> list[Callable[[], Any]]:
-        """What could happen next."""
+    def choices(self, *, whole: bool = False) -> list[Callable[[], Any]]:
+        """What could happen next; ``whole``: bytes arrive as they were sent."""
         found: list[Callable[[], Any]] = []  # made at each step: most of what a test does
-        size = self.random.choice((1, 7, 100, self.most))
+        size = self.most if whole else self.random.choice((1, 7, 100, self.most))
         lead, brain, orders = self.lead, self.lead_brain, self.lead.orders
         listens = not isinstance(brain, Lead) or brain.lost or all(o.attached for o in orders)
         for host in (lead, *self.followers):
@@ -412,7 +412,7 @@ class World:
     def settle(self) -> None:
         """Have everything happen that comes of what was asked, in the same order each time."""
         while True:
-            found = self.choices()
+            found = self.choices(whole=True)
             if not found:
                 return
             self.now += 0.001

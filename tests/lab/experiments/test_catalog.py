@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab import drawing
+from aiops.lab import drawing, figure_style
 from aiops.lab.experiments import report, run_planning
 from aiops.lab.experiments.catalog import EXPERIMENTS, find
 from aiops.lab.experiments.cluster_simulation import ThroughputSimulation
@@ -88,8 +88,9 @@ def test_of_nothing_nothing_is_claimed(experiment: Experiment) -> None:
 def test_from_the_first_run_to_the_figure(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What is drawn is an experiment's; the formats of its file are test_report's.
+    # What is drawn is an experiment's; the formats of its file and its layout are test_report's.
     monkeypatch.setattr(drawing, "save", partial(drawing.save, suffixes=(".svg",)))
+    monkeypatch.setattr(figure_style, "_lay_out", lambda made: made.set_layout_engine(None))
     scale = experiment.scale(full=False, iterations=20, seeds=2)
     base = replace(scale.base, hidden=4, samples=5, kernels="numpy")
     scale = replace(scale, base=base)
@@ -104,7 +105,8 @@ def test_from_the_first_run_to_the_figure(
     if isinstance(scale, ScalingScale):
         scale = replace(scale, steps=4)
     if isinstance(scale, PoisonScale):
-        scale = replace(scale, shares=(1 / 3,), base=replace(scale.base, iterations=12))
+        base = replace(scale.base, iterations=12, clients=6)
+        scale = replace(scale, shares=(1 / 3,), seeds=1, base=base)
     if isinstance(scale, WhichPolicyScale):
         few = {name: replace(place, rules=place.rules[::7]) for name, place in scale.places.items()}
         scale = replace(scale, places=few)
