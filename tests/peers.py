@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -259,8 +260,12 @@ def serving(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Proce
         process.close()
 
 
+_PAUSE = 0.003  # seconds
+
+
 def eventually(check: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    """Ask until it is so; ``check`` must take its time (a round trip), for nothing here sleeps."""
-    until = time.monotonic() + patience
+    """Ask until it is so, with pauses that leave the processor to those who make it so."""
+    until, pause = time.monotonic() + patience, threading.Event()
     while not check():
         assert time.monotonic() < until, f"not within {patience:g} s: {what}"
+        pause.wait(_PAUSE)

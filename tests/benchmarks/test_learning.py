@@ -21,7 +21,7 @@ def test_a_tiny_run_makes_a_whole_report(
     pytest.importorskip("matplotlib")
     file, plot = tmp_path / "out.json", tmp_path / "out.png"
     names = ["schedule-free-onebit", "hardsync", "diloco-int8"]
-    line = f"--network perceptron --rules {','.join(names)} --compute 0.005 --seconds 0.4"
+    line = f"--network perceptron --rules {','.join(names)} --compute 0.005 --seconds 0.25"
     learning.main([*line.split(), "--rate=2MB/s", f"--json={file}", f"--plot={plot}"])
     printed = capsys.readouterr().out
     for word in (*names, "2MB/s and 10 ms each way", "mini-batches"):

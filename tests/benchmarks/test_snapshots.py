@@ -22,7 +22,7 @@ def test_a_tiny_run_makes_a_whole_report(
     folder, file = tmp_path / "states", tmp_path / "out.json"
     folder.mkdir()
     sizes = "--size 1MiB --rows 3000 --width 16 --model 4KiB"
-    line = f"{sizes} --every 0.3 --seconds 1 --load 0.3 --rounds 1"
+    line = f"{sizes} --every 0.2 --seconds 0.6 --load 0.3 --rounds 1"
     snapshots.main([*line.split(), f"--folder={folder}", f"--json={file}"])
     printed = capsys.readouterr().out
     for word in (

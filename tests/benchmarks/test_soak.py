@@ -179,7 +179,7 @@ def test_a_tiny_run_makes_a_whole_report(
     monkeypatch.setattr(soak, "_FEWEST", 1)  # a loaded machine looks seldom
     monkeypatch.setattr(soak, "_figures", partial(more_looks, soak._figures))
     file, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    line = "--minutes 0.05 --size 64KiB --seats 2 --known 3 --share 1"
+    line = "--minutes 0.03 --size 64KiB --seats 2 --known 3 --share 1"
     soak.main([*line.split(), f"--json={file}", f"--plot={plot}"])
     printed = capsys.readouterr().out
     for word in ("slope an hour", "cut off", "less than 5 minutes", *soak.CELLS):

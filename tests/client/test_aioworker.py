@@ -76,7 +76,7 @@ async def until(check: Callable[[], bool], what: str) -> None:
     try:
         async with asyncio.timeout(PATIENCE):
             while not check():  # noqa: ASYNC110 (it may be anybody's doing)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
     except TimeoutError:
         raise AssertionError(f"not within {PATIENCE:g} s: {what}") from None
 

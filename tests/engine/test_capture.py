@@ -71,7 +71,7 @@ Place = tuple[Resources | None, str]
 HERE: Place = (None, "numpy")
 
 
-def check(case: Case, seed: int, steps: int = 30, live: Place = HERE, other: Place = HERE) -> int:
+def check(case: Case, seed: int, steps: int = 24, live: Place = HERE, other: Place = HERE) -> int:
     """Capture after every event of a run; go on from each with the events that followed it."""
     script = Script(case, seed, live[0]).run(steps)
     driver = Driver(case.engine(*live))

@@ -78,7 +78,7 @@ async def serving(policy: str, **settings: Any) -> tuple[Any, Server, Line]:
     line = Line(server)
     line.feed(define({"w": np.zeros(SIZE, np.float32)}))
     while not server.warm:  # noqa: ASYNC110  (it is made so on a thread, which sets no event)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
     assert server.engine.store is not None
     assert server.engine.store.backend == "numba"
     return running, server, line

@@ -41,7 +41,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
     deadline, ever = time.monotonic() + PATIENCE, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
-        ever.wait(0.02)
+        ever.wait(0.05)
 
 
 # ---------------------------------------------------------------- a job from begin to end
@@ -161,7 +161,7 @@ def counting_loop(config: dict[str, Any]) -> int:
         while not (folder / "stop").exists():
             worker.step({"w": mine})
             acks.write(b".")
-            time.sleep(0.002)  # not to wait: three workers on two cores leave room for Ray
+            time.sleep(0.02)  # not to wait: three workers on two cores leave room for Ray
         if config.get("reports") and rank == 0:
             (folder / "model").mkdir()
             np.savez(folder / "model" / "model.npz", **worker.params)

@@ -439,12 +439,12 @@ def orders() -> list[Message]:
 def test_a_follower_takes_refuses_or_ends(place: int) -> None:
     """Its lead is one of its own, and may end it; that is said, and is no crash."""
     for _path, _number, header in variants(header_of(orders()[place])):
-        world = begun()
-        follower, leash = world.followers[0], world.lead.orders[0]
         try:
             message = decode(msgpack.packb(header))
         except RemoteProtocolError:
             continue
+        world = begun()
+        follower, leash = world.followers[0], world.lead.orders[0]
         follower.post(Received(world.now, leash.line.number, message, None))
         while follower.kernels:
             follower.run()

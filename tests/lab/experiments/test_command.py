@@ -13,6 +13,8 @@ import pytest
 
 from aiops.cli.main import main
 from aiops.lab.experiments.catalog import EXPERIMENTS
+from tests.peers import eventually
+from tests.zygote import ForkedPopen
 
 FEW = ["softsync-staleness", "--iterations", "50", "--seeds", "1", "--jobs", "2"]
 
@@ -120,10 +122,9 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "aiops", "experiment", "run", FEW[0], "--jobs", "1"]
     many = [*command, "--seeds", "100", "--iterations", "20", "--out", str(out)]
-    with subprocess.Popen(many, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+    with ForkedPopen(many, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
         try:
-            while not list(out.glob("runs/*.json")):
-                assert running.poll() is None
+            eventually(lambda: [*out.glob("runs/*.json")] or running.poll(), "a run is finished")
             os.kill(running.pid, signal.SIGINT)
             said, _nothing = running.communicate(timeout=30)
         finally:

@@ -863,6 +863,7 @@ def test_what_was_begun_again_is_no_journal_before_its_snapshot(
                 lambda running: running.run_state.kept.report()["snapshot_error"]
             ):
                 assert time.monotonic() < until
+                time.sleep(0.01)
         with monkeypatch.context() as patch:
             patch.setattr(SnapshotWriter, "begin", lambda *_, **_given: None)  # slowly
             until = time.monotonic() + 20
@@ -1098,7 +1099,7 @@ def test_the_memory_of_a_capture_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     with ServerThread(policy="fasgd", state=tmp_path / "s", snapshot_every=0.02) as server:
         train(server.url, PLAIN, 1, 3)
         while not server.call(lambda running: running.run_state.kept.report()["capture_bytes"]):
-            pass
+            time.sleep(0.01)
         nbytes = server.call(lambda running: running.run_state.kept.report()["capture_bytes"])
         store = server.call(lambda running: running.engine.defined_store)
     state = sum(array.nbytes for arrays in store.state for array in arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import os
@@ -27,6 +28,7 @@ from aiops.serving.state import state_copies
 from tests.object_store import KEYS, ObjectStore, object_store
 from tests.peers import eventually
 from tests.support import PATIENCE, Process, ServerThread, server_process
+from tests.zygote import IMPORTED, NESTED, ForkingModule
 
 ZEROS = {"w": np.zeros(64, np.float32)}
 ONES = {"w": -np.ones(64, np.float32)}
@@ -42,6 +44,14 @@ def store() -> Iterator[ObjectStore]:
             patch.setenv(name, value)
         with object_store() as running:
             yield running
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each copy made by a fork of a process that has imported pyarrow."""
+    monkeypatch.setenv(NESTED, "1")
+    monkeypatch.setenv(IMPORTED, "pyarrow.fs,aiops.serving.state.copying")
+    monkeypatch.setattr(asyncio.unix_events, "subprocess", ForkingModule())
 
 
 def serving(folder: Path, url: str, *flags: str) -> Any:
