@@ -24,7 +24,13 @@ def test_a_tiny_run_makes_a_whole_report(
     line = "--sizes 128KiB --threads 2 --rounds 2"
     sharing.main([*line.split(), f"--json={file}", f"--plot={plot}"])
     printed = capsys.readouterr().out
-    for word in ("shared by 2 threads", "128 KiB", "fasgd of int8", "onebit, with feedback", "copy"):
+    for word in (
+        "shared by 2 threads",
+        "128 KiB",
+        "fasgd of int8",
+        "onebit, with feedback",
+        "copy",
+    ):
         assert word in printed
     found = json.loads(file.read_text())
     assert len(found["cells"]) == len(sharing.cells(found)) == 2 + 4 + 6 * 3
