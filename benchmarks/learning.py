@@ -26,8 +26,9 @@ from typing import Annotated, Any
 import aiops
 from aiops.client.params import Params
 from aiops.errors import UsageError, nearest
+from aiops.lab.experiments.execution import NETWORKS
 from aiops.lab.experiments.papers.which_policy import ASGD, DILOCO, FREE, SYNC, TimedRule
-from aiops.lab.experiments.timed_training import NETWORKS, TimedTraining
+from aiops.lab.experiments.timed_training import TimedTraining
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
 from aiops.lab.slow_link import SlowLink

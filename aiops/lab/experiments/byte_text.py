@@ -43,6 +43,10 @@ class ByteTask(TorchTask):
         self._text, self._held_out = torch.tensor(text[:cut]), torch.tensor(text[cut:])
         self.examples = cut - context - 1
 
+    def alike(self) -> Ints:
+        """Return the windows' numbers, int64, as they lie: a topic after another."""
+        return np.arange(self.examples)
+
     @abstractmethod
     def following(self, weights: Mapping[str, Any], seen: Any) -> Any:
         """Return the scores of the byte after each of ``seen``, int64[windows, context].

@@ -70,9 +70,11 @@ class ConvNet(TorchTask):
         """Return that of He et al. 2015."""
         return math.sqrt(2 / math.prod(shape[1:]))
 
-    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
+    def gradient(
+        self, params: Mapping[str, Array], rows: Ints, out: Params, *, flipped: bool = False
+    ) -> None:
         """Write the gradient of the mini-batch's mean cross-entropy, with the decay's."""
-        super().gradient(params, rows, out)
+        super().gradient(params, rows, out, flipped=flipped)
         for name, shape in self.shapes.items():
             if len(shape) > 1:
                 out[name][...] += self.weight_decay * params[name]

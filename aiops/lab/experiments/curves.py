@@ -58,7 +58,14 @@ def across(
     return Series(label, x, [[value(run) for run in seed] for seed in seeds], kind)
 
 
-def interpolated(label: str, runs: Sequence[FinishedRun], x: str, points: int = 60) -> Series:
+def interpolated(
+    label: str,
+    runs: Sequence[FinishedRun],
+    x: str,
+    y: str = "error",
+    times: float = 100.0,
+    points: int = 60,
+) -> Series:
     """Return runs' test errors (%) as one series over a figure that differs between them.
 
     Parameters
@@ -69,6 +76,8 @@ def interpolated(label: str, runs: Sequence[FinishedRun], x: str, points: int = 
         Of several seeds.
     x
         The name of a figure that grows: ``seconds``, ``bytes``.
+    y, times
+        The name of another figure than the error, and a factor of it.
     points
         The number of places, evenly spread as far as the shortest run goes.
     """
@@ -77,5 +86,5 @@ def interpolated(label: str, runs: Sequence[FinishedRun], x: str, points: int = 
     begin = max(run.series(x)[0] for run in runs)
     end = min(run.series(x)[-1] for run in runs)
     places = np.linspace(begin, end, points)
-    ys = [100 * np.interp(places, run.series(x), run.series("error")) for run in runs]
+    ys = [times * np.interp(places, run.series(x), run.series(y)) for run in runs]
     return Series(label, places.tolist(), [y.tolist() for y in ys])

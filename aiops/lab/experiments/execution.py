@@ -23,6 +23,7 @@ from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Task
 
 INITIAL = ("he", "glorot", "small", "unit")
+PERCEPTRON, CONVNET, TRANSFORMER = NETWORKS = ("perceptron", "convnet", "transformer")
 
 
 @lru_cache(maxsize=2)
@@ -194,6 +195,39 @@ class TransformerStraggler(StragglerSimulation):
     def workload(self) -> TaskWorkload:
         """The workload of its workers, which all runs of a process share."""
         return TaskWorkload(TransformerSimulation(self.task).task, self.task.batch_size)
+
+
+@dataclass(frozen=True)
+class TransformerAverage(TransformerStraggler):
+    """One whose workers have AdamW in their training loops, of which the policy knows nothing."""
+
+    @property
+    def workload(self) -> TaskWorkload:
+        """The workload of its workers: their gradients are AdamW's steps at the rate 1."""
+        from aiops.lab.experiments.adamw_workload import AdamWWorkload
+
+        plain = super().workload
+        return AdamWWorkload(plain.task, plain.batch_size)
+
+
+def network_task(network: str, simulation: Simulation) -> Task:
+    """Return a network on its data, which all runs of a process share.
+
+    For the perceptron the simulation has the data set and the hidden units, for the convolutional
+    network the data set.
+
+    Raises
+    ------
+    UsageError
+        When there is no such network.
+    """
+    if network == TRANSFORMER:
+        return TransformerSimulation(simulation).task
+    if network == CONVNET:
+        return ConvNetSimulation(simulation).task
+    if network != PERCEPTRON:
+        raise UsageError(f"no network is called {network!r}; {nearest(network, NETWORKS)}")
+    return perceptron(simulation.dataset, simulation.hidden)
 
 
 def task_of(work: RunWork) -> Task:

@@ -45,11 +45,20 @@ def percents(values: Sequence[float], digits: int = 2) -> str:
     >>> percents([0.05, 0.07]), percents([0.05]), percents([0.1, math.inf]), percents([])
     ('6.00 (5.00–7.00)', '5.00', 'diverged', '–')
     """
+    return spread([100 * value for value in values], digits)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the mean of some values, and from the least to the most.
+
+    >>> spread([1.95, 2.05], 2), spread([1.96], 1)
+    ('2.00 (1.95–2.05)', '2.0')
+    """
     if not values:
         return "–"
     if not all(map(math.isfinite, values)):
         return "diverged"
     mean, least, most = (
-        f"{100 * value:.{digits}f}" for value in (fmean(values), min(values), max(values))
+        f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values))
     )
     return mean if len(values) == 1 else f"{mean} ({least}–{most})"

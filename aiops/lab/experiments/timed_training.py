@@ -6,12 +6,7 @@ from dataclasses import dataclass, field
 
 from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.cluster_simulation import outcome_result, sparse_progress
-from aiops.lab.experiments.execution import (
-    ConvNetSimulation,
-    TorchSimulation,
-    TransformerSimulation,
-    perceptron,
-)
+from aiops.lab.experiments.execution import NETWORKS, TorchSimulation, network_task
 from aiops.lab.experiments.planned_run import OnProgress, Result
 from aiops.lab.workloads.tasks import TaskWorkload
 from aiops.serving.config import Config
@@ -19,8 +14,6 @@ from aiops.sim.cluster.compute_time import Computing, LogNormal, Straggler
 from aiops.sim.cluster.run import simulate
 from aiops.sim.cluster.spec import Cluster, StarTopology
 from aiops.sim.turns.task import Task
-
-NETWORKS = ("perceptron", "convnet", "transformer")
 
 
 @dataclass(frozen=True)
@@ -72,12 +65,7 @@ class TimedTraining(TorchSimulation):
     @property
     def task(self) -> Task:
         """The network on its data, which all runs of a process share."""
-        run = self.simulation
-        if self.network == "transformer":
-            return TransformerSimulation(run).task
-        if self.network == "convnet":
-            return ConvNetSimulation(run).task
-        return perceptron(run.dataset, run.hidden)
+        return network_task(self.network, self.simulation)
 
     @property
     def seconds(self) -> float:

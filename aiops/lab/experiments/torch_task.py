@@ -54,12 +54,19 @@ class TorchTask(ABC):
     def tested(self, weights: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
         """Yield the same of the test, a part at a time."""
 
-    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
-        """Write the gradient of the mini-batch's mean cross-entropy."""
+    def gradient(
+        self, params: Mapping[str, Array], rows: Ints, out: Params, *, flipped: bool = False
+    ) -> None:
+        """Write the gradient of the mini-batch's mean cross-entropy.
+
+        ``flipped``: of wrong classes, the last for the first and so on.
+        """
         weights = self.weights(params)
         for weight in weights.values():
             weight.grad = None
-        functional.cross_entropy(*self.scores(weights, np.asarray(rows, np.int64))).backward()
+        scores, classes = self.scores(weights, np.asarray(rows, np.int64))
+        classes = scores.shape[1] - 1 - classes if flipped else classes
+        functional.cross_entropy(scores, classes).backward()
         for name, weight in weights.items():
             out[name][...] = weight.grad.numpy()
 

@@ -18,7 +18,7 @@ def test_a_gradient_can_be_computed_again(network: str) -> None:
     if network == "transformer":
         pytest.importorskip("torch")
     with material(network, "digits", 8) as files:
-        start, given = lessons(files.sizes, str(Path(files.folder)), 4, 1, 2)
+        start, given = lessons(network, files.sizes, str(Path(files.folder)), 4, 1, 2)
         layout = Layout.of(start)
         first, second = (given(index, Params(layout)) for index in range(2))
 

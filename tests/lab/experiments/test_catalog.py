@@ -413,26 +413,3 @@ class TestNoDelay:
         for rule, workers in no_delay_scaling.LEARNERS:
             settings = no_delay_scaling.learning_run(scale, rule, workers, 0).simulation.set
             assert ("scale_lr=true" in settings) is (rule != "asgd" and workers > 1)
-
-
-class TestPoison:
-    def test_cells_are_means_over_seeds_with_their_range(self) -> None:
-        experiment, runs = EXPERIMENTS["poison"], Runs()
-        scale = experiment.scale(full=False, seeds=2, knobs=["hostile=33%"])
-        for case in experiment.cases(scale, runs):
-            filtered = case.curve.endswith("robust") or "absent" in case.curve
-            error = 0.1 if filtered or "no attack" in case.curve else 0.5
-            runs.add(case.key, result(error + 0.02 * case.seed))
-        found = experiment.judge(scale, runs)
-        row = {(r["policy"], r["data"], r["attack"]): r for r in found.table}[
-            "hardsync", "own data", "flipped"
-        ]
-        assert row["off"] == "51.0 (50.0–52.0)"
-        assert row["robust"] == row["absent"] == row["no attack"] == "11.0 (10.0–12.0)"
-        assert {r["hostile"] for r in found.table} == {"0%", "33%"}
-        assert {verdict.agrees for verdict in found.verdicts} == {True}
-
-    def test_a_seed_alone_has_a_whole_table(self) -> None:
-        experiment = EXPERIMENTS["poison"]
-        cases = [*experiment.cases(experiment.scale(full=True, seeds=3), Runs())]
-        assert [case.seed for case in cases] == sorted(case.seed for case in cases)

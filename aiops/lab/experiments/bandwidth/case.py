@@ -13,7 +13,8 @@ from aiops.bandwidth import gates
 from aiops.bandwidth.units import parse_rate
 from aiops.codecs.choice import CodecChoice
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.bandwidth.networks import NETWORKS, PERCEPTRON
+from aiops.lab.experiments.bandwidth.networks import NETWORKS
+from aiops.lab.experiments.execution import PERCEPTRON
 from aiops.lab.workloads import DATASETS
 from aiops.serving.config import Config
 

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from aiops.client.params import Params
-from aiops.lab.experiments.execution import TransformerSimulation
+from aiops.lab.experiments.execution import PERCEPTRON, TRANSFORMER, network_task
 from aiops.lab.training_files import TrainingFiles
 from aiops.lab.training_worker import BatchGradients, mapped
 from aiops.lab.workloads import MLP, batches
 from aiops.model.layout import Array, Ints
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches, Task
-
-PERCEPTRON, TRANSFORMER = "perceptron", "transformer"
 
 NETWORKS = (PERCEPTRON, TRANSFORMER)
 
@@ -77,12 +75,14 @@ Lessons: TypeAlias = Callable[[int, Params], Gradients]
 
 
 def lessons(
-    sizes: tuple[int, ...], folder: str, batch_size: int, seed: int, workers: int
+    network: str, sizes: tuple[int, ...], folder: str, batch_size: int, seed: int, workers: int
 ) -> tuple[Mapping[str, Array], Lessons]:
     """Return the initial parameters of a run, and its workers' gradients.
 
     Parameters
     ----------
+    network
+        One of `NETWORKS`.
     sizes, folder
         Those of its `Material`.
     batch_size, seed
@@ -90,7 +90,7 @@ def lessons(
     workers
         How many there are, in all processes.
     """
-    if sizes:
+    if network == PERCEPTRON:
         model, data = MLP(sizes), mapped(folder)
         return model.init(seed), lambda index, out: BatchGradients(
             model, batches(data, batch_size, seed, index, workers), out
@@ -118,4 +118,4 @@ class _TextGradients:
 
 
 def _transformer() -> Task:
-    return TransformerSimulation(Simulation()).task
+    return network_task(TRANSFORMER, Simulation())

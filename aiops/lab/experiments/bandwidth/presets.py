@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
-from aiops.lab.experiments.bandwidth.networks import TRANSFORMER
+from aiops.lab.experiments.execution import TRANSFORMER
 
 _DIGITS = BandwidthCase(
     policy="fasgd", lr=0.005, dataset="digits", hidden=64, batch_size=32, gradients=4000, samples=10

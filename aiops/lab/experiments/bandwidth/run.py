@@ -133,6 +133,7 @@ class _BandwidthRun:
             tickets=tickets,
             gradients=case.gradients,
             workers=case.workers,
+            network=case.network,
             sizes=files.sizes,
             data=str(files.folder),
             batch_size=case.batch_size,

@@ -34,6 +34,8 @@ class BandwidthTask:
         The numbers of this process's workers, and how many workers there are in all.
     tickets, gradients
         The file that all processes draw mini-batches from, and how many it has.
+    network
+        What is trained, one of `aiops.lab.experiments.bandwidth.networks.NETWORKS`.
     sizes, data
         As of `aiops.lab.experiments.bandwidth.networks.Material`: its ``sizes`` and ``folder``.
     batch_size, seed
@@ -47,6 +49,7 @@ class BandwidthTask:
     tickets: str
     gradients: int
     workers: int
+    network: str
     sizes: Sequence[int]
     data: str
     batch_size: int
@@ -100,7 +103,7 @@ class _Trainer:
 def train(task: BandwidthTask, ready: Ready) -> Mapping[str, Any]:
     """Train with all workers of this process; return their `BandwidthReport`."""
     sizes, of = tuple(task.sizes), (task.batch_size, task.seed, task.workers)
-    start, given = lessons(sizes, task.data, *of)
+    start, given = lessons(task.network, sizes, task.data, *of)
     trainers = [_Trainer(task, index, start, given) for index in task.indices]
     ready()
     with ThreadPoolExecutor(len(trainers)) as pool:

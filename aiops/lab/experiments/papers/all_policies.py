@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import fmean
+from typing import Self
 
 from aiops.algorithms import BUILT_IN
 from aiops.lab.experiments.cluster_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.experiments.execution import TransformerStraggler
-from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
+from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
+from aiops.lab.experiments.network_scale import ADAMW, NETWORK, NetworkScale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents
@@ -26,14 +28,13 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 }
 """What a policy is given beside its defaults."""
 
-_ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
 _STALE = ("lr=0.0003", "lr=0.001", "lr=0.003")
 _PLAIN = ("lr=0.01", "lr=0.03", "lr=0.1")
 
 TRANSFORMER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **dict.fromkeys(("asgd", "ringmaster", "sasgd", "softsync", "ssp"), (_ADAMW, _STALE)),
-    **dict.fromkeys(("downpour", "exponential"), (_ADAMW, _STALE)),
-    **dict.fromkeys(("hardsync", "rennala"), (_ADAMW, ("lr=0.001", "lr=0.003", "lr=0.01"))),
+    **dict.fromkeys(("asgd", "ringmaster", "sasgd", "softsync", "ssp"), (ADAMW, _STALE)),
+    **dict.fromkeys(("downpour", "exponential"), (ADAMW, _STALE)),
+    **dict.fromkeys(("hardsync", "rennala"), (ADAMW, ("lr=0.001", "lr=0.003", "lr=0.01"))),
     **dict.fromkeys(("average", "dcasgd", "easgd", "eamsgd"), ((), _PLAIN)),
     **dict.fromkeys(("gap-aware", "no-delay"), ((), _PLAIN)),
     "diloco": (
@@ -53,7 +54,7 @@ SYNCHRONOUS = "hardsync"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllPoliciesScale(Scale):
+class AllPoliciesScale(NetworkScale):
     """On which machines.
 
     Attributes
@@ -70,10 +71,10 @@ class AllPoliciesScale(Scale):
     times: float = 3.0
     target: float
 
-    @property
-    def transformer(self) -> bool:
-        """True if the small transformer is trained."""
-        return self.knobs.get("network") == "transformer"
+    def of_transformer(self) -> Self:
+        """Return the scale with the transformer's own mini-batches, of which there are few."""
+        base = replace(self.base, dataset="digits", batch_size=16, iterations=600, samples=12)
+        return replace(self, base=base)
 
     @property
     def goal(self) -> float:
@@ -96,7 +97,6 @@ FULL = AllPoliciesScale(
     target=0.03,
 )
 
-_MINI_BATCHES = 600  # of the transformer, in all
 _TRANSFORMER_TARGET = 0.65  # of the next bytes are guessed wrong
 _PANEL = "one straggler"
 _WAITING, _FREE = "with a barrier", "without a barrier"
@@ -111,9 +111,7 @@ def cases(scale: AllPoliciesScale, runs: Runs) -> Iterator[PlannedRun]:
                 task = replace(scale.base, seed=seed)
                 settings, kind = SETTINGS.get(policy, ()), StragglerSimulation
                 if scale.transformer:
-                    few = min(task.iterations, _MINI_BATCHES)
-                    task = replace(task, dataset="digits", iterations=few, batch_size=16)
-                    task, kind = replace(task, samples=12), TransformerStraggler
+                    kind = TransformerStraggler
                     settings = (*settings, *TRANSFORMER[policy][0], rate)
                 work = kind(task, policy, settings, scale.times, links=links)
                 yield PlannedRun(_PANEL, f"{policy} {rate}".strip(), seed, work)
@@ -245,7 +243,7 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
-    knobs={"network": ("perceptron", "transformer")},
+    knobs=NETWORK,
     note="A cluster in virtual time: eight workers, of which one is three times slower; log-normal"
     " times of 50 ms (sigma 0.25) for a mini-batch; 1 Gbit/s for each worker and for the server,"
     " which all share. On digits, whose model is smaller, links are slower in proportion. Policies"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Self
 
 from aiops.lab.experiments.cluster_simulation import StragglerSimulation
 from aiops.lab.experiments.curves import interpolated
-from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.execution import TransformerAverage
+from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
+from aiops.lab.experiments.network_scale import NETWORK, NetworkScale
+from aiops.lab.experiments.planned_run import PlannedRun, RunWork
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import percents
+from aiops.lab.experiments.seed_statistics import percents, spread
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
@@ -29,7 +32,7 @@ CHOSEN: Mapping[str, tuple[str, ...]] = {"none": ("raw",), "chosen": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecScale(Scale):
+class CodecScale(NetworkScale):
     """The task.
 
     Attributes
@@ -42,6 +45,28 @@ class CodecScale(Scale):
 
     link: str
     budget: str
+
+    def of_transformer(self) -> Self:
+        """Return the scale of the transformer, which is as large as the perceptron of MNIST."""
+        base = replace(self.base, dataset="help", batch_size=16, iterations=1200, samples=12)
+        return replace(self, base=base, link=FULL.link, budget=FULL.budget)
+
+    def work(self, codec: tuple[str, ...], group: int, budget: str | None, seed: int) -> RunWork:
+        """Return a run with a codec, in rings of at most ``group`` workers, within a budget."""
+        kind, lr = (TransformerAverage, 0.003) if self.transformer else (StragglerSimulation, 0.1)
+        return kind(
+            replace(self.base, seed=seed),
+            "average",
+            (f"lr={lr:g}", "interval=0.5", "grace=0.1", f"group={group}"),
+            links=StarTopology(worker=self.link, server=self.link, latency=0.0002),
+            push_codec=codec,
+            worker_budget=budget,
+        )
+
+    @property
+    def level(self) -> float:
+        """By how much what is measured may be worse and still be level."""
+        return 0.02 if self.transformer else 0.5  # nats, or points
 
 
 QUICK = CodecScale(
@@ -59,27 +84,16 @@ FULL = CodecScale(
     budget="1.2MB/s",
 )
 
-_SETTINGS = ("lr=0.1", "interval=0.5", "grace=0.1")
-_LEVEL = 0.005  # errors within half a point are level
 _SHARES = {"bf16": 0.55, "fp16": 0.55, "int8": 0.31}  # of the bytes, with some for first rounds
 
 
 def cases(scale: CodecScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each codec in each kind of rings, and the runs under a budget."""
-    links = StarTopology(worker=scale.link, server=scale.link, latency=0.0002)
     kinds = [(title, group, None, CODECS) for title, group in RINGS.items()]
     for title, group, budget, codecs in (*kinds, (BUDGET, 0, scale.budget, CHOSEN)):
         for label, codec in codecs.items():
             for seed in range(scale.seeds):
-                run = StragglerSimulation(
-                    replace(scale.base, seed=seed),
-                    "average",
-                    (*_SETTINGS, f"group={group}"),
-                    links=links,
-                    push_codec=codec,
-                    worker_budget=budget,
-                )
-                yield PlannedRun(title, label, seed, run)
+                yield PlannedRun(title, label, seed, scale.work(codec, group, budget, seed))
 
 
 def megabytes(group: Sequence[FinishedRun]) -> float:
@@ -87,9 +101,10 @@ def megabytes(group: Sequence[FinishedRun]) -> float:
     return fmean(run.last["bytes"] for run in group) / 1e6
 
 
-def error(group: Sequence[FinishedRun]) -> float:
-    """Return the error at the end: the mean over seeds."""
-    return fmean(run.last["error"] for run in group)
+def end(scale: CodecScale, group: Sequence[FinishedRun]) -> float:
+    """Return the error (%) or the cost (nats) at the end: the mean over seeds."""
+    measure = scale.measure
+    return measure.times * fmean(run.last[measure.series] for run in group)
 
 
 def findings(scale: CodecScale, found: RunGroups) -> Findings:
@@ -99,6 +114,7 @@ def findings(scale: CodecScale, found: RunGroups) -> Findings:
             "rings": title,
             "codec": label,
             "error %": percents([run.last["error"] for run in group]),
+            "nats": spread([run.last["cost"] for run in group], 3),
             "MB": f"{megabytes(group):,.2f}",
             "idle": f"{fmean(run.result['idle'] for run in group):.1%}",
         }
@@ -106,23 +122,28 @@ def findings(scale: CodecScale, found: RunGroups) -> Findings:
         for label, group in found.panel(title).items()
         if group
     ]
-    verdicts = [_codec(found, codec) for codec in _SHARES]
-    return Findings(table, [*verdicts, _groups(found), _budget(found)])
+    verdicts = [_codec(scale, found, codec) for codec in _SHARES]
+    return Findings(table, [*verdicts, _groups(scale, found), _budget(scale, found)])
 
 
-def _codec(found: RunGroups, codec: str) -> Verdict:
+def _codec(scale: CodecScale, found: RunGroups, codec: str) -> Verdict:
     """Return whether a codec saves its share of the bytes of one ring, at the same error."""
     raw, coded = (found["one ring", label] for label in ("none", codec))
     if not (raw and coded):
         return Verdict(None, f"{codec}: not all has been run")
-    share, more = megabytes(coded) / megabytes(raw), error(coded) - error(raw)
+    share, more = megabytes(coded) / megabytes(raw), end(scale, coded) - end(scale, raw)
     return Verdict(
-        share <= _SHARES[codec] and more <= _LEVEL,
-        f"{codec} in one ring: {share:.0%} of the bytes, the error {100 * more:+.2f} points",
+        share <= _SHARES[codec] and more <= scale.level,
+        f"{codec} in one ring: {share:.0%} of the bytes, {_more(scale, more)}",
     )
 
 
-def _groups(found: RunGroups) -> Verdict:
+def _more(scale: CodecScale, more: float) -> str:
+    measure = scale.measure
+    return f"the {measure.series} {more:+.{measure.digits + 1}f} {measure.apart}"
+
+
+def _groups(scale: CodecScale, found: RunGroups) -> Verdict:
     """Return whether smaller rings keep the error of one ring."""
     groups = {title: found[title, "none"] for title in RINGS}
     if not all(groups.values()):
@@ -130,33 +151,39 @@ def _groups(found: RunGroups) -> Verdict:
     whole = groups["one ring"]
     text = ", ".join(
         f"{title}: {megabytes(runs) / megabytes(whole):.0%} of the bytes,"
-        f" the error {100 * (error(runs) - error(whole)):+.2f} points"
+        f" {_more(scale, end(scale, runs) - end(scale, whole))}"
         for title, runs in groups.items()
         if runs is not whole
     )
-    level = all(error(runs) <= error(whole) + _LEVEL for runs in groups.values())
+    most = end(scale, whole) + scale.level
+    level = all(end(scale, runs) <= most for runs in groups.values())
     return Verdict(level, text)
 
 
-def _budget(found: RunGroups) -> Verdict:
+def _budget(scale: CodecScale, found: RunGroups) -> Verdict:
     """Return whether a chosen codec does no worse under a budget than fewer rounds."""
     raw, chosen = (found[BUDGET, label] for label in CHOSEN)
     if not (raw and chosen):
         return Verdict(None, "a budget: not all has been run")
+    measure, digits = scale.measure, scale.measure.digits + 1
     text = ", ".join(
-        f"{100 * error(runs):.2f} % with {megabytes(runs):,.2f} MB ({label})"
+        f"{end(scale, runs):.{digits}f} {measure.unit} with {megabytes(runs):,.2f} MB ({label})"
         for label, runs in zip(CHOSEN, (raw, chosen), strict=True)
     )
-    return Verdict(error(chosen) <= error(raw) + _LEVEL, f"under a budget the error is {text}")
+    more = end(scale, chosen) - end(scale, raw)
+    return Verdict(more <= scale.level, f"under a budget the {measure.series} is {text}")
 
 
 def figure(scale: CodecScale, found: RunGroups) -> Figure:
-    """Draw the errors by bytes."""
-    panels = []
+    """Draw the errors, or costs, by bytes."""
+    panels, measure = [], scale.measure
     for title in (*RINGS, BUDGET):
         labels = CHOSEN if title == BUDGET else CODECS
-        lines = [interpolated(label, found[title, label], "bytes") for label in labels]
-        panels.append(Panel(title, "bytes", "test error (%)", lines, log="y"))
+        lines = [
+            interpolated(label, found[title, label], "bytes", measure.series, measure.times)
+            for label in labels
+        ]
+        panels.append(Panel(title, "bytes", measure.title, lines, log="y"))
     return Figure("Codecs of averages", panels, columns=2)
 
 
@@ -171,8 +198,11 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
+    knobs=NETWORK,
     note="The real averagers, in virtual time. Eight workers, mini-batches of 50 ms (log-normal,"
     " sigma 0.25), an average every 0.5 s. The error is that of the mean of all workers' models. A"
     " byte between two of them is counted once. The budget is what a worker may send and receive in"
-    " a second: three tenths of what rounds of values need.",
+    " a second: three tenths of what rounds of values need. --with network=transformer trains that"
+    " of one-rule, whose workers have AdamW in their loops (0.003, beta2 0.95, clip 1): 1,200"
+    " mini-batches of 16 windows in all.",
 )

@@ -10,8 +10,9 @@ from typing import Any, Self
 
 from aiops.lab.experiments.curves import across
 from aiops.lab.experiments.experiment import MOST_SEEDS, Experiment, Findings, Verdict
+from aiops.lab.experiments.network_scale import NETWORK
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import OPEN, NetworkScale, Trials
+from aiops.lab.experiments.papers.gated_runs import OPEN, BFASGDScale, Trials
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents, tails
@@ -20,7 +21,7 @@ from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetScale(NetworkScale):
+class BudgetScale(BFASGDScale):
     """The budgets, and how they are divided between pushes and fetches.
 
     Attributes
@@ -34,10 +35,9 @@ class BudgetScale(NetworkScale):
     budgets: tuple[float, ...]
     splits: tuple[float, ...]
 
-    def chosen(self, knobs: Mapping[str, str]) -> Self:
-        """Return the scale with these settings; the transformer has one budget."""
-        found = super().chosen(knobs)
-        return replace(found, budgets=(0.25,)) if found.transformer else found
+    def of_transformer(self) -> Self:
+        """Return the scale with the transformer's own base, and one budget."""
+        return replace(super().of_transformer(), budgets=(0.25,))
 
 
 QUICK = BudgetScale(
@@ -196,7 +196,7 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
-    knobs=gated_runs.NETWORK,
+    knobs=NETWORK,
     note="The gate's constants are chosen so that a run spends the budget: from a trial on a seed"
     " of its own. An order of turns has no clock, so a budget is bytes for each gradient computed."
     " All runs have the same learning rate."

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
+from aiops.lab.experiments.network_scale import NETWORK
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import NetworkScale, Trials
+from aiops.lab.experiments.papers.gated_runs import BFASGDScale, Trials
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import AHEAD, BEHIND, compare, tails
@@ -17,16 +18,15 @@ from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoinScale(NetworkScale):
+class CoinScale(BFASGDScale):
     """At which constants of the gate it is tried, of fetches and of pushes."""
 
     gates: tuple[tuple[str, float], ...]
 
-    def chosen(self, knobs: Mapping[str, str]) -> Self:
-        """Return the scale with these settings; the transformer has constants of its own."""
-        found = super().chosen(knobs)
+    def of_transformer(self) -> Self:
+        """Return the scale with the transformer's own base and constants."""
         gates = (("fetch", 3.0), ("fetch", 7.0), ("push", 3.0), ("push", 7.0))
-        return replace(found, gates=gates) if found.transformer else found
+        return replace(super().of_transformer(), gates=gates)
 
 
 QUICK = CoinScale(
@@ -122,7 +122,7 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=findings,
     figure=figure,
-    knobs=gated_runs.NETWORK,
+    knobs=NETWORK,
     note="The coin's probability is the share that the gate was seen to send. v̄ cannot fall below"
     " sqrt(ε) = 0.01, so its gate is tried without that floor as well."
     " --with network=transformer trains that of one-rule, with 4 clients and 600 mini-batches of 16"

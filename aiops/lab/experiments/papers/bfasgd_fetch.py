@@ -7,6 +7,7 @@ from functools import partial
 from statistics import fmean
 
 from aiops.lab.experiments.experiment import Experiment, Verdict
+from aiops.lab.experiments.network_scale import NETWORK
 from aiops.lab.experiments.papers import gated_runs
 from aiops.lab.experiments.papers.gated_runs import GatedScale
 from aiops.lab.experiments.planned_run import PlannedRun
@@ -88,7 +89,7 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=partial(gated_runs.findings, _verdicts),
     figure=partial(gated_runs.figure, "fetches"),
-    knobs=gated_runs.NETWORK,
+    knobs=NETWORK,
     note="Little impact: at most 0.3 points; rarer: at most 0.95 fetches in the second half for one"
     " in the first. λ = 16, µ = 8; the constants are the paper's, and 1/8;"
     " --quick has larger ones, for digits have a larger v̄, and λ = 4, µ = 16: with λ = 16 its runs"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from aiops.lab.experiments.experiment import Experiment, Verdict
+from aiops.lab.experiments.network_scale import NETWORK
 from aiops.lab.experiments.papers import gated_runs
 from aiops.lab.experiments.papers.gated_runs import GatedScale
 from aiops.lab.experiments.planned_run import PlannedRun
@@ -67,7 +68,7 @@ EXPERIMENT = Experiment(
     cases=cases,
     findings=partial(gated_runs.findings, _verdicts),
     figure=partial(gated_runs.figure, "pushes"),
-    knobs=gated_runs.NETWORK,
+    knobs=NETWORK,
     note="The paper's c of 0.00125 leaves out few pushes here, where v̄ cannot fall below 0.01;"
     " 0.08 leaves out 88 %. Gathered gradients are larger than single ones, so v̄ is too,"
     " and steps are smaller: hence the second panel. Best rates are of a pool as in bfasgd-fetch."

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.execution import TransformerSimulation
-from aiops.lab.experiments.experiment import MOST_SEEDS, Findings, Scale, Verdict
+from aiops.lab.experiments.experiment import MOST_SEEDS, Findings, Verdict
+from aiops.lab.experiments.network_scale import NetworkScale
 from aiops.lab.experiments.planned_run import PlannedRun, RunWork
 from aiops.lab.experiments.rate_search import RateSearch, search_rates
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
@@ -25,26 +26,18 @@ from aiops.sim.turns.simulation import Simulation
 OPEN = "no gate"
 PAPERS, OWN = "the paper's rate", "each at its best rate"
 ONE = "one rate"
-NETWORK = {"network": ("perceptron", "transformer")}
-"""The knob of these experiments."""
 
 NO_LOSS = 0.003
 """An error larger by no more than this share (0.3 points) is no loss worth mentioning."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkScale(Scale):
-    """A scale at which the perceptron is trained, or the transformer."""
+class BFASGDScale(NetworkScale):
+    """A scale of runs behind B-FASGD's gate."""
 
-    @property
-    def transformer(self) -> bool:
-        """True if the small transformer is trained."""
-        return self.knobs.get("network") == "transformer"
-
-    def chosen(self, knobs: Mapping[str, str]) -> Self:
-        """Return the scale with these settings, and the transformer's own base."""
-        found = super().chosen(knobs)
-        return replace(found, base=_TRANSFORMER) if found.transformer else found
+    def of_transformer(self) -> Self:
+        """Return the scale with the transformer's own base."""
+        return replace(self, base=_TRANSFORMER)
 
     def work(self, simulation: Simulation) -> RunWork:
         """Return the run of a simulation with the network."""
@@ -67,7 +60,7 @@ _TRANSFORMER = Simulation(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedScale(NetworkScale):
+class GatedScale(BFASGDScale):
     """The gate's constants, one curve for each.
 
     Attributes
@@ -93,13 +86,12 @@ class GatedScale(NetworkScale):
         """The rates at which there are runs: the first for all constants."""
         return (ONE,) if self.transformer else (PAPERS, OWN)
 
-    def chosen(self, knobs: Mapping[str, str]) -> Self:
-        """Return the scale with these settings; the transformer has constants of its own."""
-        found = super().chosen(knobs)
-        return replace(found, constants=(1.0, 3.0, 7.0)) if found.transformer else found
+    def of_transformer(self) -> Self:
+        """Return the scale with the transformer's own base and constants."""
+        return replace(super().of_transformer(), constants=(1.0, 3.0, 7.0))
 
 
-def reported(scale: NetworkScale, panel: str, gates: Mapping[str, str]) -> Iterator[PlannedRun]:
+def reported(scale: BFASGDScale, panel: str, gates: Mapping[str, str]) -> Iterator[PlannedRun]:
     """Yield the seeds of a curve for each gate, by its label."""
     for label, gate in gates.items():
         for seed in range(scale.seeds):
@@ -251,7 +243,7 @@ class Trials:
         How often it is tried.
     """
 
-    scale: NetworkScale
+    scale: BFASGDScale
     panel: str
     label: str
     gate: Callable[[Mapping[str, float]], str]
