@@ -21,8 +21,8 @@ FACTOR = 20.0
 was not seen for a while is ten times as large as the others."""
 
 BLAMED = 3.0
-"""The factors c from which on a refusal counts against the worker. Honest ones reach up to two, if
-the model has unlearnt their data, and would be kept away from it for good."""
+"""The factors c from which on a refusal counts in full against the worker. Honest ones reach up to
+two, if the model has unlearnt their data, and would be kept away from it for good."""
 
 _TURNS = 4  # the times that all medians are recomputed while each worker pushes once
 

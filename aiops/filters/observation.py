@@ -54,7 +54,7 @@ class Objection(NamedTuple):
     why
         The sentence, but for its beginning: "its gradient ..."
     blamed
-        Whether it counts against the worker.
+        Whether it counts in full against the worker, as an honest one is not refused so.
     """
 
     why: str

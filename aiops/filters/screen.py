@@ -22,6 +22,11 @@ QUARANTINE = 16
 """Refusals after which a worker is quarantined, each counted for 1; a push that is used takes 1/2
 of one off. So a worker of whose pushes less than a third are refused never is."""
 
+UNSURE = 1 / 4
+"""A refusal that an honest worker may meet with counts for this much: after 64 of them, with no
+push used in between, the worker is quarantined. At a barrier all others wait for it meanwhile, and
+the model that its gradients are compared on does not change."""
+
 SEEDING = 8
 """The first pushes, of which the positions of the sample are drawn."""
 
@@ -295,12 +300,11 @@ class PushScreen:
         self._reasons[worker] = why
         if len(self._reasons) > REASONS:
             del self._reasons[next(iter(self._reasons))]
-        if finding.blamed:
-            self._points[worker] = points + 1
-            if points + 1 >= QUARANTINE:
-                self.quarantined[worker] = why
-                for each in self._filters:
-                    each.expel(self._rows[worker])
+        self._points[worker] = points = points + (1 if finding.blamed else UNSURE)
+        if points >= QUARANTINE:
+            self.quarantined[worker] = why
+            for each in self._filters:
+                each.expel(self._rows[worker])
         return why
 
     def fault(self, worker: int) -> Refused | None:

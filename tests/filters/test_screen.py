@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.filters.screen import LEARNT, QUARANTINE, SEEDING
+from aiops.filters.screen import LEARNT, QUARANTINE, SEEDING, UNSURE
 from aiops.model.arena import aligned
 from aiops.model.layout import Array
 from aiops.model.parts import Part
@@ -165,6 +165,13 @@ class TestQuarantine:
             assert not answer.used
         assert inline.engine.report()["filter"]["quarantined"] == []
 
+    def test_of_such_norms_two_in_three_pushes_are_borne(self) -> None:
+        inline = learnt()
+        for step in range(6 * QUARANTINE):
+            inline.push(2, gradient(1.0 if step % 3 == 0 else 10.0))
+        report = inline.engine.report()["filter"]
+        assert (report["refused"], report["quarantined"]) == (4 * QUARANTINE, [])
+
     def test_none_agrees_with_it_any_more(self) -> None:
         """Its norms stay: without them the median of honest ones is lower, and refuses some."""
         inline = learnt(filter="norm:5+agreement")
@@ -178,13 +185,17 @@ class TestQuarantine:
         assert not agreement["units"][row].any()
         assert norm["counts"][row] > QUARANTINE
 
-    def test_a_barrier_goes_on_without_it(self) -> None:
+    @pytest.mark.parametrize(
+        ("size", "refusals"), [(2e17, QUARANTINE), (10.0, round(QUARANTINE / UNSURE))]
+    )
+    def test_a_barrier_goes_on_without_it(self, size: float, refusals: int) -> None:
+        """Also if each of its norms alone may be an honest worker's."""
         inline = learnt("hardsync", workers=WORKERS)
         for peer in range(1, WORKERS):
             assert inline.push(peer, gradient(1)) is None
-        for _ in range(QUARANTINE):
+        for _ in range(refusals):
             assert inline.version == 0
-            inline.push(WORKERS, gradient(2e17))
+            inline.push(WORKERS, gradient(size))
         assert inline.version == 1
         assert len(inline.acks(1)) > 1
 
