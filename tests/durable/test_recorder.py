@@ -147,7 +147,7 @@ def test_a_crash_at_any_row_around_a_capture(name: str) -> None:
     queued = 0
     case = CASES[name]
     for seed in seeds(3):
-        kept = (run := Recorded(case, seed + 3)).run(90).kept
+        kept = (run := Recorded(case, seed + 3)).run(64).kept
         assert kept.snapshots
 
         @cache

@@ -151,7 +151,7 @@ def test_every_algorithm_takes_coded_pushes_and_fetches(policy: str) -> None:
             Run(policy, workers=2, push_codec=("int8", "topk:0.3@wide"))
     codec = "topk:0.3" if find(policy).accepts_sums else "int8"
     run = Run(policy, workers=2, push_codec=(codec,), fetch_codec=("int8",))
-    run.train(160)
+    run.train(160 if policy == "diloco" else 112)  # its cycles are long
     for worker in run.workers:
         worker.finish()
     store = run.engine.store
