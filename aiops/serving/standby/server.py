@@ -506,15 +506,14 @@ class StandbyServer:
                 self._port = None
 
     def _hold_port(self) -> None:
-        """Keep the port until the server has it, which begins only when its followers are there."""
+        """Keep the port until the server has it: another process may take one that is free."""
         sockets = self._listener.sockets if self._listener is not None else ()
         if len(sockets) == 1 and sockets[0].fileno() >= 0:  # a simulated one has none
             self._port = socket.socket(fileno=os.dup(sockets[0].fileno()))
 
     async def _promoted_with_port(self, asked: list[tuple[int, int]]) -> Server | None:
         copy, config = self._made, self._config
-        if config.sharded:
-            self._hold_port()
+        self._hold_port()
         if self._shards is not None:
             try:
                 await self._shards.check()
@@ -542,6 +541,7 @@ class StandbyServer:
                 server.discard()
                 server = await rollback.start(self._next, lambda: self._ending, next_term=True)
             else:
+                server.socket = self._port.dup() if self._port is not None else None
                 await server.start(recovered)
         except UsageError as error:  # the port is gone, or the disk refuses
             state = "" if self._shards is not None else " its state is a standby's as before:"

@@ -562,6 +562,7 @@ def test_a_promotion_that_gets_no_port_spends_no_generation(tmp_path: Path) -> N
 
             def promote(running: StandbyServer) -> None:
                 running._env = replace(running._env, free_port=take)
+                running._hold_port = lambda: None  # as where it listens at several addresses
                 running.promote()
 
             standby.call(promote)
@@ -570,6 +571,30 @@ def test_a_promotion_that_gets_no_port_spends_no_generation(tmp_path: Path) -> N
         sock.close()
     assert len(taken) == 1
     assert generation() == before
+
+
+def test_the_port_is_held_while_it_is_promoted(tmp_path: Path) -> None:
+    """Another process might take it: one that listens at any port, or connects to something."""
+    taken = list[socket.socket]()
+
+    def take(host: str, port: int) -> bool:
+        taken.append(socket.create_server((host, port)))
+        return True
+
+    def promote(running: StandbyServer) -> None:
+        running._env = replace(running._env, free_port=take)
+        running.promote()
+
+    ended = pytest.raises(Superseded)  # the primary
+    with ended, ServerThread(policy="asgd", state=tmp_path / "a") as server:
+        train(server.url, PLAIN, 1, 3)
+        with StandbyThread(policy="asgd", state=tmp_path / "b", standby=server.url) as standby:
+            standby.wait(server.call(lambda running: running.run_state.kept.newest))
+            standby.call(promote)
+            train(standby.url, PLAIN, 2, 1)
+            assert standby.served is not None
+            assert standby.served.version == 4
+    assert not taken
 
 
 NOWHERE = "aiops://127.0.0.1:1"
