@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,14 +118,13 @@ def check_params(client: Client, stats: Any, acknowledged: list[int], shards: in
 @pytest.mark.parametrize("of_rows", [False, True], ids=["tensors", "rows"])
 def test_each_server_in_turn(acks: str, of_rows: bool, tmp_path: Path) -> None:
     """Followers are started again by their lead, and the lead, with which they end, by its user."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
     flags = (*FLAGS, "--shards", str(SHARDS), "--state", str(tmp_path), "--acks", acks)
     flags += ("--spread-tables",) if of_rows else ()
-    flags += ("--snapshot-every", "0.05", "--port", port)
-    lead = Process("-m", "aiops.server", *flags, env=FORKED)
+    flags += ("--snapshot-every", "0.05")
+    lead = Process("-m", "aiops.server", *flags, "--port", "0", env=FORKED)
     try:
-        training, log = (RowsTraining if of_rows else Training)(lead.line()), Log(lead)
+        url = lead.line()
+        training, log = (RowsTraining if of_rows else Training)(url), Log(lead)
         with training.running():
             training.go_on()
             for shard in range(1, SHARDS):
@@ -137,9 +135,10 @@ def test_each_server_in_turn(acks: str, of_rows: bool, tmp_path: Path) -> None:
                 assert [each for each in after if after[each] != before[each]] == [shard]
                 assert lead.popen.poll() is None
             lead.kill()
-            lead = Process("-m", "aiops.server", *flags, env=FORKED)
+            port = str(urls.parse(url)[1])
+            lead = Process("-m", "aiops.server", *flags, "--port", port, env=FORKED)
             training.go_on()
-        with Client(f"aiops://127.0.0.1:{port}", timeout=PATIENCE) as client:
+        with Client(url, timeout=PATIENCE) as client:
             stats = client.stats()
             (check_rows if of_rows else check_params)(client, stats, training.acknowledged)
         assert training.rolled_back == 0
