@@ -15,7 +15,7 @@ import pytest
 
 from aiops.algorithms import find
 from tests.support import PATIENCE, Process, ServerThread
-from tests.zygote import NESTED
+from tests.zygote import IMPORTED, NESTED
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
@@ -63,6 +63,8 @@ def test_by_itself(example: str) -> None:
     env = {"AIOPS_URL": "", "AIOPS_KERNELS": "auto" if started else "numpy"}
     if not started:
         env[NESTED] = "1"
+    if NEEDS.get(example) == "torch":  # two of them, which follow each other
+        env[IMPORTED] = "torch,torch._dynamo"
     process = Process(f"examples/{example}", *SHORTER.get(example, ()), env=env, started=started)
     try:
         status, out, err = process.end(3 * PATIENCE)

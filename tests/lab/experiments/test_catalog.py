@@ -33,6 +33,8 @@ from aiops.lab.experiments.papers.bfasgd_budget import BudgetScale
 from aiops.lab.experiments.papers.bfasgd_coin import CoinScale
 from aiops.lab.experiments.papers.fasgd_clients import lead_verdict
 from aiops.lab.experiments.papers.no_delay_scaling import ScalingScale
+from aiops.lab.experiments.papers.one_rule import OneRuleScale
+from aiops.lab.experiments.papers.one_rule_tasks import TASKS
 from aiops.lab.experiments.papers.poisoned_workers import PoisonScale
 from aiops.lab.experiments.papers.policy_comparison import PolicyComparison
 from aiops.lab.experiments.papers.softsync_cifar10 import ProtocolScale
@@ -107,6 +109,9 @@ def test_from_the_first_run_to_the_figure(
     if isinstance(scale, PoisonScale):
         base = replace(scale.base, iterations=12, clients=6)
         scale = replace(scale, shares=(1 / 3,), seeds=1, base=base)
+    if isinstance(scale, OneRuleScale):
+        task = TASKS[scale.task_name]
+        monkeypatch.setitem(TASKS, scale.task_name, replace(task, workers=(1, 4)))
     if isinstance(scale, WhichPolicyScale):
         few = {name: replace(place, rules=place.rules[::7]) for name, place in scale.places.items()}
         scale = replace(scale, places=few)
