@@ -162,7 +162,7 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
     inline = started(case, {name: np.full(6, 3, dtype_named(dtype)) for name in ("w", "b")})
-    train(crew_of(inline, WORKERS), 80, quadratic)
+    train(crew_of(inline, WORKERS), 44, quadratic)
     assert inline.params()["w"].dtype == dtype_named(dtype)
     assert inline.version > 0
     assert float(inline.params()["w"].astype(np.float64).mean()) < 3
