@@ -81,7 +81,9 @@ class Average(Algorithm):
     mean of the models is what it is without a codec. A round with a newcomer, or with a worker that
     missed the last one, sends values as they are. So do most rounds with ``group``. On MNIST, with
     eight workers in one ring, int8 cost no accuracy and saved 71 % of the bytes, bf16 and fp16
-    saved 47 %; with ``group`` none of them saved much (``aiops experiment run average-codecs``).
+    saved 47 %; with ``group`` none of them saved much. On a transformer, whose workers trained
+    with AdamW, neither cost anything, and 13 rounds saved 61 and 43 % (``aiops experiment run
+    average-codecs``).
 
     Under ``--worker-budget`` (or ``--bandwidth-budget``, divided by ``--workers``) the server
     chooses the codec of each round, unless ``--push-codec`` gives one (``raw``: none): the first of
