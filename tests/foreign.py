@@ -344,13 +344,23 @@ class ForeignClient:
     ) -> dict[str, Any]:
         """Push these parts, by default without a fetch."""
         self._seq = self._seq + 1 if seq is None else seq
-        asked = {"fetch": False, "have": -1, "wants": [], "coded": False, "count": 1, **changed}
+        asked = {
+            "fetch": False,
+            "have": -1,
+            "wants": [],
+            "coded": False,
+            "count": 1,
+            "lr_factors": [],
+            **changed,
+        }
         return self.ask("push", payloads, seq=self._seq, parts=parts, **asked)
 
     def reapply(self) -> dict[str, Any]:
         """Have the last gradient applied again, without a fetch."""
         self._seq += 1
-        return self.ask("reapply", seq=self._seq, fetch=False, have=-1, wants=[], coded=False)
+        return self.ask(
+            "reapply", seq=self._seq, fetch=False, have=-1, wants=[], coded=False, lr_factors=[]
+        )
 
     def tensor(self, name: str) -> bytes:
         """Return a tensor's bytes."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aiops.client.encode_push import parts_of
+from aiops.client.lr_factors import LrFactors, in_order
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt
 from aiops.client.strategies import Transfer, strategy_for
@@ -39,6 +40,7 @@ class Hand:
         inline.receive(peer, messages.Fetch(1, -1))
         self._into = None
         self.strategy = strategy_for(inline.engine.plan, self.params)
+        self.lr_factors: LrFactors = None
 
     @property
     def waits(self) -> bool:
@@ -49,7 +51,7 @@ class Hand:
         """Compute a gradient, and do what the routine says."""
         assert not self.waits
         self.steps += 1
-        self.strategy.apply(gradient(self.params, rng))
+        self.strategy.apply(gradient(self.params, rng), self.lr_factors)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -78,7 +80,10 @@ class Hand:
         data = b"".join(bytes(view) for views in payloads for view in views)
         self.seq += 1
         self.pushes += 1
-        push = messages.Push(self.seq, self.seq, transfer.into is not None, have, parts)
+        factors = in_order(transfer.lr_factors, self.params.layout, transfer.arrays)
+        push = messages.Push(
+            self.seq, self.seq, transfer.into is not None, have, parts, lr_factors=factors
+        )
         self.inline.receive(self.peer, push, data)
 
     def _hear(self, message: Message, lease: Lease | None) -> None:

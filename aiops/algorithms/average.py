@@ -158,4 +158,4 @@ class Average(Algorithm):
             "group": self.group,
             "seed": self.seed,
         }
-        return {**super().plan(workers), "linear": False, "average": average}
+        return {**super().plan(workers), "average": average}

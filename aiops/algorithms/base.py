@@ -441,10 +441,9 @@ class Algorithm:
         """Return the client plan, sent to workers in the handshake.
 
         Keys: ``recompute``, whether a worker computes a refused gradient again on newer parameters;
-        ``linear``, whether a worker may scale its learning rate by scaling its gradient;
         ``routine``, and the settings of that (`aiops.client.strategies`).
         """
-        return {"recompute": False, "linear": self.linear, "routine": "direct"}
+        return {"recompute": False, "routine": "direct"}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.local_training import InnerOptimizer, refuse_clip, refuse_other_schedules
 from aiops.errors import ConflictError
@@ -121,7 +120,6 @@ class EASGD(Algorithm):
         inner = self.worker_optimizer(workers)
         return {
             **super().plan(workers),
-            "linear": optimizers.make(inner).linear,
             "routine": "elastic",
             "push_every": self.p,
             "moving_rate": self.moving_rate(workers),

@@ -192,7 +192,6 @@ class LocalTraining(Algorithm):
         inner = self.worker_optimizer()
         return {
             **super().plan(workers),
-            "linear": optimizers.make(inner).linear and not inner.clips,
             "routine": "local",
             "push_every": self.local_steps,
             "inner": inner.plan(),

@@ -108,14 +108,11 @@ class Optimizer:
         Returns the first of ``rule.scalars`` for the number t ≥ 1 of a tensor's update.
     tensor_scalars
         Returns the others for the name of a tensor: its decay, if the tensors differ in it.
-    linear
-        Whether the step is proportional to the gradient.
     """
 
     name: str
     rule: Rule
     scalars: Callable[[int], tuple[float, ...]]
-    linear: bool
     tensor_scalars: Callable[[str], tuple[float, ...]]
 
 
@@ -265,10 +262,10 @@ def _made(
     decay, others = settings.weight_decay, PerTensor.of(settings.per_tensor)
     if not others.has("weight_decay"):
         rule = Rule(function, state, {"decay": decay, **constants}, scalars=scalars)
-        return Optimizer(settings.optimizer, rule, values, False, lambda tensor: ())
+        return Optimizer(settings.optimizer, rule, values, lambda tensor: ())
     rule = Rule(function, state, constants, scalars=(*scalars, "decay"))
     return Optimizer(
-        *(settings.optimizer, rule, values, False),
+        *(settings.optimizer, rule, values),
         lambda tensor: (others.value("weight_decay", tensor, decay),),
     )
 
@@ -276,7 +273,7 @@ def _made(
 def _sgd(settings: OptimizerSettings) -> Optimizer:
     if settings.weight_decay or PerTensor.of(settings.per_tensor).has("weight_decay"):
         return _made(settings, decayed_sgd, {}, {})
-    return Optimizer("sgd", Rule(sgd), _none, True, lambda tensor: ())
+    return Optimizer("sgd", Rule(sgd), _none, lambda tensor: ())
 
 
 def _momentum(settings: OptimizerSettings) -> Optimizer:

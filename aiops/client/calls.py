@@ -102,10 +102,13 @@ class Calls:
         rows: Array = yield Ask(partial(self._requests.fetch_rows, name, ids, out))
         return rows
 
-    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None) -> Call[Receipt]:
+    def push_rows(
+        self, name: str, ids: Any, grads: Any, version: int | None, lr_factor: float
+    ) -> Call[Receipt]:
         """Push gradients of rows of a table."""
         yield from self._describe()
-        push = partial(self._requests.push_rows, name, ids, grads, version=version)
+        rows = partial(self._requests.push_rows, name, ids, grads)
+        push = partial(rows, version=version, lr_factor=lr_factor)
         receipt: Receipt = yield Ask(push, True)
         return receipt
 

@@ -34,7 +34,15 @@ class RowSource(Protocol):
 class RowTarget(Protocol):
     """The part of a `Worker` that pushes gradients of rows."""
 
-    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
+    def push_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        version: int | None = None,
+        *,
+        lr_factor: float = 1.0,
+    ) -> Receipt:
         """Push gradients of rows of a table."""
 
 
@@ -111,7 +119,13 @@ def fetch_unique(source: RowSource, name: str, ids: Array, room: int = 0) -> Fet
 
 
 def push_unique(
-    target: RowTarget, table: Table, name: str, ids: Ints, grads: Array, version: int
+    target: RowTarget,
+    table: Table,
+    name: str,
+    ids: Ints,
+    grads: Array,
+    version: int,
+    lr_factor: float = 1.0,
 ) -> Receipt | None:
     """Push the gradients of fetched rows.
 
@@ -125,6 +139,8 @@ def push_unique(
         Those of the `FetchedRows`.
     grads
         ``dtype[len(ids), width]``.
+    lr_factor
+        What the learning rate is multiplied by.
 
     Returns
     -------
@@ -139,7 +155,8 @@ def push_unique(
     try:
         for start in range(0, len(ids), table.most):
             some = slice(start, start + table.most)
-            receipt = target.push_rows(name, ids[some], grads[some], version)
+            given = name, ids[some], grads[some], version
+            receipt = target.push_rows(*given, lr_factor=lr_factor)
     except Restarted as error:
         _log.info("gradients of rows were dropped: %s", error)
         return None

@@ -179,7 +179,12 @@ class RemoteTree(Remote):
         rows = _jax.numpy.asarray(found.rows)
         return LookedUpRows(name, rows, index, found.ids, found.version)
 
-    def step(self, gradients: Any, rows: Iterable[tuple[LookedUpRows, Any]] = ()) -> Receipt:
+    def step(
+        self,
+        gradients: Any,
+        rows: Iterable[tuple[LookedUpRows, Any]] = (),
+        lr_factor: float | None = None,
+    ) -> Receipt:
         """Push the gradients of one mini-batch, and bring `params` up to date.
 
         Parameters
@@ -192,6 +197,9 @@ class RemoteTree(Remote):
         rows
             Rows that were looked up, each with its gradients, of the shape of its ``rows``. They
             are pushed before the parameters' gradients.
+        lr_factor
+            What the server's learning rate is multiplied by for this step, from 0 to 1e6: where the
+            loop has a schedule of its own, ``schedule(step) / schedule(0)``, say. Default: 1.
 
         Returns
         -------
@@ -201,7 +209,8 @@ class RemoteTree(Remote):
         ------
         UsageError
             When the gradients' structure, a shape or a dtype is not that of `params` (the text
-            names the path), all are None, or the policy needs a function.
+            names the path), all are None, ``lr_factor`` may be no factor, or the policy needs a
+            function.
         BadPush
             When a value is not finite, or is 1e18 or more in magnitude; the text names its tensor,
             and nothing has changed.
@@ -213,7 +222,7 @@ class RemoteTree(Remote):
                 raise UsageError(
                     "step(function) has no gradients of rows: compute them first, and give arrays"
                 )
-            self.last = self.worker.step(self._computed_by(gradients))
+            self.last = self.worker.step(self._computed_by(gradients), lr_factor)
         else:
             if self.worker.plan.get("recompute"):
                 raise UsageError(
@@ -222,8 +231,8 @@ class RemoteTree(Remote):
                 )
             arrays = self._arrays(gradients)
             for looked_up, of_rows in rows:
-                self._push_rows(looked_up, of_rows)
-            self.last = self.worker.step(arrays)
+                self._push_rows(looked_up, of_rows, 1.0 if lr_factor is None else lr_factor)
+            self.last = self.worker.step(arrays, lr_factor)
         self.params = self._current()
         return self.last
 
@@ -241,7 +250,7 @@ class RemoteTree(Remote):
 
     # ------------------------------------------------------------ inside
 
-    def _push_rows(self, looked_up: LookedUpRows, of_rows: Any) -> None:
+    def _push_rows(self, looked_up: LookedUpRows, of_rows: Any, lr_factor: float) -> None:
         grads = np.asarray(_jax.device_get(of_rows))
         if grads.shape != looked_up.rows.shape:
             raise UsageError(
@@ -250,7 +259,8 @@ class RemoteTree(Remote):
             )
         table, ids = self.worker.tables[looked_up.name], looked_up.ids
         mine = np.ascontiguousarray(grads[: len(ids)], table.dtype)
-        push_unique(self.worker, table, looked_up.name, ids, mine, looked_up.version)
+        given = table, looked_up.name, ids, mine, looked_up.version
+        push_unique(self.worker, *given, lr_factor)
 
     def _computed_by(self, function: Callable[[Any], Any]) -> Callable[[Params], dict[str, Array]]:
         """Return what the worker calls for gradients: again, when the server refused the last."""

@@ -25,7 +25,7 @@ from aiops.errors import AiopsError, Unavailable
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts, Wants
 from aiops.wire import data_messages, messages, ring_messages
-from aiops.wire.fields import MAX_COUNT, Examples
+from aiops.wire.fields import MAX_COUNT, Examples, Factors
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
 
 
@@ -276,6 +276,8 @@ class PushRequest(Request):
         version of the model that any of them is of.
     count
         The mini-batches whose gradients it sums up.
+    lr_factors
+        As of `aiops.wire.messages.Push`.
 
     Attributes
     ----------
@@ -283,7 +285,7 @@ class PushRequest(Request):
         The message as it was sent last.
     """
 
-    __slots__ = ("_count", "_parts", "_wanted", "sent")
+    __slots__ = ("_count", "_lr_factors", "_parts", "_wanted", "sent")
     what = "the answer to its push"
     answer = Ack
     pushes = True
@@ -297,9 +299,11 @@ class PushRequest(Request):
         connection: tuple[str, int],
         base: int,
         count: int,
+        lr_factors: Factors = (),
     ) -> None:
         super().__init__(payloads, into, connection, base)
         self._parts, self._wanted, self._count = parts, wanted, min(count, MAX_COUNT)
+        self._lr_factors = lr_factors
         self.sent: messages.Push | None = None
 
     def message(self, id: int, info: ServerInfo) -> Message:
@@ -313,7 +317,7 @@ class PushRequest(Request):
             else:
                 self.have, self.wants = wants_of(into, self._wanted)
         asked = self.have, self._parts, self.wants, info.increments, self._count
-        self.sent = messages.Push(id, self.seq, into is not None, *asked)
+        self.sent = messages.Push(id, self.seq, into is not None, *asked, self._lr_factors)
         return self.sent
 
     def finish(self, message: Ack, info: ServerInfo) -> Receipt:
@@ -337,7 +341,7 @@ class ReapplyRequest(PushRequest):
             info.check_held(into)
             self.have, self.wants = wants_of(into, self._wanted)
         asked = self.have, self.wants, info.increments
-        return messages.Reapply(id, self.seq, into is not None, *asked)
+        return messages.Reapply(id, self.seq, into is not None, *asked, self._lr_factors)
 
 
 class FetchRequest(Request):
@@ -414,14 +418,21 @@ class FetchRowsRequest(RowsRequest):
 class PushRowsRequest(RowsRequest):
     """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
 
-    __slots__ = ()
+    __slots__ = ("_lr_factors",)
     what = "the answer to its push of rows"
     pushes = True
+
+    def __init__(
+        self, asked: RowsAsked, connection: tuple[str, int], lr_factors: Factors = ()
+    ) -> None:
+        super().__init__(asked, connection)
+        self._lr_factors = lr_factors
 
     def share_of(self, shard: int, id: int) -> messages.PushRows:
         """Return the push."""
         share = self.shares[shard]
-        return messages.PushRows(id, self.seq, self.asked.named.index, share.base, share.parts)
+        asked = self.asked.named.index, share.base, share.parts, self._lr_factors
+        return messages.PushRows(id, self.seq, *asked)
 
     def finish(self, message: TableRows, info: ServerInfo) -> Any:
         """Return the receipt, or both."""

@@ -16,6 +16,7 @@ import numpy as np
 from aiops.client.coding import Encoded
 from aiops.client.dlpack import on_host
 from aiops.client.encode_push import little_endian, parts_of
+from aiops.client.lr_factors import LrFactors, checked_factor, in_order
 from aiops.client.params import Params, Stamped
 from aiops.client.request_kinds import (
     DefineRequest,
@@ -84,12 +85,14 @@ class Requests:
         wanted: Ints | None = None,
         count: int = 1,
         examples: CoveredExamples | None = None,
+        lr_factors: LrFactors = None,
     ) -> Request:
         """Push gradients computed at ``at``; the result is a `Receipt`.
 
         With ``into`` (which may be ``at``) the parameters after the push are received there: those
         of the ``wanted`` tensors (None: all). ``count``: of how many mini-batches. ``examples``:
-        what they were computed on; None: all that was noted since the last push.
+        what they were computed on; None: all that was noted since the last push. ``lr_factors``:
+        as of `Transfer`.
         """
         session = self._session
         encoded: Encoded = []
@@ -99,7 +102,8 @@ class Requests:
         versions = at.versions if age is None else age
         base = at.newest if level is None else level
         parts, payloads = parts_of(at.layout, gradients, versions, session.info.coding, encoded)
-        push = PushRequest(parts, payloads, into, wanted, at.connection, base, count)
+        factors = in_order(lr_factors, at.layout, gradients)
+        push = PushRequest(parts, payloads, into, wanted, at.connection, base, count, factors)
         push.encoded = encoded
         if examples or session.info.examples:
             push.examples = session.info.take_examples() if examples is None else examples
@@ -111,13 +115,16 @@ class Requests:
         into: Params | None,
         wanted: Ints | None = None,
         examples: CoveredExamples | None = None,
+        lr_factors: LrFactors = None,
     ) -> Request:
         """Have the server apply this client's last gradient again; the result is a `Receipt`.
 
         Its ``used`` is False if the server does not keep that gradient any more.
         """
         session = self._session
-        push = ReapplyRequest((), (), into, wanted, at.connection, at.newest, 1)
+        names = lr_factors if isinstance(lr_factors, Mapping) else ()
+        factors = in_order(lr_factors, at.layout, names)
+        push = ReapplyRequest((), (), into, wanted, at.connection, at.newest, 1, factors)
         push.examples = session.info.take_examples() if examples is None else examples
         return session.ask(push)
 
@@ -151,9 +158,11 @@ class Requests:
         version: int | None = None,
         wanted: Any = None,
         out: Array | None = None,
+        lr_factor: float = 1.0,
     ) -> Request:
         """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
-        return self._session.ask(self.rows_to_push(name, ids, grads, version, wanted, out))
+        asked = self.rows_to_push(name, ids, grads, version, wanted, out, lr_factor)
+        return self._session.ask(asked)
 
     def rows_to_push(
         self,
@@ -163,6 +172,7 @@ class Requests:
         version: int | None,
         wanted: Any = None,
         out: Array | None = None,
+        lr_factor: float = 1.0,
     ) -> PushRowsRequest:
         """Return the same request, which is not asked yet."""
         session = self._session
@@ -170,7 +180,8 @@ class Requests:
         connection = session.info.rows.connections.get(
             name, (session.info.client, max(session.info.connection[1], 1))
         )
-        request = PushRowsRequest(asked, connection)
+        factors = () if lr_factor == 1 else (checked_factor(lr_factor),)
+        request = PushRowsRequest(asked, connection, factors)
         layout = session.info.layout
         if layout is not None and not layout.tensors:  # else the step covers them
             request.examples = session.info.take_examples()
@@ -218,6 +229,8 @@ class Transfer:
         The mini-batches whose gradients are pushed.
     again
         Nothing new is pushed: the server is to apply the last gradient once more.
+    lr_factors
+        What the learning rate is multiplied by: for all tensors, or by tensor; None: by 1.
     examples
         The examples that the gradients were computed on, (task, start, stop) each.
     request
@@ -230,6 +243,7 @@ class Transfer:
     wanted: Ints | None = None
     count: int = 1
     again: bool = False
+    lr_factors: LrFactors = None
     examples: CoveredExamples | None = None
     request: Request | None = None
 
@@ -244,9 +258,10 @@ class Transfer:
             self.request = requests.again(self.request)
         elif self.arrays is not None:
             carried = self.arrays, self.at, self.into, self.wanted, self.count
-            self.request = requests.push(*carried, self.examples)
+            self.request = requests.push(*carried, self.examples, self.lr_factors)
         elif self.again:
-            self.request = requests.reapply(self.at, self.into, self.wanted, self.examples)
+            given = self.at, self.into, self.wanted, self.examples
+            self.request = requests.reapply(*given, self.lr_factors)
         elif self.into is not None:
             self.request = requests.fetch(self.into, self.wanted)
         else:

@@ -78,7 +78,8 @@ def steady_push(
         or layout is None
         or not (type(answer) is Ack and answer.used and not answer.gate)
         or not (isinstance(sink, ParameterSink) and sink.plain)
-        or (push.count != 1 or push.wants or push.have < 0 or len(push.parts) != 1)
+        or (push.count != 1 or push.lr_factors or push.wants)
+        or (push.have < 0 or len(push.parts) != 1)
         or push.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes)
         or (info.coding is not None or info.increments or info.placement is not None)
         or info.plan.get("routine", "direct") != "direct"

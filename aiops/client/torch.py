@@ -24,7 +24,8 @@ Differences to a local optimizer:
       torch.optim.swa_utils.update_bn(train_loader, model)
       model.eval()
 
-* **Learning rates** are the server's. A group's ``lr`` scales its gradients (`RemoteOptimizer`).
+* **Learning rates** are the server's, times a factor that each push brings: a group's ``lr``, and
+  schedulers, work as they do locally (`RemoteOptimizer`).
 * **Parameter groups** with a ``weight_decay`` are accepted if the server has the same for these
   tensors; the error names its flags. `server_settings` returns those of a local optimizer.
 * **Embeddings** too large for a worker are layers of this module (`Embedding`), whose rows stay on
@@ -47,6 +48,7 @@ except ImportError as missing:
         name="torch",
     ) from missing
 
+from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
@@ -67,10 +69,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     """A `torch.optim.Optimizer` that pushes gradients to a server and receives parameters.
 
     The rule and its settings are the server's, and so is the learning rate: each group's ``lr``
-    starts as the server's (`server_lr`). A group that is given another, or a scheduler that changes
-    it, has its gradients multiplied by lr / `server_lr` before they are pushed. With ``asgd``,
-    ``sasgd``, ``softsync`` and ``hardsync`` that is exactly the other learning rate. Policies that
-    normalise gradients (``fasgd``) would undo it, so there `step` refuses such an ``lr``.
+    starts as the server's (`server_lr`). Where a group is given another, or a scheduler changes it,
+    each push says what the server's rate is to be multiplied by, lr / `server_lr`: the step is that
+    of the other rate under every policy, and the server's own schedule goes on beside it.
 
     The `Embedding` layers of a module are trained too. Their rows are the last group: between
     ``backward()`` and `step` it has the rows that the mini-batch named, with their gradients, so
@@ -165,7 +166,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                 rates = [usual] * len(mine)
             for tensor, rate in zip(mine, rates, strict=True):
                 tensor.rate = rate
-                self._factor(number, group, rate)
+                _factor(number, group, rate)
         decays = [group.get("weight_decay") for group in self.param_groups]
         values.check_decays({tensor.name: decays[tensor.group] for tensor in self._trained})
         for tensor in self._trained:
@@ -201,8 +202,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         Raises
         ------
         UsageError
-            When no parameter has a gradient, one is sparse, the policy does not permit a group's
-            ``lr``, or it needs a closure.
+            When no parameter has a gradient, one is sparse, a group's ``lr`` is no rate that the
+            server can have, or the policy needs a closure.
         BadPush
             When a value is not finite, or is 1e18 or more in magnitude; the text names the
             parameter, and nothing has changed.
@@ -216,7 +217,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     " step(closure) a closure that clears the gradients, computes the loss, calls"
                     " backward() and returns the loss"
                 )
-            self._take(self._gradients())
+            self._take(self._gradients(), self._factors())
             return None
 
         loss: Any = None
@@ -234,26 +235,32 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             return gradients
 
         if self._trained:
-            self.last = self.worker.step(compute)
+            self.last = self.worker.step(compute, self._factors())
             self._pull()
         else:
             with _torch.enable_grad():
                 loss = closure()
-            self._take(self._gradients())
+            self._take(self._gradients(), self._factors())
         return loss
 
-    def _take(self, gradients: Mapping[str, Array]) -> None:
+    def _take(self, gradients: Mapping[str, Array], lr_factors: LrFactors) -> None:
         """Push rows, and then tensors if any has a gradient."""
         self._push_rows()
         if gradients:
-            self.last = self.worker.step(gradients)
+            self.last = self.worker.step(gradients, lr_factors)
             self._pull()
+
+    def _factors(self) -> LrFactors:
+        """Return what the learning rates of a step are multiplied by; None: by 1."""
+        groups = self.param_groups
+        each = {t.name: _factor(t.group, groups[t.group], t.rate) for t in self._trained}
+        return each if any(factor != 1 for factor in each.values()) else None
 
     def _push_rows(self) -> None:
         """Push the gradients of the embeddings' rows, and forget them."""
         if not self.embeddings:
             return
-        factor = self._factor(len(self.param_groups) - 1, self.param_groups[-1], self.server_lr)
+        factor = _factor(len(self.param_groups) - 1, self.param_groups[-1], self.server_lr)
         self._leaves.clear()
         for layer in self.embeddings.values():
             self.last = layer.push(self.worker, factor) or self.last
@@ -297,9 +304,6 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     " with sparse=False"
                 )
             gradient = gradient.detach()
-            factor = self._factor(tensor.group, self.param_groups[tensor.group], tensor.rate)
-            if factor != 1.0:
-                gradient = gradient * factor
             if tensor.name in directed:
                 stay[tensor.name] = gradient.to(tensor.server.dtype)
                 continue
@@ -309,29 +313,6 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             raise UsageError("no parameter has a gradient: call loss.backward() before step()")
         finish_copies(devices)
         return {name: to_array(tensor) for name, tensor in found.items()} | stay
-
-    def _factor(self, number: int, group: Mapping[str, Any], rate: float) -> float:
-        """Return what gradients of a group are multiplied by for its learning rate.
-
-        ``rate``: with which they are pushed as they are.
-        """
-        lr = float(group["lr"])
-        if not 0 <= lr < math.inf:
-            raise UsageError(f"group {number}: lr must be 0 or more and finite, not {lr}")
-        if lr == rate:
-            return 1.0
-        if self.worker.plan.get("linear") and rate:
-            return lr / rate
-        if not math.isclose(lr, rate, rel_tol=1e-6):
-            name = ServerValues(self.worker.policy, self.worker.settings).setting("lr")
-            raise UsageError(
-                f"group {number}: lr is {lr:g}, but the server trains with {rate:g}, and"
-                f" {self.worker.policy} normalises gradients, so a worker cannot change it by"
-                f" scaling them: set the rate on the server (--set {name}={lr:g}, or --set"
-                f" {name}={lr:g}@PATTERN for some tensors), or use a policy whose steps are"
-                " proportional to the gradient, such as sasgd"
-            )
-        return 1.0
 
     def _check_unchanged(self) -> None:
         """Check that no frozen parameter is trained; warn of changes that will be overwritten."""
@@ -433,6 +414,24 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             f"<RemoteOptimizer of {len(self._trained)} parameters at {worker.url}, {worker.policy},"
             f" version {self.version}>"
         )
+
+
+def _factor(number: int, group: Mapping[str, Any], rate: float) -> float:
+    """Return what the learning rate of a group's tensors is multiplied by.
+
+    ``rate``: the server's for them.
+    """
+    lr = float(group["lr"])
+    if not 0 <= lr < math.inf:
+        raise UsageError(f"group {number}: lr must be 0 or more and finite, not {lr}")
+    if lr == rate:
+        return 1.0
+    if not rate:
+        raise UsageError(
+            f"group {number}: lr is {lr:g}, but the server has 0 for a tensor of it, which keeps"
+            " its values: set another rate there (--set lr=...@PATTERN)"
+        )
+    return 1.0 if math.isclose(lr, rate, rel_tol=1e-6) else lr / rate
 
 
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:

@@ -156,23 +156,23 @@ class Embedding(_torch.nn.Module):  # type: ignore[misc]
         self._looked = []
 
     def push(self, worker: RowTarget, factor: float) -> Receipt | None:
-        """Push the gradients since the last push, times a factor; return the last receipt.
+        """Push the gradients since the last push; return the last receipt.
 
-        Those of several forward passes are pushed one after the other, each with the version of
-        its own rows.
+        ``factor``: what the learning rate is multiplied by. Those of several forward passes are
+        pushed one after the other, each with the version of its own rows.
         """
         looked, receipt = self._looked, None
         self.discard()
         for each in looked:
             if each.leaf.grad is None:
                 continue
-            grad = each.leaf.grad.detach()
-            grads = (grad if factor == 1.0 else grad * factor).cpu().numpy()
+            grads = each.leaf.grad.detach().cpu().numpy()
             ids, version = each.fetched.ids, each.fetched.version
             if self.padding_idx is not None:
                 kept = ids != self.padding_idx
                 ids, grads = ids[kept], grads[kept]
-            receipt = push_unique(worker, self.table, self._name, ids, grads, version) or receipt
+            given = worker, self.table, self._name, ids, grads, version, factor
+            receipt = push_unique(*given) or receipt
         return receipt
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.lr_factors import LrFactors, checked
 from aiops.client.params import Params
 from aiops.client.program import Program
 from aiops.client.request_kinds import Receipt
@@ -194,6 +195,10 @@ class TrainingLoop:
         self.steps += receipt is not None
         return receipt
 
+    def lr_factors(self, factors: LrFactors) -> LrFactors:
+        """Return the factors of a step's learning rates, if they may be such (`checked`)."""
+        return checked(factors, self.params.layout)
+
     def directions(self, gradients: Gradients) -> Gradients:
         """Return what a step is to be taken with, if some gradients are `directed`; else them.
 
@@ -210,16 +215,18 @@ class TrainingLoop:
         """Return what does as `directions` in another thread, if it would hold up an event loop."""
         return None if self._directions is None else self._directions.elsewhere(gradients)
 
-    def step(self, gradients: Gradients, *, again: bool) -> Program[Op, Receipt | None]:
+    def step(
+        self, gradients: Gradients, lr_factors: LrFactors = None, *, again: bool
+    ) -> Program[Op, Receipt | None]:
         """Take the gradients of a mini-batch, computed at `params`.
 
-        Returns None, where it can be done ``again``, when they are to be computed again, at
-        `params` as they are now.
+        ``lr_factors``: of the learning rates, as `checked` returned them. Returns None, where it
+        can be done ``again``, when they are to be computed again, at `params` as they are now.
         """
         receipt: Receipt | None
         try:
             try:
-                receipt = yield from self._step(gradients)
+                receipt = yield from self._step(gradients, lr_factors)
             except (StaleGradient, NotReady) as error:
                 receipt = yield from self._recover(error, again)
         finally:
@@ -282,11 +289,11 @@ class TrainingLoop:
         self.recomputed += 1
         return None
 
-    def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
+    def _step(self, gradients: Gradients, lr_factors: LrFactors) -> Program[Op, Receipt]:
         strategy = self.strategy
         if self._background and self._background[0][1].error is not None:
             yield from self._settle()  # raise that error before this step changes anything
-        strategy.apply(gradients)
+        strategy.apply(gradients, lr_factors)
         if strategy.local:  # they are in its own steps, or in what it keeps
             self._used()
         yield from self._settle(strategy.depth - strategy.due)

@@ -221,7 +221,9 @@ def shortcut(
 
 def is_steady(push: Push, nbytes: int) -> bool:
     """Return whether a push is one raw part of all ``nbytes``, and asks for all parameters."""
-    if not push.fetch or push.wants or push.coded or push.count != 1 or len(push.parts) != 1:
+    if not push.fetch or push.wants or push.coded or push.count != 1 or push.lr_factors:
+        return False
+    if len(push.parts) != 1:
         return False
     return push.parts[0][:4] == (0, nbytes, "raw", nbytes)
 

@@ -17,6 +17,7 @@ from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of, too_old
 from aiops.engine.schedule_position import SchedulePosition
 from aiops.engine.table_receive import RowsSink, TableAdmission
+from aiops.engine.validation import misfactored
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
@@ -42,6 +43,7 @@ class TableWork:
     seq: int = 0
     staleness: int = 0
     row: int = 0  # of the journal, where its payload is
+    lr_factor: float = 1.0
 
     def state(self) -> list[Any]:
         """Return the work as plain values, for `TableRequests.restore`.
@@ -49,7 +51,8 @@ class TableWork:
         They begin with the row, the member's number (None: it is no push) and the sequence number.
         """
         member = self.member and self.member.number
-        return [self.row, member, self.seq, self.peer, self.id, self.table, self.staleness]
+        numbers = self.id, self.table, self.staleness, self.lr_factor
+        return [self.row, member, self.seq, self.peer, *numbers]
 
     def issue(self) -> tuple[TableJob, OnApplied]:
         """Return the job, now that its turn has come."""
@@ -141,7 +144,9 @@ class TableRequests:
         assert isinstance(message, PushRows)
         assert isinstance(sink, RowsSink)
         work = TableWork(
-            *(self, event.peer, message.id, message.table, sink, member, message.seq), row=event.row
+            *(self, event.peer, message.id, message.table, sink, member, message.seq),
+            row=event.row,
+            lr_factor=message.lr_factors[0] if message.lr_factors else 1.0,
         )
         self._pending[member.client, message.seq] = work
         return self._noted(work)
@@ -150,6 +155,8 @@ class TableRequests:
         """Return why a push of rows cannot be applied, or None."""
         if not isinstance(sink, RowsSink) or not (sink.pushes or self._spread is not None):
             return BadPush("it pushes no row")
+        if len(message.lr_factors) > 1:
+            return misfactored(message, 1)
         store = self.stores[message.table]
         if self._spread is None and sink.fault is None and sink.version > store.version:
             return BadPush(
@@ -201,9 +208,9 @@ class TableRequests:
         members
             By number.
         """
-        row, number, seq, peer, id, table, staleness = state
+        row, number, seq, peer, id, table, staleness, factor = state
         member = None if number is None else members[number]
-        work = TableWork(self, peer, id, table, sink, member, seq, staleness, row)
+        work = TableWork(self, peer, id, table, sink, member, seq, staleness, row, factor)
         if member is not None:
             self._pending[member.client, seq] = work
         return self._noted(work)
@@ -240,12 +247,12 @@ class TableRequests:
         if work.member is not None:
             if len(sink.pushed):
                 job.pushed = sink.pushed, sink.grads
-            work.staleness = self._fix(job, sink.version)
+            work.staleness = self._fix(job, sink.version, work.lr_factor)
         if len(sink.wanted):
             job.wanted = sink.wanted, sink.out
         return job
 
-    def _fix(self, job: TableJob, version: int) -> int:
+    def _fix(self, job: TableJob, version: int, factor: float = 1.0) -> int:
         """Make a job a push of rows that were fetched at a version; return its staleness."""
         store = job.store
         # Of several shards one may have been brought back to an earlier moment than others.
@@ -256,7 +263,7 @@ class TableRequests:
             position.rows_used()
         if callable(rate):
             rate = rate(store.version if position is None else position.at())
-        job.step = rate * self._algorithm.modulation(staleness) * self._factors[name]
+        job.step = rate * self._algorithm.modulation(staleness) * self._factors[name] * factor
         job.scalars = self._algorithm.row_scalars(store.version + 1) + self._scalars[name]
         return staleness
 

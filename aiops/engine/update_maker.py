@@ -131,6 +131,9 @@ class UpdateMaker:
             self.staleness.note(staleness)
             even = stale is None and cover.whole
             scales, steps = numbers.even[staleness] if even else numbers.of(cover, staleness, stale)
+            if push.message.lr_factors:  # of one for all, or of each
+                factors = np.array(push.message.lr_factors)
+                scales, steps = scales * factors, steps * factors
             if direct:
                 job.steps, job.touched = steps, cover.tensors
                 if store.rule.reads:

@@ -226,6 +226,8 @@ class UpdateQueue:
             fault = validation.unready(member, self.closure.why)
             fault = fault or validation.beyond(self._store, message)
             gradient = self.recall.find(member.number)
+            if fault is None and gradient.gradient is not None:
+                fault = validation.misfactored(message, len(gradient.cover.tensors))
         if self._screen is not None and fault is None:
             fault = self._screen.fault(member.number)
             member.excused = member.excused or fault is not None

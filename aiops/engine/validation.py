@@ -20,7 +20,8 @@ def fault(
     if member.worker and not closed and type(sink) is RawIncoming:
         cover, level = sink.cover, store.current.level
         known = cover.level is not None and level is not None and cover.level <= level
-        if known and sink.fault is None and type(message) is Push and not message.wants:
+        usual = type(message) is Push and not (message.wants or message.lr_factors)
+        if known and sink.fault is None and usual:
             return None  # the usual case, for which every check below passes
     return unready(member, closed) or unfit(store, message, sink)
 
@@ -42,7 +43,17 @@ def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused 
         return BadPush("the push holds no tensor: push at least one")
     if sink.fault is not None or isinstance(message, PushRows):
         return sink.fault
-    return _ahead(store, sink) or beyond(store, message)
+    unmatched = misfactored(message, len(sink.cover.tensors))
+    return unmatched or _ahead(store, sink) or beyond(store, message)
+
+
+def misfactored(message: Push | Reapply | PushRows, tensors: int) -> BadPush | None:
+    """Return the refusal of factors that are not as many as a gradient has tensors, or None."""
+    count = len(message.lr_factors)
+    if count in (0, 1, tensors):
+        return None
+    has = f"{tensors} tensors" if tensors > 1 else "one tensor"
+    return BadPush(f"the push has {count} factors of learning rates, and its gradient has {has}")
 
 
 def beyond(store: Store, message: Push | Reapply) -> Refused | None:

@@ -154,7 +154,8 @@ def _short(value: object) -> str:
 
 
 _BOOL, _BLOB, _OPT_REAL, _REASON = (TYPES[name] for name in ("bool", "Blob", "OptReal", "Reason"))
-_REALS, _MAY_BE_EMPTY = (TYPES["Real"], _OPT_REAL), (TYPES["Wants"], TYPES["Gate"])
+_REALS = TYPES["Real"], _OPT_REAL
+_MAY_BE_EMPTY = tuple(TYPES[name] for name in ("Wants", "Gate", "Factors"))
 _BOUNDS = {
     "UInt": (0, LARGEST),
     "Have": (-1, LARGEST),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from aiops.model.layout import MAX_TENSORS
 from aiops.model.parts import LARGEST, MAX_TEXT
 from aiops.model.tables import MAX_TABLES
 
@@ -32,6 +33,7 @@ ShardTable: TypeAlias = tuple[
     tuple[str, int, int], ...
 ]  # host (empty: the lead's), port, first byte
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
+Factors: TypeAlias = tuple[float, ...]  # each from 0 to MOST_FACTOR; none: they are 1
 Versions: TypeAlias = tuple[int, ...]  # of the model, and of each table; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 Positive: TypeAlias = int  # 1 ≤ x ≤ LARGEST
@@ -40,6 +42,9 @@ Examples: TypeAlias = tuple[tuple[int, int, int], ...]  # task, start, stop; at 
 
 MAX_COUNT = 1 << 20
 """Most mini-batches that one push may stand for; a gate keeps back a million at most."""
+
+MOST_FACTOR = 1e6
+"""Most that a worker may have a learning rate multiplied by."""
 
 MAX_REASON = 256
 """Most characters of the reason for which a push is not used."""
@@ -232,6 +237,15 @@ def _gate(value: object) -> bool:
     )
 
 
+def _factors(value: object) -> bool:
+    """Check factors of learning rates: none, one for all tensors, or one for each."""
+    return (
+        type(value) is tuple
+        and len(value) <= MAX_TENSORS
+        and all(type(each) is float and 0 <= each <= MOST_FACTOR for each in value)
+    )
+
+
 _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "UInt": ("an integer from 0 to 2⁵³−1", _uint),
     "Have": ("an integer from −1 to 2⁵³−1", _have),
@@ -252,6 +266,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Ranges": ("a list of [start, stop, version]", _ranges),
     "ShardTable": ("a list of [host, port, first byte]", _shard_table),
     "Gate": ("a list of two constants ≥ 0, or none", _gate),
+    "Factors": (f"a list of at most {MAX_TENSORS:,} floats from 0 to {MOST_FACTOR:,.0f}", _factors),
     "Versions": (f"a list of at most {1 + MAX_TABLES:,} versions", _versions),
     "Members": ("a list of [host, port, boolean]", _members),
     "Positive": ("an integer from 1 to 2⁵³−1", _positive),

@@ -18,6 +18,7 @@ from aiops.wire.fields import (
     Batches,
     Blob,
     Bytes32,
+    Factors,
     Gate,
     Have,
     Nonce,
@@ -105,7 +106,11 @@ class Describe(Message):
 
 @value
 class Push(Message):
-    """Apply a gradient. With ``fetch`` the acknowledgement brings the parameters too."""
+    """Apply a gradient. With ``fetch`` the acknowledgement brings the parameters too.
+
+    The learning rate of the step is multiplied by ``lr_factors``: one for all tensors, or one for
+    each that the gradient has.
+    """
 
     kind = "push"
     seq: UInt
@@ -115,13 +120,15 @@ class Push(Message):
     wants: Wants = ()
     coded: bool = False
     count: Batches = 1
+    lr_factors: Factors = ()
 
 
 @value
 class Reapply(Message):
     """Apply this client's last gradient again, as stale as it is by now.
 
-    It takes the place of a push that a gate keeps back, and is answered like one.
+    It takes the place of a push that a gate keeps back, and is answered like one. ``lr_factors``
+    are as of a push.
     """
 
     kind = "reapply"
@@ -130,6 +137,7 @@ class Reapply(Message):
     have: Have
     wants: Wants = ()
     coded: bool = False
+    lr_factors: Factors = ()
 
 
 @value
@@ -156,7 +164,8 @@ class PushRows(Message):
     """Apply gradients of rows of a table that were fetched at ``version``.
 
     The payloads are the rows' numbers; the numbers of the rows that the answer is to bring, if
-    any; and the gradients, row by row.
+    any; and the gradients, row by row. The learning rate is multiplied by ``lr_factors``, of which
+    there is one or none.
     """
 
     kind = "push_rows"
@@ -164,6 +173,7 @@ class PushRows(Message):
     table: UInt
     version: UInt
     parts: Parts = ()
+    lr_factors: Factors = ()
 
 
 @value

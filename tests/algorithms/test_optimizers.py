@@ -153,21 +153,6 @@ def test_the_whole_step_scales_with_the_step(name: str, decay: float) -> None:
     np.testing.assert_allclose(moves[1], 2 * moves[0], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.25])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_linear_says_whether_the_step_is_proportional_to_the_gradient(
-    name: str, decay: float
-) -> None:
-    moves = []
-    for scale in (1.0, 2.0):
-        run = Run(Given(name, weight_decay=decay), np.float64, "numpy").warmed()
-        before = run.base.copy()
-        run.step(scale * np.cos(np.arange(SIZE)), 0.25)
-        moves.append(run.base - before)
-    assert run.optimizer.linear == np.allclose(moves[1], 2 * moves[0], rtol=1e-9)
-    assert run.optimizer.linear == (name == "sgd" and not decay)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_16_bit_parameters_have_a_master_of_the_same_bits_on_both_backends(

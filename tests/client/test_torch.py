@@ -68,9 +68,9 @@ def pushed(opt: RemoteOptimizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[s
     seen: list[dict[str, Any]] = []
     step = opt.worker.step
 
-    def spy(gradients: Any) -> Any:
+    def spy(gradients: Any, lr_factor: Any) -> Any:
         seen.append(gradients)
-        return step(gradients)
+        return step(gradients, lr_factor)
 
     monkeypatch.setattr(opt.worker, "step", spy)
     return seen
@@ -370,7 +370,7 @@ def test_a_group_s_lr_starts_as_the_server_s_and_may_be_another(asgd: ServerThre
 
 
 @pytest.mark.parametrize("policy", ["asgd", "sasgd", "softsync", "hardsync"])
-def test_schedulers_change_the_step_of_plain_policies(policy: str) -> None:
+def test_schedulers_change_the_step(policy: str) -> None:
     p = weight(4.0)
     with (
         ServerThread(policy=policy, lr=0.5, workers=1, kernels="numpy") as server,
@@ -399,33 +399,88 @@ def test_an_lr_that_is_none_is_refused(asgd: ServerThread, lr: float) -> None:
 
 
 def test_the_rate_of_local_steps_has_another_name_on_the_server() -> None:
-    """The server's ``lr`` is the outer one, and worker and error are about the inner one."""
-    p = weight(1.0)
-    with (
-        ServerThread(
-            policy="diloco", workers=1, set={"inner_lr": 0.002}, kernels="numpy"
-        ) as server,
-        RemoteOptimizer([p], server.url) as opt,
-    ):
-        assert opt.server_lr == 0.002
-        opt.param_groups[0]["lr"] = 3e-4
-        p.grad = torch.ones(1)
-        with pytest.raises(UsageError, match=r"lr is 0.0003, .* \(--set inner_lr=0.0003, or"):
-            opt.step()
-
-
-def test_a_policy_that_normalises_refuses_another_lr() -> None:
-    p = weight(1.0)
-    with ServerThread(policy="fasgd", lr=0.01, kernels="numpy") as server:
-        with RemoteOptimizer([p], server.url) as opt:
+    """The server's ``lr`` is the outer one, and a group's is the inner one: AdamW's first steps."""
+    moved = []
+    for rate in (0.002, 0.0005):
+        p = weight(1.0)
+        with (
+            ServerThread(
+                policy="diloco", workers=1, set={"inner_lr": 0.002}, kernels="numpy"
+            ) as server,
+            RemoteOptimizer([p], server.url) as opt,
+        ):
+            assert opt.server_lr == 0.002
+            opt.param_groups[0]["lr"] = rate
             p.grad = torch.ones(1)
             opt.step()
-            assert p.item() < 1
-            opt.param_groups[0]["lr"] = 0.02
-            with pytest.raises(UsageError, match=r"lr is 0.02, but the server trains with 0.01"):
+            assert not opt.last.pushed
+            moved.append(1 - p.item())
+    assert moved[0] == pytest.approx(4 * moved[1], rel=1e-3)
+    assert moved[1] == pytest.approx(0.0005, rel=0.02)
+
+
+TRAINED = [
+    ("schedule-free", {}),
+    ("schedule-free", {"orthogonal": False, "collect": 2}),
+    ("fasgd", {}),
+    ("asgd", {"optimizer": "adamw", "clip": 1.0}),
+    ("dcasgd", {}),
+    ("downpour", {"n_push": 2, "n_fetch": 2}),
+]
+
+
+@pytest.mark.parametrize(("policy", "settings"), TRAINED)
+def test_a_scheduler_is_a_schedule_under_every_policy(
+    policy: str, settings: dict[str, Any]
+) -> None:
+    """To the bit that of the server: a group's rate is what its steps are taken with."""
+    found = []
+    for own in (True, False):
+        schedule = "constant" if own else "linear:8"
+        chosen = {**settings, "lr": 0.25, "schedule": schedule}
+        torch.manual_seed(1)
+        net = torch.nn.Linear(4, 3)
+        with (
+            ServerThread(policy=policy, set=chosen, kernels="numpy") as server,
+            RemoteOptimizer(net, server.url) as opt,
+        ):
+            scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1 - step / 8)
+            for _ in range(6):
+                opt.zero_grad()
+                (net(torch.ones(2, 4)) ** 2).mean().backward()
                 opt.step()
-            assert opt.version == 1
-        with pytest.raises(UsageError, match=r"fasgd normalises gradients.*--set lr=0.03") as kept:
+                if own:
+                    scheduler.step()
+            found.append(net.weight.detach().clone())
+    if "n_push" in settings or "collect" in settings:  # of several gradients, the last one's
+        assert torch.allclose(*found, atol=0.2)
+        assert not torch.equal(found[0], torch.nn.Linear(4, 3).weight)
+    else:
+        assert torch.equal(*found)
+
+
+def test_groups_may_have_schedules_of_their_own() -> None:
+    """And a rate of 0 leaves a tensor where it is, while the others move."""
+    a, b = weight(1.0), weight(1.0)
+    with (
+        ServerThread(policy="fasgd", lr=0.01, kernels="numpy") as server,
+        RemoteOptimizer([{"params": [a]}, {"params": [b], "lr": 0.03}], server.url) as opt,
+    ):
+        assert [group["lr"] for group in opt.param_groups] == [0.01, 0.03]
+        a.grad, b.grad = torch.ones(1), torch.ones(1)
+        opt.step()
+        assert 1 - b.item() == pytest.approx(3 * (1 - a.item()), rel=1e-4)
+        before = a.item(), b.item()
+        opt.param_groups[0]["lr"] = 0.0
+        opt.step()
+        assert a.item() == before[0]
+        assert b.item() < before[1]
+
+
+def test_a_rate_of_0_on_the_server_is_no_rate_to_multiply() -> None:
+    p = weight(1.0)
+    with ServerThread(policy="asgd", set={"per_tensor": "lr=0@*"}, kernels="numpy") as server:
+        with pytest.raises(UsageError, match=r"the server has 0 .*--set lr=...@PATTERN") as kept:
             RemoteOptimizer([{"params": [p], "lr": 0.03}], server.url)
         assert kept.traceback  # which refers to the optimizer: it is closed nevertheless
         with aiops.Client(server.url) as client:

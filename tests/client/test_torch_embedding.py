@@ -145,7 +145,7 @@ def test_a_stale_gradient_carries_the_version_of_its_rows(asgd: ServerThread) ->
         loss.backward()
         seen: list[Any] = []
         push = one.worker.push_rows
-        one.worker.push_rows = lambda *given: seen.append(push(*given)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
+        one.worker.push_rows = lambda *given, **more: seen.append(push(*given, **more)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
         one.step()
     assert [receipt.staleness for receipt in seen] == [2]
 

@@ -624,7 +624,7 @@ class TestBrokenOff:
         chaos = Chaos(server, events)
         taken, apply = 0, server.steps.strategy.apply
 
-        def counted(gradients: Mapping[str, Any]) -> None:
+        def counted(gradients: Mapping[str, Any], lr_factors: object) -> None:
             nonlocal taken
             apply(gradients)
             taken += 1

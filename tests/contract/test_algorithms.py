@@ -24,7 +24,7 @@ from aiops.errors import ConflictError, UsageError
 from aiops.model.layout import Array, dtype_named
 from aiops.store.finite_guard import FiniteGuard
 from aiops.wire import messages
-from tests.contract.cases import CASES, PLACES, WORKERS
+from tests.contract.cases import CASES, PLACES, WITHOUT_GRADIENTS, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
 from tests.engine.seeded_run import Case, Driver, Script
 from tests.hands import Gradient, Hand, crew_of, train
@@ -166,6 +166,28 @@ def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
     assert inline.params()["w"].dtype == dtype_named(dtype)
     assert inline.version > 0
     assert float(inline.params()["w"].astype(np.float64).mean()) < 3
+
+
+def test_a_factor_of_the_learning_rate_is_that_rate(case: tuple[str, dict[str, Any]]) -> None:
+    """To the bit: of a worker's own rate too, where it takes steps of its own."""
+    name, settings = case
+    algorithm = find(name).make(settings)
+    rate = "inner_lr" if hasattr(algorithm, "inner_lr") else "lr"
+    own_rates = "lr=" in str(settings.get("per_tensor", ""))
+    if name in (*WITHOUT_GRADIENTS, "gap-aware") or own_rates:  # it counts gaps by the server's
+        return
+    arrays = {"a": np.full((7, 9), 2, np.float32), "b": np.full(5, -1, np.float32)}
+    found = []
+    for factor in (0.25, None):
+        smaller = {} if factor else {rate: getattr(algorithm, rate) / 4}
+        inline = started(case, arrays, **smaller)
+        hands = crew_of(inline, WORKERS)
+        for hand in hands:
+            hand.lr_factors = factor
+        train(hands, 60, quadratic)
+        found.append({name: array.tobytes() for name, array in inline.params().items()})
+    assert found[0] == found[1]
+    assert found[0] != {name: array.tobytes() for name, array in arrays.items()}
 
 
 def test_every_gradient_is_counted(case: tuple[str, dict[str, Any]]) -> None:

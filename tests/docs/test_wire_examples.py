@@ -195,7 +195,7 @@ class TestThePage:
     """docs/wire.md is what a client needs, and no more."""
 
     def test_its_length(self) -> None:
-        assert len(PAGE.splitlines()) <= 450
+        assert len(PAGE.splitlines()) <= 455
 
     def test_every_kind_that_a_client_may_send_or_receive_is_on_it(self) -> None:
         servers = {*page.SERVER_KINDS, *page.STANDBY_KINDS, *page.PROMOTION_KINDS}
@@ -234,7 +234,7 @@ class TestThePage:
             assert f"| `{code}` |" in PAGE
 
     def test_every_key_of_a_plan_is_explained(self) -> None:
-        plan = {"routine", "recompute", "linear", "patience", "seconds_per_byte", "heartbeat"}
+        plan = {"routine", "recompute", "patience", "seconds_per_byte", "heartbeat"}
         plan |= {"worker", "push_codec", "fetch_codec", "gate", "average"}
         settings = {f.name for kind in gates.KINDS.values() for f in dataclasses.fields(kind)}
         settings -= {"floor_free", "seed"}  # told in `floor`; and what a client draws is its own
@@ -462,7 +462,14 @@ class TestFromThePageAlone:
                 near.client.define({"w": ("float32", [count], weights)})
                 near.share(7, 64 + nbytes)[64:] = struct.pack("<f", 1) * count
                 part = [0, nbytes, "raw", nbytes, 0]
-                asked = {"fetch": True, "have": -1, "wants": [], "coded": False, "count": 1}
+                asked = {
+                    "fetch": True,
+                    "have": -1,
+                    "wants": [],
+                    "coded": False,
+                    "count": 1,
+                    "lr_factors": [],
+                }
                 near.client.say("push", [(7, 64)], id=2, seq=1, parts=[part], **asked)
                 ack, [values] = near.receive()
                 assert (ack["kind"], ack["id"], ack["version"]) == ("ack", 2, 1)

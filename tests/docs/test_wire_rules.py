@@ -121,7 +121,7 @@ class TestIntegers:
         """In pushes and fetches, whose headers are the most frequent."""
         with worker(server) as client:
             part = [Wide(0), Wide(24), "raw", Wide(24), Wide(0)]
-            asked = {"fetch": True, "have": Wide(-1), "wants": [], "coded": False}
+            asked = {"fetch": True, "have": Wide(-1), "wants": [], "coded": False, "lr_factors": []}
             seq, count = Wide(1), Wide(1)
             client._id += 1
             header = {"id": Wide(client._id), "seq": seq, "parts": [part], "count": count, **asked}
@@ -230,7 +230,14 @@ class TestExactlyOnce:
 class TestBadPush:
     def requests(self) -> dict[str, tuple[str, list[bytes], dict[str, Any]]]:
         """Requests of a worker that the page lists, as kind, payloads and fields."""
-        asked = {"fetch": False, "have": -1, "wants": [], "coded": False, "count": 1}
+        asked = {
+            "fetch": False,
+            "have": -1,
+            "wants": [],
+            "coded": False,
+            "count": 1,
+            "lr_factors": [],
+        }
         whole = ONES + B
 
         def push(parts: list[list[Any]], *payloads: bytes, **changed: Any) -> Any:
@@ -254,11 +261,12 @@ class TestBadPush:
                 *("fetch", []),
                 {"have": -1, "wants": [[0, 3, -1]], "coded": False},
             ),
+            "more factors than tensors": push(WHOLE, whole, lr_factors=[0.5, 0.5, 0.5]),
             "another model": ("define", [], {"tensors": offer, "parts": [], "tables": []}),
             "no such table": ("fetch_rows", [bytes(8)], rows),
         }
 
-    @pytest.mark.parametrize("which", range(13))
+    @pytest.mark.parametrize("which", range(14))
     def test_what_it_covers(self, shared: ServerThread, which: int) -> None:
         with worker(shared, f"worker {which}") as client:
             before = client.version
@@ -271,7 +279,7 @@ class TestBadPush:
             assert client.fetch()["version"] == before
 
     def test_all_are_tried(self) -> None:
-        assert len(self.requests()) == 13
+        assert len(self.requests()) == 14
 
     def test_an_observer_that_pushes_or_defines(self, shared: ServerThread) -> None:
         with worker(shared), worker(shared, "observer", role="observer") as client:

@@ -194,13 +194,19 @@ class AsyncClient(Facade, AsyncClosing):
         return await self._do(self._calls.fetch_rows(name, ids, out))
 
     async def push_rows(
-        self, name: str, ids: Any, grads: Any, version: int | None = None
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        version: int | None = None,
+        *,
+        lr_factor: float = 1.0,
     ) -> Receipt:
         """Push gradients of rows of a table; all else as `Client.push_rows`.
 
         Do not change ids and gradients before it returns, as with `push`.
         """
-        return await self._do(self._calls.push_rows(name, ids, grads, version))
+        return await self._do(self._calls.push_rows(name, ids, grads, version, lr_factor))
 
     async def exchange_rows(
         self,

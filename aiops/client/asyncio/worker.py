@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias
 from aiops.client import variables
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.facade import WorkerFacade, initial
+from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive_awaiting
 from aiops.client.request_kinds import Receipt
@@ -143,13 +144,17 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 self._initial = {}
         return self
 
-    async def step(self, gradients: Gradients | AsyncCompute) -> Receipt:
+    async def step(
+        self, gradients: Gradients | AsyncCompute, lr_factor: LrFactors = None
+    ) -> Receipt:
         """Push the gradients of one mini-batch as the policy has it, and update `params`.
 
         Parameters
         ----------
         gradients
             As `Worker.step`'s; the function may be a coroutine function.
+        lr_factor
+            As `Worker.step`'s.
 
         Returns
         -------
@@ -169,6 +174,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         try:
             if not steps.direct:
                 steps.check(again=again)
+            factors = None if lr_factor is None else steps.lr_factors(lr_factor)
             receipt = None
             while receipt is None:
                 given = gradients(self.params) if callable(gradients) else gradients
@@ -180,10 +186,10 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                     await asyncio.wait([self._offering])
                 self._transferring = True
                 try:
-                    if steps.direct:
+                    if steps.direct and factors is None:
                         receipt = await self._exchange(steps, given, again)
                     else:
-                        receipt = await self._play(steps.step(given, again=again))
+                        receipt = await self._play(steps.step(given, factors, again=again))
                 finally:
                     self._transferring = False
                     if self._offering is not None:
@@ -237,10 +243,16 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             await asyncio.shield(self._offering)
 
     async def push_rows(
-        self, name: str, ids: Any, grads: Any, version: int | None = None
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        version: int | None = None,
+        *,
+        lr_factor: float = 1.0,
     ) -> Receipt:
         """Push gradients of rows of a table; all else as `AsyncClient.push_rows`."""
-        return await self._client.push_rows(name, ids, grads, version)
+        return await self._client.push_rows(name, ids, grads, version, lr_factor=lr_factor)
 
     async def exchange_rows(
         self,

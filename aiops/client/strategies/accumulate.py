@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiops.client.lr_factors import LrFactors, by_tensor
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
@@ -27,8 +28,9 @@ class Accumulate(LocalStrategy):
 
     The plan: push every ``push_every`` steps, fetch every ``fetch_every``; ``inner`` is the local
     optimiser. A push is in the background, and is waited for when the next is due; a fetch is
-    waited for. A push is stamped with the oldest version among its gradients. What rounding to
-    16 bits takes from a sum stays in it, for the next push.
+    waited for. A push is stamped with the oldest version among its gradients, and has the factors
+    of the learning rate that its newest gradient had. What rounding to 16 bits takes from a sum
+    stays in it, for the next push.
 
     With ``overlap`` a fetch is waited for only when the next transfer is due; the local steps taken
     meanwhile stay on top of what comes.
@@ -49,10 +51,12 @@ class Accumulate(LocalStrategy):
         self._asked_at = 0  # steps when the fetch under way was asked for
         # With overlap: the parameters at that time.
         self._anchor = [array.copy() for array in self._model.x] if overlap else None
+        self._lr_factors: LrFactors = None
         self._restarted = False  # the server was restarted: older versions mean nothing
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
         """Add it to the sum, and take a local step at the server's learning rate."""
+        self._lr_factors = lr_factors
         gradient, tensors = self._model.take(gradients)
         if not self._held:
             self._stamp = Stamp.of(self.params)
@@ -61,7 +65,8 @@ class Accumulate(LocalStrategy):
         self._held.update(tensors.tolist())
         # The server's schedule counts its updates, and each push is one.
         pushes = (self._model.steps - self._fetched_at) // self._push_every
-        self._model.step(gradient, tensors, max(self.params.version, 0) + pushes)
+        update = max(self.params.version, 0) + pushes
+        self._model.step(gradient, tensors, update, by_tensor(lr_factors, self.params.layout))
 
     @property
     def due(self) -> bool:
@@ -79,7 +84,8 @@ class Accumulate(LocalStrategy):
             return None
         if fetch:
             self._ask()
-        self.under_way = Transfer(arrays, self._stamp, self._fresh if fetch else None)
+        into = self._fresh if fetch else None
+        self.under_way = Transfer(arrays, self._stamp, into, lr_factors=self._lr_factors)
         return self.under_way
 
     def _ask(self) -> None:
@@ -128,7 +134,7 @@ class Accumulate(LocalStrategy):
         """Push what has accrued since the last push."""
         arrays = self._take_sum()
         if arrays is not None:
-            self.under_way = Transfer(arrays, self._stamp, None)
+            self.under_way = Transfer(arrays, self._stamp, None, lr_factors=self._lr_factors)
         return self.under_way
 
     def refresh(self) -> Transfer:

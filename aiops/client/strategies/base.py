@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
@@ -40,8 +41,10 @@ class LocalStrategy:
         self.params = params
         self.under_way: Transfer | None = None
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
         """Take the gradient of a mini-batch, computed at `params`: the worker's own step.
+
+        ``lr_factors``: what the learning rate of the step is multiplied by, here or at the server.
 
         Raises
         ------
@@ -169,14 +172,16 @@ class Direct(LocalStrategy):
     def __init__(self, params: Params) -> None:
         super().__init__(params)
         self._gradients: Mapping[str, Array] = {}
+        self._lr_factors: LrFactors = None
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
         """Keep it; the server does all."""
-        self._gradients = gradients
+        self._gradients, self._lr_factors = gradients, lr_factors
 
     def transfer(self) -> Transfer | None:
         """Push it."""
-        self.under_way = Transfer(self._gradients, self.params, self.params)
+        factors = self._lr_factors
+        self.under_way = Transfer(self._gradients, self.params, self.params, lr_factors=factors)
         return self.under_way
 
     def refresh(self) -> Transfer:

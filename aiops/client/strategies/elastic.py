@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from aiops.client.lr_factors import LrFactors, by_tensor
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
 from aiops.client.strategies.base import LocalStrategy
 from aiops.client.strategies.flat import LocalModel, note_version, rounded, take_over, wide
 from aiops.client.strategies.plan import Plan
+from aiops.errors import UsageError
 from aiops.model.layout import Array
 
 
@@ -35,9 +37,14 @@ class Elastic(LocalStrategy):
         self._out, self._centre = params.copy(), params.copy()
         self._refreshing = False
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
-        """Take a local step."""
-        self._model.step(*self._model.take(gradients))
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
+        """Take a local step; with a lookahead all tensors have one factor."""
+        if self._lookahead and isinstance(lr_factors, Mapping):
+            raise UsageError(
+                "eamsgd looks ahead by one learning rate: give one lr_factor for all tensors"
+            )
+        factors = by_tensor(lr_factors, self.params.layout)
+        self._model.step(*self._model.take(gradients), lr_factors=factors)
 
     def transfer(self) -> Transfer | None:
         """Push the position."""

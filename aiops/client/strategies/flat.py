@@ -167,13 +167,22 @@ class LocalModel:
         """Check a gradient; return it in one arena, and which tensors it has (see `Intake`)."""
         return self._intake.take(gradients)
 
-    def step(self, gradient: Params, tensors: Ints, update: int | None = None) -> None:
+    def step(
+        self,
+        gradient: Params,
+        tensors: Ints,
+        update: int | None = None,
+        lr_factors: Array | None = None,
+    ) -> None:
         """Take a step of the optimiser with a gradient that `take` has checked.
 
-        ``update``: at which the schedule is; by default the number of steps so far.
+        ``update``: at which the schedule is; by default the number of steps so far. ``lr_factors``:
+        float64[tensors of the model], what their learning rates are multiplied by.
         """
         scheduled = self._schedule(self.steps if update is None else update)
         self.rate = self._lr * scheduled
+        if lr_factors is not None and len(lr_factors):
+            self.rate *= float(lr_factors[0])  # those of `Elastic` are all the same
         scale, scales = self._clipping(gradient, tensors)
         self.steps += 1
         self._times[tensors] += 1
@@ -184,6 +193,8 @@ class LocalModel:
             inside = tensors[at]
             lo = (self.layout.starts[inside] - section.start) // section.dtype.itemsize
             steps = self._rates[inside] * scheduled
+            if lr_factors is not None:
+                steps *= lr_factors[inside]
             spans = kernels.Spans(lo, lo + self.layout.sizes[inside], lo, steps)
             if self._optimizer.rule.scalars:
                 rows = [self._optimizer.scalars(t) for t in self._times[inside].tolist()]

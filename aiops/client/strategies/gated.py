@@ -9,6 +9,7 @@ import numpy as np
 
 from aiops.bandwidth.gates import Gate
 from aiops.client.encode_push import gather
+from aiops.client.lr_factors import LrFactors, by_tensor
 from aiops.client.params import Params, Stamp, Stamped
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
@@ -66,6 +67,8 @@ class Gated(LocalStrategy):
         self._passed = np.zeros((2, self._each), np.int64)  # opportunities passed over, in a row
         self._owed = np.full(self._each, self._most_ahead)  # pushes due to the least share, less 1
         self._gradients: Mapping[str, Array] = {}
+        self._lr_factors: LrFactors = None  # of the newest gradient
+        self._last: list[str] = []  # the tensors that were pushed last
         self._kept = _Sum(params, self._gate) if self._gate.skipped == "accumulate" else None
         self._fresh = params  # where parameters are received
         self._model: LocalModel | None = None
@@ -81,8 +84,9 @@ class Gated(LocalStrategy):
         self._sent_once = False  # the server has a gradient that it can apply again
         self.local, self.writes = self._kept is not None, self._fresh is not params
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
         """Add it to what is to be pushed, and throw the coins."""
+        self._lr_factors = lr_factors
         self._add(gradients)
         self._steps += 1
         self._at = self.params
@@ -99,7 +103,8 @@ class Gated(LocalStrategy):
             names = [self.params.layout.tensors[tensor].name for tensor in tensors.tolist()]
             self._gradients = {name: gradient[name] for name in names}
         if self._model is not None:
-            self._model.step(gradient, tensors)
+            factors = by_tensor(self._lr_factors, self.params.layout)
+            self._model.step(gradient, tensors, lr_factors=factors)
 
     def _draw(self) -> None:
         """Decide what passes after this gradient."""
@@ -161,15 +166,25 @@ class Gated(LocalStrategy):
             out = self._kept.take(push)
             if out is not None:
                 arrays, stamp, count = out
-                return Transfer(arrays, stamp, into, wanted, count)
+                return Transfer(arrays, stamp, into, wanted, count, lr_factors=self._lr_factors)
         elif len(push) or (self._gate.skipped == "reapply" and not self._sent_once):
             names = {self.params.layout.tensors[tensor].name for tensor in push.tolist()}
             arrays = {name: g for name, g in self._gradients.items() if name in names or not names}
             if arrays:
-                return Transfer(self._copied(arrays), Stamp.of(self._at), into, wanted)
+                self._last, factors = [*arrays], self._lr_factors
+                given = self._copied(arrays), Stamp.of(self._at), into, wanted
+                return Transfer(*given, lr_factors=factors)
         elif self._gate.skipped == "reapply":
-            return Transfer(None, Stamp.of(self._at), into, wanted, again=True)
+            at, factors = Stamp.of(self._at), self._of_last()
+            return Transfer(None, at, into, wanted, again=True, lr_factors=factors)
         return None if into is None else Transfer(None, self._fresh, into, wanted)
+
+    def _of_last(self) -> LrFactors:
+        """Return the factors of the tensors that were pushed last, which are applied again."""
+        factors = self._lr_factors
+        if not isinstance(factors, Mapping):
+            return factors
+        return {name: factors.get(name, 1.0) for name in self._last}
 
     def _copied(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return these, or with overlap a copy: the caller changes its own while it travels."""

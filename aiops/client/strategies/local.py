@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.client.lr_factors import LrFactors, by_tensor
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
@@ -60,9 +61,10 @@ class Local(LocalStrategy):
         self._come = False  # a new model is to be merged
         self._refreshing = False
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
         """Take a local step."""
-        self._model.step(*self._model.take(gradients))
+        factors = by_tensor(lr_factors, self.params.layout)
+        self._model.step(*self._model.take(gradients), lr_factors=factors)
         self._since += 1
         self._ahead += 1
         self._unpushed = [steps + 1 for steps in self._unpushed]

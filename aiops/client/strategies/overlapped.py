@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiops.client.encode_push import gather
+from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params, Stamp, Stamped
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
@@ -50,6 +51,7 @@ class Overlapped(LocalStrategy):
         self.depth = depth
         self.writes = self._aside = aside
         self._gradients: Mapping[str, Array] = {}
+        self._lr_factors: LrFactors = None
         self._at: Stamped = params  # what the gradient was computed at
         self._sent: deque[tuple[Transfer, Params | None]] = deque()  # with their gradients' rooms
         self._fresh = deque(params.copy() for _ in range(depth) if aside)
@@ -62,9 +64,9 @@ class Overlapped(LocalStrategy):
             self._room = self._rooms.pop() if self._rooms else self.params.like()
         return self._room
 
-    def apply(self, gradients: Mapping[str, Array]) -> None:
+    def apply(self, gradients: Mapping[str, Array], lr_factors: LrFactors = None) -> None:
         """Note it, and the versions that it was computed at."""
-        self._gradients, self._at = gradients, self.params
+        self._gradients, self._at, self._lr_factors = gradients, self.params, lr_factors
 
     def keep(self) -> None:
         """Copy the gradient, and note the versions: both change before it travels."""
@@ -88,7 +90,8 @@ class Overlapped(LocalStrategy):
         if self._aside or self._at is not self.params:
             self.keep()
             room, self._room = self._room, None
-        return self._send(Transfer(self._gradients, self._at, self._into()), room)
+        made = Transfer(self._gradients, self._at, self._into(), lr_factors=self._lr_factors)
+        return self._send(made, room)
 
     def _into(self) -> Params:
         return self._fresh.popleft() if self._aside else self.params

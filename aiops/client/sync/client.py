@@ -247,7 +247,15 @@ class Client(Facade, Closing):
             return rows
         return self._do(self._calls.fetch_rows(name, ids, out))
 
-    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
+    def push_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        version: int | None = None,
+        *,
+        lr_factor: float = 1.0,
+    ) -> Receipt:
         """Push gradients of rows of a table; they are applied at once, exactly once.
 
         Only these rows change (and the rule's state for them). Gradients of the same row are added
@@ -267,6 +275,8 @@ class Client(Facade, Closing):
             the older one (`row_versions` after its fetch); their gradients would count as fresher
             than they are. The receipt's staleness is the number of pushes that the table has had
             since, and the learning rate is modulated with it.
+        lr_factor
+            What the learning rate is multiplied by, from 0 to 1e6. Default: 1.
 
         Returns
         -------
@@ -275,14 +285,14 @@ class Client(Facade, Closing):
         Raises
         ------
         UsageError
-            As `fetch_rows`, and when the gradients do not fit.
+            As `fetch_rows`, and when the gradients do not fit, or ``lr_factor`` may be no factor.
         BadPush
             When the server refuses a value, or a sum of one row's gradients; nothing was applied.
         """
-        if self._connection.takes_rows:
+        if self._connection.takes_rows and lr_factor == 1:
             receipt: Receipt = self._at_once(self._requests.rows_to_push(name, ids, grads, version))
             return receipt
-        return self._do(self._calls.push_rows(name, ids, grads, version))
+        return self._do(self._calls.push_rows(name, ids, grads, version, lr_factor))
 
     def exchange_rows(
         self,

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from aiops.client import variables
 from aiops.client.facade import WorkerFacade, initial
+from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive
 from aiops.client.request_kinds import Receipt
@@ -147,7 +148,7 @@ class Worker(WorkerFacade, Closing):
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
 
-    def step(self, gradients: Gradients | Compute) -> Receipt:
+    def step(self, gradients: Gradients | Compute, lr_factor: LrFactors = None) -> Receipt:
         """Push the gradients of one mini-batch as the policy has it, and update `params`.
 
         Parameters
@@ -157,6 +158,11 @@ class Worker(WorkerFacade, Closing):
             of theirs; or tensors of a framework that exports DLPack (PyTorch, JAX, CuPy), also on a
             GPU. Or a function params → gradients: some policies need one, as they refuse a stale
             gradient and have it computed again.
+        lr_factor
+            What the learning rate of this step is multiplied by, from 0 to 1e6: a schedule of the
+            worker's own, beside the server's. One number for all tensors, or numbers by name; of
+            the tensors that are left out it is 1. Default: 1. A push of several mini-batches has
+            that of the last. Under local steps it is the worker's own rate that is multiplied.
 
         Returns
         -------
@@ -168,7 +174,8 @@ class Worker(WorkerFacade, Closing):
         Raises
         ------
         UsageError
-            When a gradient does not fit its tensor, or the policy needs a function and got arrays.
+            When a gradient does not fit its tensor, the policy needs a function and got arrays, or
+            ``lr_factor`` may be no factor.
         BadPush
             When a value is not finite, or the server refuses it; nothing was applied, and `params`
             are as before. (A push in the background, or with ``overlap``: the next call raises it,
@@ -184,15 +191,16 @@ class Worker(WorkerFacade, Closing):
         steps, again = self._begun, callable(gradients)
         if not steps.direct:
             steps.check(again=again)
+        factors = None if lr_factor is None else steps.lr_factors(lr_factor)
         receipt = None
         while receipt is None:
             given = gradients(self.params) if callable(gradients) else gradients
             if steps.directed:
                 given = steps.directions(given)
-            if steps.direct:
+            if steps.direct and factors is None:
                 receipt = self._exchange(given, again)
             else:
-                receipt = self._play(steps.step(given, again=again))
+                receipt = self._play(steps.step(given, factors, again=again))
         return receipt
 
     def _exchange(self, gradients: Gradients, again: bool) -> Receipt | None:
@@ -231,10 +239,18 @@ class Worker(WorkerFacade, Closing):
             connection = self._session.info.connection
             self._play(self._steps.offer())
 
-    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
+    def push_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        version: int | None = None,
+        *,
+        lr_factor: float = 1.0,
+    ) -> Receipt:
         """Push gradients of rows of a table; all else as `Client.push_rows`."""
         with self._lock:
-            return self._client.push_rows(name, ids, grads, version)
+            return self._client.push_rows(name, ids, grads, version, lr_factor=lr_factor)
 
     def exchange_rows(
         self,

@@ -60,6 +60,7 @@ TYPES: Mapping[str, str] = {
     "Ranges": "list of [start, stop, version]",
     "ShardTable": "list of [host, port, first byte]",
     "Gate": "[] or [c_push, c_fetch]",
+    "Factors": "list of float",
     "Versions": "list of uint",
     "Members": "list of [host, port, boolean]",
     "Positive": "uint, at least 1",
@@ -135,6 +136,9 @@ MEANINGS: Mapping[str, str] = {
     " model version held (−1: none; one not reached counts as −1). `have` then does not count.",
     "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
     " false.",
+    "lr_factors": "What the learning rate of the step is multiplied by, each from 0 to 1,000,000:"
+    " none (1), one for all tensors, or one for each tensor of the gradient, in order. Of rows, none"
+    " or one. A worker's own schedule, beside the server's.",
     "count": "The number of mini-batches whose gradients the push is made of: at least 1. In a"
     " schedule of examples or tokens it counts as one without a gate that accumulates, and as"
     " `longest` + 1 at most with one.",
