@@ -102,7 +102,7 @@ class Requests:
         versions = at.versions if age is None else age
         base = at.newest if level is None else level
         parts, payloads = parts_of(at.layout, gradients, versions, session.info.coding, encoded)
-        factors = in_order(lr_factors, at.layout, gradients)
+        factors = () if lr_factors is None else in_order(lr_factors, at.layout, gradients)
         push = PushRequest(parts, payloads, into, wanted, at.connection, base, count, factors)
         push.encoded = encoded
         if examples or session.info.examples:

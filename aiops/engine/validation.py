@@ -43,8 +43,9 @@ def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused 
         return BadPush("the push holds no tensor: push at least one")
     if sink.fault is not None or isinstance(message, PushRows):
         return sink.fault
-    unmatched = misfactored(message, len(sink.cover.tensors))
-    return unmatched or _ahead(store, sink) or beyond(store, message)
+    if message.lr_factors and (why := misfactored(message, len(sink.cover.tensors))):
+        return why
+    return _ahead(store, sink) or beyond(store, message)
 
 
 def misfactored(message: Push | Reapply | PushRows, tensors: int) -> BadPush | None:

@@ -137,8 +137,8 @@ MEANINGS: Mapping[str, str] = {
     "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
     " false.",
     "lr_factors": "What the learning rate of the step is multiplied by, each from 0 to 1,000,000:"
-    " none (1), one for all tensors, or one for each tensor of the gradient, in order. Of rows, none"
-    " or one. A worker's own schedule, beside the server's.",
+    " none (1), one for all tensors, or one for each tensor of the gradient, in order. Of rows,"
+    " none or one. It is a worker's own schedule, beside the server's.",
     "count": "The number of mini-batches whose gradients the push is made of: at least 1. In a"
     " schedule of examples or tokens it counts as one without a gate that accumulates, and as"
     " `longest` + 1 at most with one.",
