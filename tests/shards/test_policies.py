@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
+from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.errors import StaleGradient
 from tests.shards.world import Actor, World
@@ -62,11 +63,12 @@ def trained(
     steps: int = 8,
     straight: float = 0.0,
     kind: type[World] = World,
+    lr_factors: LrFactors = None,
     **options: Any,
 ) -> tuple[dict[str, Any], list[Any], Any]:
     """Three workers in turn, who push all tensors or some; return what comes of it.
 
-    ``straight``: the mean of the gradients.
+    ``straight``: the mean of the gradients. ``lr_factors``: of the learning rates.
     """
     policy = policy.partition(" ")[0]
     world = kind(0, shards, policy, settings, workers=WORKERS, **options)
@@ -101,7 +103,8 @@ def trained(
         if step % 4 == 3 and policy not in ("diloco", "fedbuff", "easgd", "hardsync"):
             grads = {name: grads[name] for name in ("w", "half", "big")}
         into = None if step % 5 == 4 else mine
-        open_[number] = actor.ask(actor.requests.push(grads, mine, into))
+        push = actor.requests.push(grads, mine, into, lr_factors=lr_factors)
+        open_[number] = actor.ask(push)
         world.settle()
     for shard, host in enumerate(world.hosts):
         assert not host.kernels, shard
@@ -179,6 +182,22 @@ def test_a_rate_that_rises_is_the_same_on_several_servers() -> None:
         gains.append(worlds[0].engine.report()["rate_gain"])
     assert found[0] == found[1]
     assert gains[0] == gains[1] > 1.5
+
+
+@pytest.mark.parametrize("policy", ["schedule-free collecting", "fasgd", "softsync trimmed"])
+def test_factors_of_the_learning_rate_are_those_of_one_server(policy: str) -> None:
+    """Of the tensors of each push, of which some are cut."""
+    found = []
+    for shards in (1, 3):
+        given = policy, POLICIES[policy]
+        arrays, _receipts, _version = trained(
+            shards, *given, lr_factors={"big": 0.5, "w": 0.0, "half": 2.0, "b": 1.5}
+        )
+        found.append({name: array.tobytes() for name, array in arrays.items()})
+    assert found[0] == found[1]
+    start = model()
+    assert found[0]["w"] == start["w"].tobytes()
+    assert found[0]["big"] != start["big"].tobytes()
 
 
 def read(request: Any) -> Any:
