@@ -102,7 +102,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     ).map(lambda runs: tuple(_runs(runs))),
     "ShardTable": st.lists(st.tuples(text, st.integers(1, 65535), uint), max_size=3).map(tuple),
     "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
-    "Factors": st.lists(st.floats(0, 1e6), max_size=4).map(tuple),
+    "Factors": st.lists(st.floats(0, 100), max_size=4).map(tuple),
     "Versions": st.lists(uint, max_size=3).map(tuple),
     "Positive": st.integers(1, LARGEST),
     "Numbers": st.lists(uint, max_size=3).map(tuple),

@@ -321,6 +321,10 @@ class Algorithm:
         start = self.schedule_start
         return lambda position: self.lr * schedule(position + start)
 
+    def row_rates(self, workers: int | None) -> float | Callable[[float], float]:
+        """Return the same of sparse tables, of which each push of rows is an update."""
+        return self.rates(workers)
+
     @property
     def rate_hint(self) -> str:
         """The learning rates to look at where training diverges, for errors."""

@@ -311,8 +311,8 @@ class ScheduleFree(Algorithm):
         return (
             f"{present} workers are there, and each gradient is an update of its own, as the server"
             f" was not told how many there would be: with --workers {present} an update is of"
-            f" {self.gathered(present)} gradients, which trains better (--set collect=1: it is"
-            " meant so)"
+            f" {self.gathered(present)} gradients, which trains better (in a new run, as a state is"
+            " kept for one number of workers; --set collect=1: it is meant so)"
         )
 
     def policy(self, workers: int | None) -> Policy:
@@ -326,6 +326,10 @@ class ScheduleFree(Algorithm):
         if count == 1 or not callable(rates) or self.schedule_unit != UPDATES:
             return rates
         return lambda position: rates(position * count)
+
+    def row_rates(self, workers: int | None) -> float | Callable[[float], float]:
+        """Return the rate of rows, which are not collected."""
+        return super().rates(workers)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Add to the plan the memory of the momentum that workers orthogonalise, if they do."""

@@ -198,7 +198,7 @@ class RemoteTree(Remote):
             Rows that were looked up, each with its gradients, of the shape of its ``rows``. They
             are pushed before the parameters' gradients.
         lr_factor
-            What the server's learning rate is multiplied by for this step, from 0 to 1e6: where the
+            What the server's learning rate is multiplied by for this step, from 0 to 100: where the
             loop has a schedule of its own, ``schedule(step) / schedule(0)``, say. Default: 1.
 
         Returns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -16,34 +17,36 @@ LrFactors: TypeAlias = float | Mapping[str, float] | None
 
 
 def checked(factors: LrFactors, layout: Layout) -> LrFactors:
-    """Return the factors of a step; None if they are all 1.
+    """Return the factors of a step, the caller's mapping copied; None if they are all 1.
 
     Raises
     ------
     UsageError
-        When one is not from 0 to 1e6, or of a tensor that the model does not have.
+        When one is not from 0 to 100, or of a tensor that the model does not have.
     """
-    if factors is None or factors == 1:
+    if factors is None:
         return None
     if not isinstance(factors, Mapping):
-        return checked_factor(factors)
+        found = checked_factor(factors)
+        return None if found == 1 else found
     known = {tensor.name for tensor in layout.tensors}
-    for name, factor in factors.items():
-        if name not in known:
-            raise UsageError(f"lr_factor: the model has no tensor {name!r}; {nearest(name, known)}")
-        checked_factor(factor, f" of {name!r}")
-    each = {float(factors.get(name, 1.0)) for name in known}
-    if len(each) == 1:
-        [factor] = each
-        return None if factor == 1 else factor
-    return factors
+    each = {name: checked_factor(factor, f" of {name!r}") for name, factor in factors.items()}
+    for name in each.keys() - known:
+        raise UsageError(f"lr_factor: the model has no tensor {name!r}; {nearest(name, known)}")
+    values = {*each.values(), *((1.0,) if len(each) < len(known) else ())}
+    if len(values) > 1:
+        return each
+    return None if values <= {1.0} else values.pop()
 
 
 def checked_factor(factor: float, of: str = "") -> float:
     """Return a factor, if it may be one; raise `UsageError` if not. ``of``: of which tensor."""
-    found = float(factor)
+    try:
+        found = float(factor)
+    except (TypeError, ValueError):
+        found = math.nan
     if not 0 <= found <= MOST_FACTOR:
-        raise UsageError(f"lr_factor{of} must be from 0 to {MOST_FACTOR:g}, not {found:g}")
+        raise UsageError(f"lr_factor{of} must be from 0 to {MOST_FACTOR:g}, not {factor!r:.60}")
     return found
 
 

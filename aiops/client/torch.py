@@ -59,6 +59,7 @@ from aiops.client.torch_params import fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
 from aiops.errors import UsageError
 from aiops.model.layout import Array
+from aiops.wire.fields import MOST_FACTOR
 
 __all__ = ["Embedding", "RemoteOptimizer", "fetch_into", "server_settings"]
 
@@ -70,8 +71,10 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
 
     The rule and its settings are the server's, and so is the learning rate: each group's ``lr``
     starts as the server's (`server_lr`). Where a group is given another, or a scheduler changes it,
-    each push says what the server's rate is to be multiplied by, lr / `server_lr`: the step is that
-    of the other rate under every policy, and the server's own schedule goes on beside it.
+    each push says what the server's rate is to be multiplied by, lr / `server_lr`, up to 100: the
+    step is that of the other rate under every policy, and the server's own schedule goes on beside
+    it. (The factor γ by which ``schedule-free`` raises the rate itself is measured at the server's
+    rate. With ``--filter``, or trimmed means, the server refuses more than its own rate.)
 
     The `Embedding` layers of a module are trained too. Their rows are the last group: between
     ``backward()`` and `step` it has the rows that the mini-batch named, with their gradients, so
@@ -431,7 +434,13 @@ def _factor(number: int, group: Mapping[str, Any], rate: float) -> float:
             f"group {number}: lr is {lr:g}, but the server has 0 for a tensor of it, which keeps"
             " its values: set another rate there (--set lr=...@PATTERN)"
         )
-    return 1.0 if math.isclose(lr, rate, rel_tol=1e-6) else lr / rate
+    factor = lr / rate
+    if factor > MOST_FACTOR:
+        raise UsageError(
+            f"group {number}: lr is {lr:g}, and the server has {rate:g}: a worker may multiply that"
+            f" by {MOST_FACTOR:g} at most; set a larger rate on the server"
+        )
+    return 1.0 if math.isclose(factor, 1.0, rel_tol=1e-12) else factor
 
 
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:

@@ -138,9 +138,14 @@ class TrainingLoop:
         self._since = clock()
         # Those under way, the oldest first, each with the number of its step.
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
-        self._directions = directions_for(self._plan, params)
-        self.directed = self._directions.names if self._directions else frozenset[str]()
+        self._make_directions()
         self.direct = "gate" not in self._plan and type(self.strategy) is Direct
+
+    def _make_directions(self) -> None:
+        """Make directions from here on as the plan has it."""
+        self._memory = self._plan.get("orthogonal")
+        self._directions = directions_for(self._plan, self.params)
+        self.directed = self._directions.names if self._directions else frozenset[str]()
 
     @property
     def _plan(self) -> Mapping[str, Any]:
@@ -342,6 +347,8 @@ class TrainingLoop:
         except AiopsError as error:  # it belonged to the same parameters
             _log.warning("%s", error)
         _log.warning("%s was restarted: going on with its parameters", server)
+        if self._plan.get("orthogonal") != self._memory:
+            self._make_directions()
         self.strategy.restarted()
         connection = None  # the newest before the last offer, which may have outlasted it
         while True:

@@ -94,7 +94,7 @@ class TableRequests:
     ) -> None:
         self._spread, self._position = spread, position
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
-        self._rates = algorithm.rates(workers)
+        self._rates = algorithm.row_rates(workers)
         names = [store.named.name for store in stores]
         self._factors = {name: algorithm.rate_factor(name) for name in names}
         self._scalars = {name: algorithm.tensor_scalars(name) for name in names}

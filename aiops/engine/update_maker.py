@@ -76,6 +76,8 @@ class UpdateMaker:
         Where the schedule of the learning rate is; None: it counts updates.
     staleness
         That of the gradients used.
+    trims
+        Whether a step is made of a trimmed mean.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class UpdateMaker:
         self.staleness = StalenessHistogram()
         self._clip = algorithm.clipping([tensor.name for tensor in store.layout.tensors])
         self._linear = algorithm.linear
-        self._trims = bool(algorithm.trimming(workers).share)
+        self.trims = bool(algorithm.trimming(workers).share)
         self.job: UpdateJob | None = None
         self.push: PendingPush | None = None
         self.decision: Decision | None = None
@@ -193,7 +195,7 @@ class UpdateMaker:
         job.touched = every if len(touched) == len(every) else touched
         # Gradients that were weighted have their modulation already.
         job.steps = self.numbers.collected(touched, None if self._linear else modulation)
-        job.factor = 1.0 if self._trims else 1.0 / divide  # of a mean, or a sum
+        job.factor = 1.0 if self.trims else 1.0 / divide  # of a mean, or a sum
 
     def _read(self, push: PendingPush) -> Version:
         """Return the version that the rule reads beside the parameters, which the worker was sent.

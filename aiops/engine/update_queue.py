@@ -37,6 +37,7 @@ from aiops.store.capture_job import CaptureJob
 from aiops.store.finite_guard import LIMIT, magnitude
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import MeasureJob, Store
+from aiops.wire.fields import MOST_FACTOR
 from aiops.wire.messages import Push, Reapply
 
 _BARRED = "its examples count with a push of another worker"
@@ -226,8 +227,8 @@ class UpdateQueue:
             fault = validation.unready(member, self.closure.why)
             fault = fault or validation.beyond(self._store, message)
             gradient = self.recall.find(member.number)
-            if fault is None and gradient.gradient is not None:
-                fault = validation.misfactored(message, len(gradient.cover.tensors))
+        if message.lr_factors and fault is None:
+            fault = self._misfactored(message, gradient)
         if self._screen is not None and fault is None:
             fault = self._screen.fault(member.number)
             member.excused = member.excused or fault is not None
@@ -248,6 +249,15 @@ class UpdateQueue:
             member.excused = False
             return self.workers_changed(now)
         return self.advance(now)
+
+    def _misfactored(
+        self, message: Push | Reapply, gradient: PushSink | CachedGradient
+    ) -> BadPush | None:
+        if isinstance(gradient, CachedGradient) and gradient.gradient is None:
+            return None  # it is not used
+        guarded = self._screen is not None or self.maker.trims
+        most = 1.0 if guarded else MOST_FACTOR
+        return validation.misfactored(message, len(gradient.cover.tensors), most)
 
     def work(self, work: QueuedWork, now: float) -> list[Effect]:
         """Queue work on rows."""

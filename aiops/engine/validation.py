@@ -9,6 +9,7 @@ from aiops.engine.receive import PushSink, RawIncoming
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
+from aiops.wire.fields import MOST_FACTOR
 from aiops.wire.messages import Push, PushRows, Reapply
 from aiops.wire.sinks import Discard, Sink
 
@@ -43,16 +44,33 @@ def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused 
         return BadPush("the push holds no tensor: push at least one")
     if sink.fault is not None or isinstance(message, PushRows):
         return sink.fault
-    if message.lr_factors and (why := misfactored(message, len(sink.cover.tensors))):
-        return why
     return _ahead(store, sink) or beyond(store, message)
 
 
-def misfactored(message: Push | Reapply | PushRows, tensors: int) -> BadPush | None:
-    """Return the refusal of factors that are not as many as a gradient has tensors, or None."""
+def misfactored(
+    message: Push | Reapply | PushRows, tensors: int, most: float = MOST_FACTOR
+) -> BadPush | None:
+    """Return the refusal of factors of learning rates, or None.
+
+    Parameters
+    ----------
+    message
+        Has the factors.
+    tensors
+        Those of the gradient: there is a factor for each, or one, or none.
+    most
+        The largest factor that is taken. Where gradients are screened or trimmed it is 1: a large
+        factor would do what a large gradient may not.
+    """
     count = len(message.lr_factors)
     if count in (0, 1, tensors):
-        return None
+        largest = max(message.lr_factors, default=0.0)
+        if largest <= most:
+            return None
+        return BadPush(
+            f"a factor of {largest:g} for the learning rate: here it may be {most:g} at most, as"
+            " gradients are filtered or trimmed; set a larger rate on the server"
+        )
     has = f"{tensors} tensors" if tensors > 1 else "one tensor"
     return BadPush(f"the push has {count} factors of learning rates, and its gradient has {has}")
 

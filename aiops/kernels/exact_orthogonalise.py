@@ -3,7 +3,7 @@
 Matrix products are a BLAS library's, which adds up in an order of its own: it depends on the
 processor and on the number of threads, and so do the last bits. A server's standbys, followers and
 replays must have the bits of the server, so here products are *exact*. The factors are rounded to
-integers of so few bits (22 of them in a product over 128 values) that each sum of products is an
+integers of so few bits (23 of them in a product over 128 values) that each sum of products is an
 integer below 2⁵³, and float64 holds all of those: in whichever order they are added, none is
 rounded. All else is done element by element, where IEEE 754 leaves no choice.
 
@@ -18,7 +18,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from aiops.kernels.orthogonalise import NOTHING, STEPS, block_groups
+from aiops.kernels.orthogonalise import NOTHING, STEPS, TINY, block_groups
 from aiops.kernels.vocabulary import Array
 
 __all__ = ["exact_product", "orthogonalised_exactly"]
@@ -46,10 +46,11 @@ def orthogonalised_exactly(matrix: Array) -> Array:
     wide = matrix.shape[0] <= matrix.shape[1]
     given = np.ascontiguousarray(matrix if wide else matrix.T, np.float64)
     found = np.zeros_like(given)
-    if float(np.abs(given).max(initial=0.0)) >= NOTHING:
+    largest = _largest(given)
+    if largest >= NOTHING:
         for first, rows, count in block_groups(len(given)):
             for start in range(first, first + rows * count, rows):
-                found[start : start + rows] = _block(given[start : start + rows])
+                found[start : start + rows] = _block(given[start : start + rows], TINY * largest)
     return found if wide else found.T
 
 
@@ -64,13 +65,18 @@ def exact_product(a: Wide, b: Wide) -> Wide:
     return (p @ q) * 2.0 ** -(low + high)
 
 
-def _block(x: Wide) -> Wide:
-    """Orthogonalise the rows of one block, float64[rows, n], rows ≤ n."""
-    integers, _power = _integers(x, _bits(x.shape[1]))
+def _block(x: Wide, least: float) -> Wide:
+    """Orthogonalise the rows of one block, float64[rows, n], rows ≤ n.
+
+    ``least``: the length below which it counts as zeros.
+    """
+    if _largest(x) * math.sqrt(x.size) < least:  # it is not longer than that
+        return np.zeros_like(x)
+    integers, power = _integers(x, _bits(x.shape[1]))
     gram = integers @ integers.T
     # In integers of 64 bits, as more than 2**53 may come together.
     square = float(int(gram.diagonal().astype(np.int64).sum()))
-    if not square:
+    if math.sqrt(square) < least * 2.0**power:
         return np.zeros_like(x)
     gram /= square
     made: Wide | None = None
@@ -95,7 +101,10 @@ def _integers(x: Wide, bits: int) -> tuple[Wide, int]:
 
     x is about integers / 2**power.
     """
-    largest = max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
-    power = bits - math.frexp(largest)[1]
+    power = bits - math.frexp(_largest(x))[1]
     found: Wide = x * 2.0**power
     return np.rint(found, out=found), power
+
+
+def _largest(x: Wide) -> float:
+    return max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))

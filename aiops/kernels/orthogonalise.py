@@ -25,7 +25,7 @@ NOTHING = 1e-30
 Its last bits would stay for ever, as half of the least float32 is rounded to that.
 """
 
-_TINY = 1e-12
+TINY = 1e-12
 """The length of a block, beside the matrix's largest value, below which it counts as zeros."""
 
 
@@ -89,7 +89,7 @@ def _blocks(x: Any) -> Any:
     blocks themselves are read twice.
     """
     norm = (x * x).sum(axis=(1, 2), keepdims=True) ** 0.5
-    x = x * (norm >= _TINY) / (norm + (norm < _TINY))
+    x = x * (norm >= TINY) / (norm + (norm < TINY))
     gram, made = x @ x.swapaxes(1, 2), None
     for number, (a, b, c) in enumerate(STEPS):
         step = c * (gram @ gram) + b * gram

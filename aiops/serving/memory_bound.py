@@ -7,6 +7,7 @@ usually holds. Each of its terms is held by the part of the server that takes th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from aiops.engine.membership import DEPARTED
 from aiops.engine.steady_rows import ROOM as HEAD_BUFFERS
 from aiops.filters.choice import most_bytes
 from aiops.model.layout import Layout
+from aiops.model.matrices import as_matrix
 from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.net.memory_use import resident
 from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
@@ -31,6 +33,9 @@ _PROGRAM = 256 << 20
 
 _CONNECTION, _TLS = 48 << 10, 128 << 10
 """Bytes of one connection (its buffer of 16 KiB, the objects), and what TLS adds to them."""
+
+_DIRECTIONS = 32
+"""Bytes for each element of the largest matrix, while its direction is made: in float64."""
 
 _CLIENT, _TENSOR = 16 << 10, 32
 """Bytes of one client that is remembered (its last answers, its account), and of each tensor."""
@@ -56,6 +61,8 @@ class Holdings:
         Whether the state is kept (``--state``), so that it is captured for snapshots.
     gathered
         The gradients of a step that are held each, and not added up.
+    directs
+        Whether directions are made of sums of gradients.
     """
 
     connections: int
@@ -65,6 +72,7 @@ class Holdings:
     tls: bool = False
     kept: bool = False
     gathered: int = 1
+    directs: bool = False
 
 
 def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mapping[str, int]:
@@ -80,8 +88,10 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
     """
     if layout is None:
         nbytes, wide, tensors = options.max_model, options.max_model, 0
+        largest = nbytes // 4
     else:
         nbytes, tensors = layout.nbytes, len(layout.tensors)
+        largest = max((math.prod(t.shape) for t in layout.tensors if as_matrix(t.shape)), default=0)
         wide = max(nbytes, 4 * layout.parameters)  # optimiser state of float16 is float32
     masters = wide > nbytes
     state = (holdings.states + masters) * wide
@@ -94,6 +104,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "workers' versions": workers * nbytes if holdings.reads else 0,
         "optimiser": state,
         "sum of gradients": holdings.gathered * wide,
+        "directions": _DIRECTIONS * largest if holdings.directs else 0,
         "receive buffers": max(ROOM, BUFFERS * nbytes),
         "rows": 4 * MAX_ROWS_BYTES + HEAD_BUFFERS,
         "kept gradients": options.recall if "skipped=reapply" in options.gate else 0,

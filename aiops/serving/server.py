@@ -157,6 +157,7 @@ class Server:
             tls=self._tls is not None,
             kept=files is not None,
             gathered=algorithm.trimming(options.workers).gathered,
+            directs=algorithm.sum_momentum(options.workers) is not None,
         )
         self._memory = MemoryBound(holdings, options, admission, self.connections.answers)
         self.run_state = run_state = RunState(

@@ -250,7 +250,8 @@ class Shard:
         if order.push:
             job.gradient = self._buffers.gradient(order.push)
             covered = job.gradient.cover.tensors
-            job.weights, job.begins_sum = work.weights_of(len(covered)), work.begins_sum
+            job.weights = work.weights_of(len(covered))
+        job.begins_sum = work.begins_sum  # also where the gradient has nothing
         if work.steps_taken:
             touched = store.layout.all if work.touched is None else work.touched
             if covered is not None and job.weights is None and not np.array_equal(touched, covered):

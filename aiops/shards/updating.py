@@ -393,7 +393,7 @@ class Updating:
         replica = job.sent is not None and self._of_replica(job.sent)
         collected = job  # for a shard that has the gradient in its sum
         if job.weights is not None and update.begun:
-            collected = replace(job, gradient=None, weights=None)
+            collected = replace(job, gradient=None, weights=None, begins_sum=False)
         for shard in sorted(update.asked - {0}):
             theirs = collected if shard in update.begun else job
             work = work_of(theirs, shard, placement, sent=sent, replica=replica)
@@ -415,3 +415,4 @@ def clip(job: UpdateJob, squares: Sequence[float]) -> None:
     job.clip = None
     if job.weights is not None:  # the first round has added it to the sum
         job.gradient = job.weights = None
+        job.begins_sum = False

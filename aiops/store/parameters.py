@@ -121,11 +121,11 @@ class UpdateJob(Update):
                     sections.append(data[s.start : s.stop].view(s.dtype))
                 return updater.whole(store.current, target, sections, self.steps, self.scalars)
             self.gradient = gradient = updater.prepared(gradient, alone=alone)
-            if self.begins_sum:
-                updater.drop_sum()
-            if self.weights is not None:
-                mine = self.weights[: len(gradient.cover.tensors)]
-                updater.accumulator.fold(gradient, mine)
+        if self.begins_sum:
+            updater.drop_sum()
+        if gradient is not None and self.weights is not None:
+            mine = self.weights[: len(gradient.cover.tensors)]
+            updater.accumulator.fold(gradient, mine)
         if not direct and (target is not None or round in _BEFORE):
             updater.direct_sum()
         if round is UpdateRound.MEASURE:

@@ -267,9 +267,8 @@ class Updater:
             calls = self._calls(update, *self._clipped(update), arrays)
             found = [call.run(compute) for call in calls]
             sums = found[0] if len(found) == 1 else np.concatenate(found)
-            if gradient is None:
-                self.accumulator.reset()  # the next gradient starts a new sum
-                self._directed = False
+        if gradient is None:
+            self._end_sum()  # the next gradient starts a new one
         compute.end(target, read_soon)
         return sums
 
@@ -296,7 +295,7 @@ class Updater:
 
     def direct_sum(self) -> None:
         """Put directions in the place of matrices' sums, once, if a step is made of those."""
-        if self._directions is not None and not self._directed:
+        if self._directions is not None and not self._directed and self.filled.any():
             accumulator = self.accumulator
             self._directions.put(accumulator.arrays, np.flatnonzero(accumulator.filled))
             accumulator.bound *= self.growth
@@ -306,6 +305,9 @@ class Updater:
         """Forget the sum in progress; if there is one, no step was made of it."""
         if self._directions is not None and self.filled.any():
             self._directions.forget()
+        self._end_sum()
+
+    def _end_sum(self) -> None:
         self._directed = False
         if self._accumulator is not None:
             self._accumulator.reset()

@@ -43,7 +43,7 @@ Examples: TypeAlias = tuple[tuple[int, int, int], ...]  # task, start, stop; at 
 MAX_COUNT = 1 << 20
 """Most mini-batches that one push may stand for; a gate keeps back a million at most."""
 
-MOST_FACTOR = 1e6
+MOST_FACTOR = 100.0
 """Most that a worker may have a learning rate multiplied by."""
 
 MAX_REASON = 256
@@ -266,7 +266,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Ranges": ("a list of [start, stop, version]", _ranges),
     "ShardTable": ("a list of [host, port, first byte]", _shard_table),
     "Gate": ("a list of two constants ≥ 0, or none", _gate),
-    "Factors": (f"a list of at most {MAX_TENSORS:,} floats from 0 to {MOST_FACTOR:,.0f}", _factors),
+    "Factors": (f"a list of at most {MAX_TENSORS:,} floats from 0 to {MOST_FACTOR:g}", _factors),
     "Versions": (f"a list of at most {1 + MAX_TABLES:,} versions", _versions),
     "Members": ("a list of [host, port, boolean]", _members),
     "Positive": ("an integer from 1 to 2⁵³−1", _positive),

@@ -10,7 +10,7 @@ import pytest
 
 import aiops
 from aiops.client.lr_factors import by_tensor, checked, in_order
-from aiops.errors import UsageError
+from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout
 from tests.support import ServerThread
 
@@ -29,9 +29,11 @@ def test_what_is_1_for_all_does_not_travel() -> None:
 @pytest.mark.parametrize(
     ("factors", "words"),
     [
-        (-0.5, "lr_factor must be from 0 to 1e"),
-        (2e6, "must be from 0 to 1e"),
-        (math.nan, "must be from 0 to 1e"),
+        (-0.5, "lr_factor must be from 0 to 100"),
+        (101, "must be from 0 to 100"),
+        (math.nan, "must be from 0 to 100"),
+        ([0.5], "must be from 0 to 100, not .0.5."),
+        ({"a": None}, "lr_factor of 'a' must be from 0 to 100, not None"),
         ({"b": -1.0}, "lr_factor of 'b' must be"),
         ({"bb": 1.0}, "no tensor 'bb'; did you mean 'b'"),
     ],
@@ -99,6 +101,56 @@ def test_steps_with_and_without_a_factor_follow_each_other() -> None:
             worker.step(GRADIENT, factor)
             seen.append(float(before - worker.params["a"][0]))
         assert seen == [0.5, 0.5, 0.5, 0.25, 0.5, 0.125, 0.125, 0.5, 0.5]
+
+
+def test_a_mapping_may_be_used_again() -> None:
+    """Those that travel in the background are a copy."""
+    with ServerThread(policy="asgd", lr=1.0, kernels="numpy") as server:
+        with aiops.Worker(server.url, MODEL, overlap=True) as worker:
+            factors = {"a": 0.0}
+            worker.step(GRADIENT, factors)
+            factors["a"] = 50.0
+            worker.push_rest()
+            worker.refresh()
+            assert worker.params["a"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"policy": "asgd", "filter": "robust"}, {"policy": "softsync", "set": {"trim": 0.2}}],
+    ids=["filter", "trim"],
+)
+def test_gradients_that_are_screened_have_none_above_1(settings: dict[str, Any]) -> None:
+    """A large factor does what a large gradient may not."""
+    with (
+        ServerThread(**settings, workers=1, lr=1.0, kernels="numpy") as server,
+        aiops.Worker(server.url, MODEL) as worker,
+    ):
+        worker.step(GRADIENT, 0.5)
+        before = worker.refresh()
+        for factor in (1.5, {"a": 100.0}):
+            with pytest.raises(BadPush, match="it may be 1 at most, as gradients are filtered"):
+                worker.step(GRADIENT, factor)
+        assert worker.refresh() == before
+
+
+def test_a_server_that_comes_back_with_another_plan_gets_what_it_says() -> None:
+    """Gradients where it makes directions, and directions where it does not."""
+    model = {"w": np.zeros((4, 6), np.float32)}
+    with ServerThread(policy="schedule-free", kernels="numpy") as server:
+        worker = aiops.Worker(server.url, model, timeout=10)
+        assert worker.directed == {"w"}
+        port = int(server.url.rpartition(":")[2])
+    with (
+        ServerThread(
+            policy="schedule-free", set={"collect": 2}, kernels="numpy", port=port
+        ) as server,
+        worker,
+    ):
+        gradient = {"w": np.ones((4, 6), np.float32)}
+        worker.step(gradient)
+        assert worker.directed == frozenset()
+        worker.step(gradient)
 
 
 def test_rows_have_them() -> None:

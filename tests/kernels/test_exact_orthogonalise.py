@@ -83,6 +83,17 @@ def test_a_block_of_zeros_beside_another() -> None:
     np.testing.assert_array_equal(found[128:], orthogonalised_exactly(matrix[128:]))
 
 
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-200, 1e-40, 1e-20, 1e-15, 1e-9, 1e-3])
+def test_a_block_of_next_to_nothing_beside_another(scale: float) -> None:
+    """As workers' directions: of zeros, or as long as the others."""
+    matrix = drawn(256, 300)
+    matrix[:128] *= scale
+    found = orthogonalised_exactly(matrix)
+    wanted = orthogonalised(matrix.astype(np.float32))
+    assert found[:128].any() == bool(wanted[:128].any()) == (scale > 1e-13)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
 def test_no_element_is_larger_than_they_say() -> None:
     """`aiops.store.sum_directions` bounds updates by it."""
     for seed in range(20):

@@ -184,6 +184,63 @@ def test_a_rate_that_rises_is_the_same_on_several_servers() -> None:
     assert gains[0] == gains[1] > 1.5
 
 
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("pushed", [["big", "big", "big", "all"], ["b", "big", "w", "all", "big"]])
+def test_sums_that_have_nothing_of_some_servers(pushed: list[str], shards: int) -> None:
+    """And directions are made of what comes there next."""
+    settings = {"collect": 2, "schedule": "constant", "rise": 1}
+    found = [pushed_one_by_one(count, settings, pushed) for count in (1, shards)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("policy", ["softsync", "schedule-free"])
+def test_a_sum_that_was_refused_is_forgotten_where_the_next_begins_without_a_part(
+    policy: str,
+) -> None:
+    """Of a matrix, its momentum too."""
+    settings = {"softsync": {"n": 1, "lr": 1e15}, "schedule-free": {"collect": 2, "lr": 1e28}}
+    found = []
+    for shards in (1, 3):
+        huge = pushed_one_by_one(shards, settings[policy], ["huge", "huge", "w", "all"], policy)
+        calm = pushed_one_by_one(shards, settings[policy], ["w", "all"], policy)
+        assert huge == calm
+        found.append(huge)
+    assert found[0] == found[1]
+
+
+def pushed_one_by_one(
+    shards: int, settings: dict[str, Any], pushed: list[str], policy: str = "schedule-free"
+) -> dict[str, bytes]:
+    """Return what comes of pushes by one worker: of one tensor each, of all, or of huge values."""
+    world = World(0, shards, policy, settings, workers=2)
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done, world.actors = True, [actor]
+    actor.connect()
+    world.settle()
+    actor.ask(actor.requests.define(model()))
+    world.settle()
+    assert actor.session.info.layout is not None
+    params = Params(actor.session.info.layout)
+    actor.ask(actor.requests.fetch(params))
+    world.settle()
+    random = np.random.default_rng(5)
+    for name in pushed:
+        scale = 9e17 if name == "huge" else 1e-15
+        grads = {
+            each: np.full_like(array, min(scale, 6e4) if array.dtype == np.float16 else scale)
+            if name == "huge"
+            else (scale * random.normal(size=array.shape)).astype(array.dtype)
+            for each, array in params.items()
+        }
+        mine = grads if name in ("all", "huge") else {name: grads[name]}
+        actor.ask(actor.requests.push(mine, params, params))
+        world.settle()
+    last = Params(actor.session.info.layout)
+    actor.ask(actor.requests.fetch(last))
+    world.settle()
+    return {name: array.tobytes() for name, array in last.items()}
+
+
 @pytest.mark.parametrize("policy", ["schedule-free collecting", "fasgd", "softsync trimmed"])
 def test_factors_of_the_learning_rate_are_those_of_one_server(policy: str) -> None:
     """Of the tensors of each push, of which some are cut."""
@@ -191,7 +248,7 @@ def test_factors_of_the_learning_rate_are_those_of_one_server(policy: str) -> No
     for shards in (1, 3):
         given = policy, POLICIES[policy]
         arrays, _receipts, _version = trained(
-            shards, *given, lr_factors={"big": 0.5, "w": 0.0, "half": 2.0, "b": 1.5}
+            shards, *given, lr_factors={"big": 0.5, "w": 0.0, "half": 0.75, "b": 1.0}
         )
         found.append({name: array.tobytes() for name, array in arrays.items()})
     assert found[0] == found[1]

@@ -68,7 +68,7 @@ class Gated(LocalStrategy):
         self._owed = np.full(self._each, self._most_ahead)  # pushes due to the least share, less 1
         self._gradients: Mapping[str, Array] = {}
         self._lr_factors: LrFactors = None  # of the newest gradient
-        self._last: list[str] = []  # the tensors that were pushed last
+        self._last: list[str] = []  # the tensors of the gradient that the server has
         self._kept = _Sum(params, self._gate) if self._gate.skipped == "accumulate" else None
         self._fresh = params  # where parameters are received
         self._model: LocalModel | None = None
@@ -171,9 +171,8 @@ class Gated(LocalStrategy):
             names = {self.params.layout.tensors[tensor].name for tensor in push.tolist()}
             arrays = {name: g for name, g in self._gradients.items() if name in names or not names}
             if arrays:
-                self._last, factors = [*arrays], self._lr_factors
                 given = self._copied(arrays), Stamp.of(self._at), into, wanted
-                return Transfer(*given, lr_factors=factors)
+                return Transfer(*given, lr_factors=self._lr_factors)
         elif self._gate.skipped == "reapply":
             at, factors = Stamp.of(self._at), self._of_last()
             return Transfer(None, at, into, wanted, again=True, lr_factors=factors)
@@ -209,6 +208,8 @@ class Gated(LocalStrategy):
                 self._level = self._gate.followed(self._level, self._statistic)
         if receipt is not None:
             self._sent_once = receipt.used
+            if receipt.used and transfer.arrays is not None:
+                self._last = [*transfer.arrays]
         if transfer.into is not None and self._fresh is not self.params:
             if self._at is self.params:
                 self._at = Stamp.of(self.params)

@@ -276,7 +276,7 @@ class Client(Facade, Closing):
             than they are. The receipt's staleness is the number of pushes that the table has had
             since, and the learning rate is modulated with it.
         lr_factor
-            What the learning rate is multiplied by, from 0 to 1e6. Default: 1.
+            What the learning rate is multiplied by, from 0 to 100. Default: 1.
 
         Returns
         -------

@@ -159,7 +159,7 @@ class Worker(WorkerFacade, Closing):
             GPU. Or a function params → gradients: some policies need one, as they refuse a stale
             gradient and have it computed again.
         lr_factor
-            What the learning rate of this step is multiplied by, from 0 to 1e6: a schedule of the
+            What the learning rate of this step is multiplied by, from 0 to 100: a schedule of the
             worker's own, beside the server's. One number for all tensors, or numbers by name; of
             the tensors that are left out it is 1. Default: 1. A push of several mini-batches has
             that of the last. Under local steps it is the worker's own rate that is multiplied.

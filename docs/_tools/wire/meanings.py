@@ -136,9 +136,10 @@ MEANINGS: Mapping[str, str] = {
     " model version held (−1: none; one not reached counts as −1). `have` then does not count.",
     "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
     " false.",
-    "lr_factors": "What the learning rate of the step is multiplied by, each from 0 to 1,000,000:"
+    "lr_factors": "What the learning rate of the step is multiplied by, each from 0 to 100:"
     " none (1), one for all tensors, or one for each tensor of the gradient, in order. Of rows,"
-    " none or one. It is a worker's own schedule, beside the server's.",
+    " none or one. It is a worker's own schedule, beside the server's. A server with filters, or"
+    " with trimmed means, refuses factors above 1 of tensors.",
     "count": "The number of mini-batches whose gradients the push is made of: at least 1. In a"
     " schedule of examples or tokens it counts as one without a gate that accumulates, and as"
     " `longest` + 1 at most with one.",
