@@ -105,14 +105,16 @@ def test_steps_with_and_without_a_factor_follow_each_other() -> None:
 
 def test_a_mapping_may_be_used_again() -> None:
     """Those that travel in the background are a copy."""
-    with ServerThread(policy="asgd", lr=1.0, kernels="numpy") as server:
-        with aiops.Worker(server.url, MODEL, overlap=True) as worker:
-            factors = {"a": 0.0}
-            worker.step(GRADIENT, factors)
-            factors["a"] = 50.0
-            worker.push_rest()
-            worker.refresh()
-            assert worker.params["a"].tolist() == [1.0, 1.0, 1.0]
+    with (
+        ServerThread(policy="asgd", lr=1.0, kernels="numpy") as server,
+        aiops.Worker(server.url, MODEL, overlap=True) as worker,
+    ):
+        factors = {"a": 0.0}
+        worker.step(GRADIENT, factors)
+        factors["a"] = 50.0
+        worker.push_rest()
+        worker.refresh()
+        assert worker.params["a"].tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
