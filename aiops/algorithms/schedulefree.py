@@ -139,7 +139,7 @@ class ScheduleFree(Algorithm):
     momentum, in memory, and 50 to 60 ms of one thread for a matrix of 1024 × 1024, once for n
     gradients (`aiops.kernels.exact_orthogonalise`: a standby and a replay have the same bits). A
     matrix that is cut over several servers is one matrix for each piece. If a step is refused, the
-    momentum begins anew. A server that is not told ``--workers`` collects none.
+    momenta of its matrices begin anew. A server that is not told ``--workers`` collects none.
 
     A direction is as long as the gradient of its own mini-batch. So a mini-batch of which all is
     learnt moves little, a matrix that is frozen is not driven on by its momentum, and ``clip``

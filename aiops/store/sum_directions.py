@@ -10,7 +10,7 @@ for each sum. Standbys, followers and replays have the same bits
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -75,11 +75,7 @@ class SumDirections:
         tensors
             int64, the tensors that it has.
         """
-        matrices = [each for each in tensors.tolist() if each in self._matrices]
-        for number, section in enumerate(self._layout.sections):
-            mine = [each for each in matrices if section.first <= each < section.last]
-            if not mine:
-                continue
+        for number, mine in self._matrices_of(tensors):
             compute, given, kept = self._compute, sums[number], self.momenta[number]
             values, momenta = compute.on_host(given), compute.on_host(kept)
             for index in mine:
@@ -100,10 +96,24 @@ class SumDirections:
         )
         values[:] = (orthogonalised_exactly(momentum.reshape(shape)) * length).reshape(-1)
 
-    def forget(self) -> None:
-        """Begin anew: a step was refused, and its gradients are in the momenta."""
-        for array in self.momenta:
-            self._compute.fill(array, _clear)
+    def forget(self, tensors: Ints) -> None:
+        """Begin anew with some tensors: a step was refused that may have been made of theirs."""
+        for number, mine in self._matrices_of(tensors):
+            kept = self.momenta[number]
+            momenta = self._compute.on_host(kept)
+            for index in mine:
+                place, shape = self._matrices[index]
+                momenta[place : place + math.prod(shape)] = 0
+            if momenta is not kept:
+                self._compute.fill(kept, partial(_copy, momenta))
+
+    def _matrices_of(self, tensors: Ints) -> Iterator[tuple[int, list[int]]]:
+        """Yield each section that has matrices of these tensors, by its number, and those."""
+        matrices = [each for each in tensors.tolist() if each in self._matrices]
+        for number, section in enumerate(self._layout.sections):
+            mine = [each for each in matrices if section.first <= each < section.last]
+            if mine:
+                yield number, mine
 
 
 def _shape(layout: Layout, index: int) -> tuple[int, int] | None:
@@ -124,7 +134,3 @@ def growth(layout: Layout) -> float:
 
 def _copy(found: Array, target: Array) -> None:
     target[:] = found
-
-
-def _clear(target: Array) -> None:
-    target[:] = 0

@@ -303,8 +303,8 @@ class Updater:
 
     def drop_sum(self) -> None:
         """Forget the sum in progress; if there is one, no step was made of it."""
-        if self._directions is not None and self.filled.any():
-            self._directions.forget()
+        if self._directions is not None:
+            self._directions.forget(np.flatnonzero(self.filled))
         self._end_sum()
 
     def _end_sum(self) -> None:

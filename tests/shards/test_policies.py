@@ -204,7 +204,8 @@ def test_a_sum_that_was_refused_is_forgotten_where_the_next_begins_without_a_par
         huge = pushed_one_by_one(shards, settings[policy], ["huge", "huge", "w", "all"], policy)
         calm = pushed_one_by_one(shards, settings[policy], ["w", "all"], policy)
         assert huge == calm
-        found.append(huge)
+        some = [*["all"] * 4, *["huge half"] * 2, *["all"] * 4]  # not of the matrix "w"
+        found.append((huge, pushed_one_by_one(shards, settings[policy], some, policy)))
     assert found[0] == found[1]
 
 
@@ -225,14 +226,15 @@ def pushed_one_by_one(
     world.settle()
     random = np.random.default_rng(5)
     for name in pushed:
-        scale = 9e17 if name == "huge" else 1e-15
+        scale = 9e17 if "huge" in name else 1e-15
         grads = {
             each: np.full_like(array, min(scale, 6e4) if array.dtype == np.float16 else scale)
-            if name == "huge"
+            if "huge" in name
             else (scale * random.normal(size=array.shape)).astype(array.dtype)
             for each, array in params.items()
         }
-        mine = grads if name in ("all", "huge") else {name: grads[name]}
+        chosen = name.removeprefix("huge ").split()
+        mine = grads if name in ("all", "huge") else {each: grads[each] for each in chosen}
         actor.ask(actor.requests.push(mine, params, params))
         world.settle()
     last = Params(actor.session.info.layout)
