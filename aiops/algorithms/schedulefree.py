@@ -132,14 +132,14 @@ class ScheduleFree(Algorithm):
     where the direction is made, and as much again until the step is taken: a gradient counts in it
     then, and not if it was refused, or its step raised the error of an earlier one.
 
-    Of many workers the server collects gradients: with λ of them (``--workers``) an update is of
-    n = ⌊λ/16⌋ gradients, and so of one up to 31 workers. Then the workers push gradients as they
-    are, and the server makes the momentum and the directions of their mean: a direction says the
-    less, the fewer examples it is made of, and τ̄ is λ/n. No worker waits. It costs the server a
-    momentum, in memory, and 50 to 60 ms of one thread for a matrix of 1024 × 1024, once for n
-    gradients (`aiops.kernels.exact_orthogonalise`: a standby and a replay have the same bits). A
-    matrix that is cut over several servers is one matrix for each piece. If a step is refused, the
-    momenta of its matrices begin anew. A server that is not told ``--workers`` collects none.
+    Of many workers the server collects gradients: with λ of them (``--workers``) an update is of n
+    = ⌊λ/16⌋ gradients, and so of one up to 31 workers. Then the workers push gradients as they are,
+    and the server makes the momentum and the directions of their mean: a direction says the less,
+    the fewer examples it is made of, and τ̄ is λ/n. No worker waits. It costs the server a
+    momentum, in memory, and 22 ms of one thread for a matrix of 1024 × 1024, once for n gradients
+    (`aiops.kernels.exact_orthogonalise`: a standby and a replay have the same bits). A matrix that
+    is cut over several servers is one matrix for each piece. If a step is refused, the momenta of
+    its matrices begin anew. A server that is not told ``--workers`` collects none.
 
     A direction is as long as the gradient of its own mini-batch. So a mini-batch of which all is
     learnt moves little, a matrix that is frozen is not driven on by its momentum, and ``clip``

@@ -44,14 +44,16 @@ def orthogonalised_exactly(matrix: Array) -> Array:
         float64[m, n], of elements up to 1.1 in magnitude.
     """
     wide = matrix.shape[0] <= matrix.shape[1]
-    given = np.ascontiguousarray(matrix if wide else matrix.T, np.float64)
-    found = np.zeros_like(given)
-    largest = _largest(given)
-    if largest >= NOTHING:
-        for first, rows, count in block_groups(len(given)):
-            for start in range(first, first + rows * count, rows):
-                found[start : start + rows] = _block(given[start : start + rows], TINY * largest)
-    return found if wide else found.T
+    found, largest = np.zeros(matrix.shape), _largest(matrix)
+    if largest < NOTHING:
+        return found
+    for first, rows, count in block_groups(min(matrix.shape)):
+        for start in range(first, first + rows * count, rows):
+            # A tall matrix is not transposed, which would take longer than the products.
+            part = np.s_[start : start + rows] if wide else np.s_[:, start : start + rows]
+            block = np.ascontiguousarray(matrix[part], np.float64)
+            found[part] = _block(block, TINY * largest, wide=wide)
+    return found
 
 
 def exact_product(a: Wide, b: Wide) -> Wide:
@@ -65,15 +67,15 @@ def exact_product(a: Wide, b: Wide) -> Wide:
     return (p @ q) * 2.0 ** -(low + high)
 
 
-def _block(x: Wide, least: float) -> Wide:
-    """Orthogonalise the rows of one block, float64[rows, n], rows ≤ n.
+def _block(x: Wide, least: float, *, wide: bool) -> Wide:
+    """Orthogonalise one block: its rows if it is ``wide``, or else its columns.
 
     ``least``: the length below which it counts as zeros.
     """
     if _largest(x) * math.sqrt(x.size) < least:  # it is not longer than that
         return np.zeros_like(x)
-    integers, power = _integers(x, _bits(x.shape[1]))
-    gram = integers @ integers.T
+    integers, power = _integers(x, _bits(max(x.shape)))
+    gram = integers @ integers.T if wide else integers.T @ integers
     # In integers of 64 bits, as more than 2**53 may come together.
     square = float(int(gram.diagonal().astype(np.int64).sum()))
     if math.sqrt(square) < least * 2.0**power:
@@ -88,7 +90,8 @@ def _block(x: Wide, least: float) -> Wide:
             gram = exact_product(exact_product(step, gram), step)
     assert made is not None
     rounded, low = _integers(made, _bits(len(made)))
-    return (rounded @ integers) * (2.0**-low / math.sqrt(square))
+    product = rounded @ integers if wide else integers @ rounded.T
+    return product * (2.0**-low / math.sqrt(square))
 
 
 def _bits(terms: int) -> int:
@@ -106,5 +109,5 @@ def _integers(x: Wide, bits: int) -> tuple[Wide, int]:
     return np.rint(found, out=found), power
 
 
-def _largest(x: Wide) -> float:
+def _largest(x: Array) -> float:
     return max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
