@@ -25,7 +25,7 @@ _MOST = 4096
 """The most gradients of an update."""
 
 _WORKERS_EACH = 16
-"""The workers for each of whom, beyond the first such number, an update takes one gradient more."""
+"""Workers for each gradient of an update, by default."""
 
 _STRAIGHT, _OF_STALENESS, _OF_GAIN = 1.4, 0.5, 0.5
 """When the rate rises: ρ > (1.4 + τ̄/2) · √gain (`ScheduleFree`)."""
@@ -71,7 +71,11 @@ def schedule_free(
 
 
 class CollectedSteps(EveryNth):
-    """Take a step after every ``count`` gradients; rows of tables are updated push by push."""
+    """Take a step after every ``count`` gradients; rows of tables are updated push by push.
+
+    `push` is overridden because what a class says of rows holds for its own `push` alone: softsync
+    and fedbuff, whose steps are sums, may not say it.
+    """
 
     rows_at_once = True
 
@@ -132,14 +136,14 @@ class ScheduleFree(Algorithm):
     where the direction is made, and as much again until the step is taken: a gradient counts in it
     then, and not if it was refused, or its step raised the error of an earlier one.
 
-    Of many workers the server collects gradients: with λ of them (``--workers``) an update is of n
-    = ⌊λ/16⌋ gradients, and so of one up to 31 workers. Then the workers push gradients as they are,
-    and the server makes the momentum and the directions of their mean: a direction says the less,
-    the fewer examples it is made of, and τ̄ is λ/n. No worker waits. It costs the server a
-    momentum, in memory, and 22 ms of one thread for a matrix of 1024 × 1024, once for n gradients
-    (`aiops.kernels.exact_orthogonalise`: a standby and a replay have the same bits). A matrix that
-    is cut over several servers is one matrix for each piece. If a step is refused, the momenta of
-    its matrices begin anew. A server that is not told ``--workers`` collects none.
+    From 32 workers on (``--workers``) the server collects gradients: an update is of n = ⌊λ/16⌋ of
+    them, and of one with fewer workers. Workers then push their gradients as they are, and the
+    server makes the direction of the mean gradient, with a momentum of its own: the direction of a
+    gradient of few examples is mostly noise. No worker waits, and τ̄ is λ/n. The server keeps the
+    momentum in memory, and an update takes 22 ms of one thread for a matrix of 1024 × 1024
+    (`aiops.kernels.exact_orthogonalise`: a standby and a replay have the same bits). If a matrix is
+    cut over several servers, each makes the direction of its piece. If a step is refused, the
+    momenta of its matrices become 0. Without ``--workers`` the server collects no gradients.
 
     A direction is as long as the gradient of its own mini-batch. So a mini-batch of which all is
     learnt moves little, a matrix that is frozen is not driven on by its momentum, and ``clip``

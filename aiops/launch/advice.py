@@ -206,13 +206,13 @@ class Advice:
         if job.rate is None:
             line = ["aiops", "run", "--workers", str(job.workers), *self.flags, "train.py"]
             return [ahead + shlex.join(line)]
-        counted = self.policy in _COUNTED and job.workers >= _COUNTED[self.policy]
+        counted = self.policy in COUNTED and job.workers >= COUNTED[self.policy]
         count = ["--workers", str(job.workers)] if counted else []
         server = ["aiops", "serve", *self.flags, *count, "--host", "0.0.0.0"]
         return [shlex.join(server), f"{ahead}AIOPS_URL=aiops://SERVER:7171 python train.py"]
 
 
-_COUNTED = {"diloco": 1, "schedule-free": 32}
+COUNTED = {"diloco": 1, "schedule-free": 32}
 """Of those advised, which go by the number of workers, and from how many workers on."""
 
 

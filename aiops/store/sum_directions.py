@@ -1,6 +1,6 @@
 """Make directions of collected gradients: those of the mean, which no worker has.
 
-A direction (`aiops.client.strategies.directions`) says the less the fewer examples it is made of,
+The direction (`aiops.client.strategies.directions`) of a gradient of few examples is mostly noise,
 and a mean of directions is not the direction of the mean. So where the server collects gradients,
 workers push them as they are, and the momentum and the directions of matrices are made here, once
 for each sum. Standbys, followers and replays have the same bits
@@ -97,7 +97,7 @@ class SumDirections:
         values[:] = (orthogonalised_exactly(momentum.reshape(shape)) * length).reshape(-1)
 
     def forget(self, tensors: Ints) -> None:
-        """Begin anew with some tensors: a step was refused that may have been made of theirs."""
+        """Set the momenta of some tensors to 0: they have the gradients of a refused step."""
         for number, mine in self._matrices_of(tensors):
             kept = self.momenta[number]
             momenta = self._compute.on_host(kept)

@@ -17,6 +17,7 @@ from aiops.cli.main import command
 from aiops.client.strategies import no_overlap
 from aiops.engine.engine import Engine
 from aiops.errors import UsageError
+from aiops.launch import advice
 from aiops.launch.advice import EXCHANGES, KINDS, RULES, TrainingJob, advise
 from aiops.serving.config import Config
 
@@ -46,6 +47,12 @@ def config_of(line: str) -> Config:
         if getattr(found.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
     return Config(**given, token="of the environment")
+
+
+def test_the_server_is_told_the_workers_from_which_on_it_collects() -> None:
+    least = advice.COUNTED["schedule-free"]
+    algorithm = find("schedule-free").make({})
+    assert (algorithm.gathered(least - 1), algorithm.gathered(least)) == (1, 2)
 
 
 def test_every_job_has_a_command_that_the_server_takes() -> None:
