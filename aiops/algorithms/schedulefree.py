@@ -12,7 +12,7 @@ from aiops.algorithms.per_tensor import PerTensor
 from aiops.algorithms.policies import EveryNth
 from aiops.algorithms.schedules import UPDATES
 from aiops.kernels.rule import Rule
-from aiops.kernels.vocabulary import Array, Scalar, maximum, sqrt, where
+from aiops.kernels.vocabulary import Array, Scalar, sqrt
 from aiops.model.matrices import as_matrix
 
 _SIDE = 64
@@ -26,6 +26,9 @@ _MOST = 4096
 
 _WORKERS_EACH = 16
 """Workers for each gradient of an update, by default."""
+
+_MOST_PER_RATE = 1e30
+"""The most that 1/α counts as: of a float32, too, it is finite."""
 
 _STRAIGHT, _OF_STALENESS, _OF_GAIN = 1.4, 0.5, 0.5
 """When the rate rises: ρ > (1.4 + τ̄/2) · √gain (`ScheduleFree`)."""
@@ -46,16 +49,17 @@ def schedule_free(
     ahead: Scalar,
     bend: Scalar,
     decay: Scalar,
-    unit: Scalar,
+    per_rate: Scalar,
+    weight: Scalar,
     beta2: Scalar,
     one_minus_beta2: Scalar,
     eps: Scalar,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
 
-    The gauge is above 0 where this step goes on in the direction of z − x. It is 0 where the rate
-    is 0, of tensors that keep their values. It is a sixteenth of what it measures: a sum counts 64
-    of one element at most.
+    The gauge is above 0 where this step goes on in the direction of z − x. Its ``weight`` is 0
+    where the rate is 0, of tensors that keep their values, and else a sixteenth: a sum counts 64 of
+    one element at most. ``per_rate`` is 1/α: to divide each element takes a GPU longer.
     """
     s = beta2 * s + one_minus_beta2 * (g * g)
     e = g / (root * sqrt(s) + eps)
@@ -66,8 +70,7 @@ def schedule_free(
     x = x + share * u
     u = rest * u
     o = lean * u - ahead * d
-    against = where(unit > 0, bend * e, 0)
-    return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + against)
+    return x + o, s, u, o, -weight * e * (per_rate * gone + bend * e)
 
 
 class CollectedSteps(EveryNth):
@@ -263,7 +266,8 @@ class ScheduleFree(Algorithm):
             "one_minus_beta2": 1 - self.beta2,
             "eps": self.eps,
         }
-        names = ("pace", "root", "share", "rest", "lean", "ahead", "bend", "decay", "unit")
+        of_update = ("pace", "root", "share", "rest", "lean", "ahead", "bend")
+        names = (*of_update, "decay", "per_rate", "weight")
         states = {"s": 0.0, "u": 0.0, "o": 0.0}
         return Rule(schedule_free, states, constants, scalars=names, gauge=True)
 
@@ -294,9 +298,10 @@ class ScheduleFree(Algorithm):
         return (*super().patterned, "weight_decay")
 
     def tensor_scalars(self, tensor: str, shape: Sequence[int] = ()) -> tuple[float, ...]:
-        """Return the decay of a tensor, and its learning rate without a schedule."""
+        """Return the decay of a tensor, 1/α without a schedule, and its weight in the gauge."""
         decay = PerTensor.of(self.per_tensor).value("weight_decay", tensor, self.weight_decay)
-        return decay, self.lr * self.rate_factor(tensor, shape)
+        rate = self.lr * self.rate_factor(tensor, shape)
+        return (decay, min(1 / rate, _MOST_PER_RATE), 0.0625) if rate else (decay, 0.0, 0.0)
 
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return √(64/m) of a matrix whose longer side is m, if workers push directions of it."""

@@ -21,9 +21,14 @@ THREADS = 128
 TILE = 2048
 """Elements of a tile, which the threads of a block process together."""
 
-GROUP = 4
+GROUP = 8
 """Elements of which a thread reads everything before it writes any: their reads are under way at
-once, which the compiler cannot arrange itself, as a write may be to what is read next."""
+once, which the compiler cannot arrange itself, as a write may be to what is read next. In float64
+half as many, which are as many registers."""
+
+BLOCKS, BLOCKS_WITHOUT_STATE = 4, 6
+"""Blocks that a multiprocessor is to have room for at once: of 512 threads each may have 128
+registers. Without a bound the compiler takes fewer registers than that, and reads less at once."""
 
 _REAL = {"float32": "float", "float64": "double"}
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -91,6 +96,7 @@ class _CudaWriter:
     def __init__(self, program: Program, kinds: ArrayTypes) -> None:
         self._program, self._kinds = program, kinds
         self._real = _REAL[kinds.real]
+        self._group_size = GROUP if self._real == "float" else GROUP // 2
         self._master = kinds.wire != kinds.real
         self._wire = "unsigned short" if self._master else "real"
         self._dialect = _CudaDialect(self._real)
@@ -98,10 +104,12 @@ class _CudaWriter:
 
     def text(self) -> KernelSource:
         parameters, body = self._parameters(), self._body()
+        blocks = BLOCKS if self._program.states else BLOCKS_WITHOUT_STATE
         listed = ",\n".join(f"    {kind} {name}".replace("* ", "*") for kind, name in parameters)
         source = (
             f"{self._header()}\ntypedef {self._real} real;\n\n{pieces(self._needs)}\n"
-            f'extern "C" __global__ void __launch_bounds__({THREADS}) update(\n{listed}) {{\n'
+            f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks}) update(\n'
+            f"{listed}) {{\n"
             f"{textwrap.indent(body, '    ')}}}\n"
         )
         return KernelSource("update", source, tuple(parameters))
@@ -173,7 +181,7 @@ class _CudaWriter:
             "const real _factor = (real)_scale;",
             *numbers,
             *(["long long _sum = 0;"] if summed else []),
-            f"const unsigned _ahead = {GROUP} * blockDim.x;",
+            f"const unsigned _ahead = {self._group_size} * blockDim.x;",
             "for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {",
             *(f"    {line}" for line in self._group()),
             "}",
@@ -184,9 +192,10 @@ class _CudaWriter:
     def _group(self) -> list[str]:
         """Return the statements for the elements ``_at``, ``_at + blockDim.x`` and so on."""
         loaded = self._loaded()
-        declared = ", ".join(f"{name}[{GROUP}]" for name, _source in loaded)
+        size = self._group_size
+        declared = ", ".join(f"{name}[{size}]" for name, _source in loaded)
         reads = [f"{name}[_k] = {source};" for name, source in loaded]
-        return [f"real {declared};", *_each(reads), *_each(self._element())]
+        return [f"real {declared};", *_each(size, reads), *_each(size, self._element())]
 
     def _loaded(self) -> list[tuple[str, str]]:
         """Return the arrays that hold what is read of a group, each with what fills it."""
@@ -314,11 +323,11 @@ def _read(name: str) -> str:
     return f"_{spelt(name)}_read"
 
 
-def _each(statements: Sequence[str]) -> list[str]:
-    """Return a loop over the elements ``_i`` of a group; ``_k`` counts them."""
+def _each(size: int, statements: Sequence[str]) -> list[str]:
+    """Return a loop over the elements ``_i`` of a group of that size; ``_k`` counts them."""
     return [
         "#pragma unroll",
-        f"for (int _k = 0; _k < {GROUP}; _k++) {{",
+        f"for (int _k = 0; _k < {size}; _k++) {{",
         "    const long long _i = _at + _k * blockDim.x;",
         "    if (_i < _end) {",
         *(f"        {statement}" for statement in statements),

@@ -71,7 +71,7 @@ static __device__ __forceinline__ unsigned short _to_fp16(float value) {
     return sign | (bits + 0xc8000fffu + (bits >> 13 & 1u)) >> 13;
 }
 
-extern "C" __global__ void __launch_bounds__(128) update(
+extern "C" __global__ void __launch_bounds__(128, 4) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -103,11 +103,11 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const real last = (real)_numbers[_count + _row * 2];
     const real _share_ = (real)_numbers[_count + _row * 2 + 1];
     long long _sum = 0;
-    const unsigned _ahead = 4 * blockDim.x;
+    const unsigned _ahead = 8 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
-        real _w[4], _g[4], _old_read[4], _seen_read[4], _m_read[4], _k_read[4];
+        real _w[8], _g[8], _old_read[8], _seen_read[8], _m_read[8], _k_read[8];
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 _w[_k] = _base[_i];
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
             }
         }
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 real step = _step_;

@@ -40,7 +40,7 @@ static __device__ __forceinline__ long long _fixed(real x) {
     return (long long)(x > -cap ? x : -cap);
 }
 
-extern "C" __global__ void __launch_bounds__(128) update(
+extern "C" __global__ void __launch_bounds__(128, 4) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,

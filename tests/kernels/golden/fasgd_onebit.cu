@@ -56,7 +56,7 @@ static __device__ __forceinline__ float _onebit(
     return __uint_as_float(_word_at(payload + 4 * block) | negative);
 }
 
-extern "C" __global__ void __launch_bounds__(128) update(
+extern "C" __global__ void __launch_bounds__(128, 4) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -89,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
     long long _sum = 0;
-    const unsigned _ahead = 4 * blockDim.x;
+    const unsigned _ahead = 8 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
-        real _w[4], _g[4], _n_read[4], _b_read[4], _v_read[4];
+        real _w[8], _g[8], _n_read[8], _b_read[8], _v_read[8];
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 _w[_k] = _base[_i];
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
             }
         }
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 real w = _w[_k];

@@ -32,7 +32,7 @@ static __device__ __forceinline__ real _flushed(real x) {
     return fabs(x) < least ? x * (real)0 : x;
 }
 
-extern "C" __global__ void __launch_bounds__(128) update(
+extern "C" __global__ void __launch_bounds__(128, 4) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -64,11 +64,11 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
     const real unbias = (real)_numbers[_count + _row];
-    const unsigned _ahead = 4 * blockDim.x;
+    const unsigned _ahead = 8 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
-        real _w[4], _g[4], _sent_read[4], _m_read[4], _c_read[4];
+        real _w[8], _g[8], _sent_read[8], _m_read[8], _c_read[8];
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 _w[_k] = _base[_i];
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
             }
         }
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 real w = _w[_k];

@@ -16,16 +16,17 @@
 //         ahead: Scalar,
 //         bend: Scalar,
 //         decay: Scalar,
-//         unit: Scalar,
+//         per_rate: Scalar,
+//         weight: Scalar,
 //         beta2: Scalar,
 //         one_minus_beta2: Scalar,
 //         eps: Scalar,
 //     ) -> tuple[Array, Array, Array, Array, Array]:
 //         """One update: ``w`` is ŷ, ``u`` is z − x, ``o`` is ŷ − x; ``rest`` is 1 − ``share``.
 //
-//         The gauge is above 0 where this step goes on in the direction of z − x. It is 0 where the rate
-//         is 0, of tensors that keep their values. It is a sixteenth of what it measures: a sum counts 64
-//         of one element at most.
+//         The gauge is above 0 where this step goes on in the direction of z − x. Its ``weight`` is 0
+//         where the rate is 0, of tensors that keep their values, and else a sixteenth: a sum counts 64 of
+//         one element at most. ``per_rate`` is 1/α: to divide each element takes a GPU longer.
 //         """
 //         s = beta2 * s + one_minus_beta2 * (g * g)
 //         e = g / (root * sqrt(s) + eps)
@@ -36,14 +37,9 @@
 //         x = x + share * u
 //         u = rest * u
 //         o = lean * u - ahead * d
-//         against = where(unit > 0, bend * e, 0)
-//         return x + o, s, u, o, -0.0625 * e * (gone / maximum(unit, 1e-30) + against)
+//         return x + o, s, u, o, -weight * e * (per_rate * gone + bend * e)
 
 typedef float real;
-
-static __device__ __forceinline__ real _maximum(real x, real y) {
-    return (x != x ? x : y != y ? y : x > y ? x : y) + (real)0;
-}
 
 static __device__ __forceinline__ real _sqrt(real x) { return sqrt(x); }
 
@@ -59,7 +55,7 @@ static __device__ __forceinline__ long long _fixed(real x) {
     return (long long)(x > -cap ? x : -cap);
 }
 
-extern "C" __global__ void __launch_bounds__(128) update(
+extern "C" __global__ void __launch_bounds__(128, 4) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -89,21 +85,22 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    const real pace = (real)_numbers[_count + _row * 9];
-    const real root = (real)_numbers[_count + _row * 9 + 1];
-    const real share = (real)_numbers[_count + _row * 9 + 2];
-    const real rest = (real)_numbers[_count + _row * 9 + 3];
-    const real lean = (real)_numbers[_count + _row * 9 + 4];
-    const real ahead = (real)_numbers[_count + _row * 9 + 5];
-    const real bend = (real)_numbers[_count + _row * 9 + 6];
-    const real decay = (real)_numbers[_count + _row * 9 + 7];
-    const real unit = (real)_numbers[_count + _row * 9 + 8];
+    const real pace = (real)_numbers[_count + _row * 10];
+    const real root = (real)_numbers[_count + _row * 10 + 1];
+    const real share = (real)_numbers[_count + _row * 10 + 2];
+    const real rest = (real)_numbers[_count + _row * 10 + 3];
+    const real lean = (real)_numbers[_count + _row * 10 + 4];
+    const real ahead = (real)_numbers[_count + _row * 10 + 5];
+    const real bend = (real)_numbers[_count + _row * 10 + 6];
+    const real decay = (real)_numbers[_count + _row * 10 + 7];
+    const real per_rate = (real)_numbers[_count + _row * 10 + 8];
+    const real weight = (real)_numbers[_count + _row * 10 + 9];
     long long _sum = 0;
-    const unsigned _ahead = 4 * blockDim.x;
+    const unsigned _ahead = 8 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
-        real _w[4], _g[4], _s_read[4], _u_read[4], _o_read[4];
+        real _w[8], _g[8], _s_read[8], _u_read[8], _o_read[8];
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 _w[_k] = _base[_i];
@@ -114,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
             }
         }
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 real w = _w[_k];
@@ -126,7 +123,6 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 real d;
                 real x;
                 real gone;
-                real against;
                 s = ((beta2 * s) + (one_minus_beta2 * (g * g)));
                 e = (g / ((root * _sqrt(s)) + eps));
                 d = ((step * pace) * (e + (decay * w)));
@@ -136,12 +132,11 @@ extern "C" __global__ void __launch_bounds__(128) update(
                 x = (x + (share * u));
                 u = (rest * u);
                 o = ((lean * u) - (ahead * d));
-                against = ((unit > 0x0.0p+0f) ? (bend * e) : 0x0.0p+0f);
                 const real _w0 = x + o;
                 const real _w1 = s;
                 const real _w2 = u;
                 const real _w3 = o;
-                const real _w4 = ((-0x1.0p-4f) * e) * ((gone / _maximum(unit, 0x1.4484cp-100f)) + against);
+                const real _w4 = ((-weight) * e) * ((per_rate * gone) + (bend * e));
                 _target[_i] = _w0;
                 _s_[_i] = _flushed(_w1);
                 _u_[_i] = _flushed(_w2);

@@ -8,7 +8,7 @@
 typedef float real;
 
 
-extern "C" __global__ void __launch_bounds__(128) update(
+extern "C" __global__ void __launch_bounds__(128, 6) update(
     const long long _count,
     const long long *_spans,
     const double *_numbers,
@@ -31,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(128) update(
     const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
     const real _factor = (real)_scale;
     const real step = (real)_numbers[_row];
-    const unsigned _ahead = 4 * blockDim.x;
+    const unsigned _ahead = 8 * blockDim.x;
     for (long long _at = _begin + threadIdx.x; _at < _end; _at += _ahead) {
-        real _w[4], _g[4];
+        real _w[8], _g[8];
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 _w[_k] = _base[_i];
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(128) update(
             }
         }
         #pragma unroll
-        for (int _k = 0; _k < 4; _k++) {
+        for (int _k = 0; _k < 8; _k++) {
             const long long _i = _at + _k * blockDim.x;
             if (_i < _end) {
                 real w = _w[_k];
