@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -225,6 +225,10 @@ class Params(Mapping[str, Array]):
         self._held = _NONE if held is None else _of_each(held, self.layout)
         self._versions = _NONE if each is None else _of_each(each, self.layout)
         self.connection = (client, epoch)
+
+
+Room: TypeAlias = Callable[[], Params | None]
+"""Returns room for a gradient, if there is any."""
 
 
 class Leased(Params):

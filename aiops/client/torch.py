@@ -53,7 +53,7 @@ from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
-from aiops.client.torch_arrays import finish_copies, to_array, to_tensor
+from aiops.client.torch_arrays import finish_copies, page_lock, to_array, to_tensor
 from aiops.client.torch_embedding import Embedding, embeddings_in
 from aiops.client.torch_params import fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
@@ -174,6 +174,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         values.check_decays({tensor.name: decays[tensor.group] for tensor in self._trained})
         for tensor in self._trained:
             tensor.server = to_tensor(self.worker.params[tensor.name])
+        if any(tensor.param.is_cuda for tensor in self._trained):
+            page_lock(self.worker.params)
         own = sum(
             not _torch.equal(tensor.param.detach().cpu(), tensor.server) for tensor in self._trained
         )
@@ -296,7 +298,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         found: dict[str, Any] = {}
         directed = self.worker.directed
         stay: dict[str, Any] = {}
-        devices = set()
+        devices, room = set(), self._room()
         for tensor in self._trained:
             gradient = tensor.param.grad
             if gradient is None or not gradient.numel():
@@ -310,12 +312,20 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             if tensor.name in directed:
                 stay[tensor.name] = gradient.to(tensor.server.dtype)
                 continue
-            found[tensor.name] = tensor.host(gradient)
+            found[tensor.name] = tensor.host(gradient, room)
             devices.add(gradient.device)
         if not (found or stay or self._leaves):
             raise UsageError("no parameter has a gradient: call loss.backward() before step()")
         finish_copies(devices)
         return {name: to_array(tensor) for name, tensor in found.items()} | stay
+
+    def _room(self) -> Params | None:
+        """Return room for gradients that are on CUDA devices, page-locked; None: none are."""
+        if not any(tensor.param.is_cuda for tensor in self._trained):
+            return None
+        room = self.worker.room()
+        page_lock(room)
+        return room
 
     def _check_unchanged(self) -> None:
         """Check that no frozen parameter is trained; warn of changes that will be overwritten."""
@@ -339,8 +349,10 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         """Overwrite the module's parameters with the worker's."""
         with _torch.no_grad():
             for tensor in self._trained:
-                tensor.param.copy_(tensor.server)
+                tensor.param.copy_(tensor.server, non_blocking=True)
                 tensor.seen = tensor.param._version
+        # The worker's may change in the next step.
+        finish_copies({tensor.param.device for tensor in self._trained})
 
     # ------------------------------------------------------------ the rest of an Optimizer
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch as _torch
 
+from aiops.client.params import Params
+from aiops.model.arena import Arena
 from aiops.model.layout import Array, dtype_named
 
 T = TypeVar("T")
+
+_LOCKED: WeakSet[Arena] = WeakSet()
+"""Those that were page-locked, or cannot be."""
 
 
 def to_array(tensor: Any) -> Array:
@@ -29,27 +36,33 @@ def to_tensor(array: Array) -> Any:
     return _torch.from_numpy(array)
 
 
-class HostCopy:
-    """The host's copy of a tensor, which is another one in each step.
+def page_lock(params: Params) -> None:
+    """Page-lock some arrays for copies from and to CUDA devices, as long as their arena lives.
 
-    Of one on a CUDA device it is in page-locked memory, which is kept.
+    Such copies take a seventh of the time, and do not hold up the host. Where pages cannot be
+    locked they are as they were.
     """
+    arena = params.arena
+    if arena in _LOCKED or not arena.data.nbytes:
+        return
+    _LOCKED.add(arena)
+    runtime, begin = _torch.cuda.cudart(), arena.data.ctypes.data
+    if int(runtime.cudaHostRegister(begin, arena.data.nbytes, 0)) == 0:
+        weakref.finalize(arena, runtime.cudaHostUnregister, begin).atexit = False
+        return
+    with suppress(RuntimeError):  # the next kernel is told of that error; it is none
+        _torch.zeros(1, device="cuda")
 
-    __slots__ = ("_memory",)
 
-    def __init__(self) -> None:
-        self._memory: Any = None
+def host_copy(tensor: Any, into: Array | None) -> Any:
+    """Return a tensor as a CPU tensor: itself, where it is one.
 
-    def of(self, tensor: Any) -> Any:
-        """Return a tensor as a CPU tensor: itself, where it is one.
-
-        A copy from a CUDA device may still be under way; see `finish_copies`.
-        """
-        if tensor.device.type != "cuda":
-            return tensor.cpu()
-        if self._memory is None:
-            self._memory = _torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return self._memory.copy_(tensor, non_blocking=True)
+    One on a CUDA device is copied ``into`` an array of its shape and dtype, if there is one, and
+    the copy may still be under way; see `finish_copies`.
+    """
+    if tensor.device.type != "cuda" or into is None:
+        return tensor.cpu()
+    return to_tensor(into).copy_(tensor, non_blocking=True)
 
 
 def finish_copies(devices: Iterable[Any]) -> None:

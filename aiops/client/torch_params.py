@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch as _torch
 
+from aiops.client.params import Params
 from aiops.client.sync.client import Client
-from aiops.client.torch_arrays import HostCopy, to_tensor
+from aiops.client.torch_arrays import host_copy, to_tensor
 from aiops.errors import UsageError, nearest
 
 Pairs = list[tuple[str, Any]]
@@ -23,19 +24,19 @@ _OPTIONS = {"params", "param_names", "lr", "initial_lr", "weight_decay", "name"}
 
 @dataclass(slots=True, eq=False)
 class TrainedTensor:
-    """One parameter: the module's tensor, the worker's copy, and its gradients' on the host."""
+    """One parameter: the module's tensor, and the worker's copy."""
 
     name: str
     group: int
     param: Any
     rate: float = 1.0  # the group's lr with which its gradients are pushed as they are
     server: Any = None  # shares the memory of the worker's arena
-    copy: HostCopy = field(default_factory=HostCopy)  # of its gradients
     seen: int = 0  # the parameter's own version counter after it was last overwritten
 
-    def host(self, gradient: Any) -> Any:
-        """Return a gradient as a CPU tensor of the registered dtype (see `HostCopy.of`)."""
-        return self.copy.of(gradient.to(self.server.dtype))
+    def host(self, gradient: Any, room: Params | None) -> Any:
+        """Return a gradient as a CPU tensor of the registered dtype (see `host_copy`)."""
+        into = None if room is None else room[self.name]
+        return host_copy(gradient.to(self.server.dtype), into)
 
 
 def groups_of(params: Any) -> list[tuple[dict[str, Any], Pairs]]:

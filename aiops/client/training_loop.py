@@ -23,7 +23,7 @@ import numpy as np
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.lr_factors import LrFactors, checked
-from aiops.client.params import Params
+from aiops.client.params import Params, Room
 from aiops.client.program import Program
 from aiops.client.request_kinds import Receipt
 from aiops.client.server_info import ServerInfo
@@ -204,21 +204,22 @@ class TrainingLoop:
         """Return the factors of a step's learning rates, if they may be such (`checked`)."""
         return checked(factors, self.params.layout)
 
-    def directions(self, gradients: Gradients) -> Gradients:
+    def directions(self, gradients: Gradients, room: Room) -> Gradients:
         """Return what a step is to be taken with, if some gradients are `directed`; else them.
 
-        No other thread may do it meanwhile. They count in later ones once the step is taken.
+        ``room``: see `Directions.of`. No other thread may do it meanwhile. They count in later ones
+        once the step is taken.
 
         Raises
         ------
         UsageError
             As `Directions.of`.
         """
-        return gradients if self._directions is None else self._directions.of(gradients)
+        return gradients if self._directions is None else self._directions.of(gradients, room)
 
-    def elsewhere(self, gradients: Gradients) -> Callable[[], Gradients] | None:
+    def elsewhere(self, gradients: Gradients, room: Room) -> Callable[[], Gradients] | None:
         """Return what does as `directions` in another thread, if it would hold up an event loop."""
-        return None if self._directions is None else self._directions.elsewhere(gradients)
+        return None if self._directions is None else self._directions.elsewhere(gradients, room)
 
     def step(
         self, gradients: Gradients, lr_factors: LrFactors = None, *, again: bool

@@ -1,4 +1,4 @@
-"""Orthogonalise a matrix, block by block: an array's, or a tensor's on any device."""
+"""Orthogonalise matrices, block by block: arrays, or tensors on any device."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TINY = 1e-12
 """The length of a block, beside the matrix's largest value, below which it counts as zeros."""
 
 
-def orthogonalised(matrix: Any) -> Any:
-    """Return a matrix whose blocks are nearly the orthogonal ones nearest to its own.
+def orthogonalised(matrices: Any) -> Any:
+    """Return matrices whose blocks are nearly the orthogonal ones nearest to their own.
 
     The shorter side, of m, is split in ⌈m/128⌉ blocks as equal as can be, so that the operations
     grow with m·n, and not with m²·n as they would in one piece. For b × n they are 4·b²·n (two
@@ -38,16 +38,16 @@ def orthogonalised(matrix: Any) -> Any:
 
     Parameters
     ----------
-    matrix
-        float32[m, n]: an array, or a tensor on any device, at whose values the host does not look.
-        It stays as it is.
+    matrices
+        float32[..., m, n]: an array, or a tensor on any device, at whose values the host does not
+        look. It stays as it is.
 
     Returns
     -------
     Array or tensor
-        float32[m, n]. Of each block, singular values of at least 0.005 of its length become 0.91 to
-        1.09, and smaller ones up to 223 times as large as they are beside it. Of a matrix of values
-        below 1e-30 in magnitude it returns zeros.
+        float32[..., m, n]. Of each block, singular values of at least 0.005 of its length become
+        0.91 to 1.09, and smaller ones up to 223 times as large as they are beside it. Of a matrix
+        of values below 1e-30 in magnitude it returns zeros.
 
     Source
     ------
@@ -55,15 +55,24 @@ def orthogonalised(matrix: Any) -> Any:
     Express*: those that are best one after the other, and that they are made of the small xxᵀ
     (appendix F). Khaled et al. 2025, *MuonBP*: blocks.
     """
-    wide = matrix.shape[0] <= matrix.shape[1]
-    scale = abs(matrix).max()  # first: squares of what is tiny are 0
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    scale = largest(matrices)  # first: squares of what is tiny are 0
     # A product, not a choice: the host does not wait for a device to tell the scale.
-    x = matrix * (scale >= NOTHING) / (scale + (scale < NOTHING))
-    x = x if wide else x.T
-    for first, rows, count in block_groups(x.shape[0]):
-        part = x[first : first + rows * count]
-        part[...] = _blocks(part.reshape(count, rows, -1)).reshape(part.shape)
-    return x if wide else x.T
+    x = matrices * (scale >= NOTHING) / (scale + (scale < NOTHING))
+    x = x if wide else x.swapaxes(-2, -1)
+    for first, rows, count in block_groups(x.shape[-2]):
+        part = x[..., first : first + rows * count, :]
+        blocks = part.reshape(-1, rows, part.shape[-1])
+        part[...] = _blocks(blocks).reshape(part.shape)
+    return x if wide else x.swapaxes(-2, -1)
+
+
+def largest(matrices: Any) -> Any:
+    """Return the largest magnitude of each matrix, [..., 1, 1], of an array or a tensor."""
+    found = abs(matrices)
+    if hasattr(found, "amax"):  # a tensor, whose max is of one dimension
+        return found.amax((-2, -1), keepdim=True)
+    return found.max(axis=(-2, -1), keepdims=True)
 
 
 def operations(m: int, n: int) -> int:

@@ -145,7 +145,7 @@ class TestDirections:
             return fail()
 
         def step(seed: int) -> None:
-            given = server.steps.directions(self.gradient(seed))
+            given = server.steps.directions(self.gradient(seed), lambda: None)
             drive(server.steps.step(given, again=False), carry_out)
 
         step(1)
@@ -168,7 +168,7 @@ class TestDirections:
         def refuse(order: Op) -> Any:
             raise stale
 
-        given = server.steps.directions(self.gradient(1))
+        given = server.steps.directions(self.gradient(1), lambda: None)
         if program:
             script = server.steps.step(given, again=True)
         else:
@@ -176,7 +176,7 @@ class TestDirections:
             script = server.steps.failed(stale, again=True)
         assert drive(script, refuse) is None
         assert not self.momentum(server).any()
-        given = server.steps.directions(self.gradient(2))
+        given = server.steps.directions(self.gradient(2), lambda: None)
         if program:
             assert drive(
                 server.steps.step(given, again=True), lambda order: server.carry(order.transfer)
@@ -187,10 +187,10 @@ class TestDirections:
 
     def test_a_gradient_that_could_not_be_computed_again(self) -> None:
         server = self.server({"recompute": True})
-        server.steps.directions(self.gradient(1))
+        server.steps.directions(self.gradient(1), lambda: None)
         with pytest.raises(UsageError):
             server.steps.begin(again=False)
-        server.steps.directions(self.gradient(2))
+        server.steps.directions(self.gradient(2), lambda: None)
         server.steps.took(Receipt(1, 0, 0.0, None, {}))
         np.testing.assert_array_equal(self.momentum(server), 0.5 * self.gradient(2)["w"])
 
@@ -200,7 +200,7 @@ class TestDirections:
         def lose(order: Op) -> Any:
             raise ConnectionLost("gone")
 
-        given = server.steps.directions(self.gradient(1))
+        given = server.steps.directions(self.gradient(1), lambda: None)
         with pytest.raises(ConnectionLost):
             drive(server.steps.step(given, again=False), lose)
         assert server.steps.params["w"].any()

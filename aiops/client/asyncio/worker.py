@@ -215,9 +215,9 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         """Make directions, in a thread if that takes long: the server is answered meanwhile."""
         if self._directing is not None:  # a step that was cancelled has left it
             await asyncio.wait([self._directing])
-        elsewhere = steps.elsewhere(gradients)
+        elsewhere = steps.elsewhere(gradients, self.room)
         if elsewhere is None:
-            return steps.directions(gradients)
+            return steps.directions(gradients, self.room)
         self._directing = asyncio.create_task(asyncio.to_thread(elsewhere))
         self._directing.add_done_callback(_retrieved)
         return await asyncio.shield(self._directing)

@@ -16,20 +16,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from aiops.client.dlpack import on_host
 from aiops.client.encode_push import little_endian
+from aiops.client.params import Params, Room
 from aiops.client.strategies.plan import Plan
 from aiops.codecs.base import LIMIT
 from aiops.kernels.orthogonalise import operations, orthogonalised
 from aiops.model.layout import Array, Layout
 from aiops.model.matrices import as_matrix
 
+_OfTensors: TypeAlias = Callable[[Mapping[str, Any], Params | None], dict[str, Array]]
+
 _LONG = 1e8
 """Operations that take a millisecond or a few."""
+
+
+def _no_room() -> None:
+    return None
 
 
 class Directions:
@@ -60,14 +67,14 @@ class Directions:
         self._next: dict[str, Any] = {}  # with the last gradients, until they count
         self._operations = sum(operations(*shape) for shape in shapes.values())
         # Makes those of PyTorch's tensors, once there is one.
-        self._of_tensors: Callable[[Mapping[str, Any]], dict[str, Array]] | None = None
+        self._of_tensors: _OfTensors | None = None
 
     @property
     def names(self) -> frozenset[str]:
         """Those of the tensors that are matrices."""
         return frozenset(self._momenta)
 
-    def of(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
+    def of(self, gradients: Mapping[str, Array], room: Room = _no_room) -> dict[str, Array]:
         """Return the gradients of a mini-batch, with directions in the place of matrices'.
 
         A direction has the shape and dtype of its gradient, and about its length: less if the
@@ -77,6 +84,14 @@ class Directions:
         returned as it is, and refused where it is pushed. Gradients count in later directions once
         `took` is called.
 
+        Parameters
+        ----------
+        gradients
+            By tensor.
+        room
+            Returns arrays into which directions of PyTorch's tensors on CUDA devices are copied.
+            Default: they get arrays of their own.
+
         Raises
         ------
         UsageError
@@ -84,7 +99,7 @@ class Directions:
         """
         self._next.clear()
         of_torch = {n: g for n, g in gradients.items() if n in self._momenta and _is_of_torch(g)}
-        made = self._directions_in_torch(of_torch) if of_torch else {}
+        made = self._directions_in_torch(of_torch, room) if of_torch else {}
         return {
             name: made[name] if name in made else self._direction(name, gradient)
             for name, gradient in gradients.items()
@@ -95,7 +110,9 @@ class Directions:
         self._momenta.update(self._next)
         self._next.clear()
 
-    def elsewhere(self, gradients: Mapping[str, Any]) -> Callable[[], dict[str, Array]] | None:
+    def elsewhere(
+        self, gradients: Mapping[str, Any], room: Room = _no_room
+    ) -> Callable[[], dict[str, Array]] | None:
         """Return what does as `of` in another thread, if it takes more than milliseconds; or None.
 
         On any device: `of` waits for it, and for the gradients that it still computes.
@@ -107,16 +124,18 @@ class Directions:
             return lambda: self.of(gradients)
         from aiops.client.torch_arrays import on_same_streams
 
-        return on_same_streams(devices, lambda: self.of(gradients))
+        there = room() if any(each.type == "cuda" for each in devices) else None
+        return on_same_streams(devices, lambda: self.of(gradients, lambda: there))
 
-    def _directions_in_torch(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+    def _directions_in_torch(self, gradients: Mapping[str, Any], room: Room) -> dict[str, Array]:
         """Return the directions of tensors, without those that do not fit."""
         if self._of_tensors is None:
             from aiops.client.strategies.torch_directions import TorchDirections
 
             made = TorchDirections(self._memory, self._momenta, self._next, self._tensors)
             self._of_tensors = made.of
-        return self._of_tensors(gradients)
+        away = any(each.is_cuda for each in gradients.values())
+        return self._of_tensors(gradients, room() if away else None)
 
     def _direction(self, name: str, gradient: Array) -> Array:
         momentum = self._momenta.get(name)

@@ -196,7 +196,7 @@ class Worker(WorkerFacade, Closing):
         while receipt is None:
             given = gradients(self.params) if callable(gradients) else gradients
             if steps.directed:
-                given = steps.directions(given)
+                given = steps.directions(given, self.room)
             if steps.direct and factors is None:
                 receipt = self._exchange(given, again)
             else:

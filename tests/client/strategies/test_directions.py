@@ -17,6 +17,7 @@ from aiops.client.strategies.directions import Directions
 from aiops.errors import UsageError
 from aiops.kernels.orthogonalise import orthogonalised
 from aiops.model.layout import Layout, dtype_named
+from aiops.model.matrices import as_matrix
 from tests.client.test_dlpack import CPU, Tensor
 from tests.support import PATIENCE
 
@@ -168,6 +169,22 @@ class TestContract:
                 self.agree(found[name], wanted[name])
         assert here.names == there.names == {"square", "long", "torch", "flax"}
 
+    def test_matrices_of_one_shape(self, lift: Lift) -> None:
+        """A device makes their directions together; not every step has all of them."""
+        layout = Layout([(name, "float32", (24, 16)) for name in "abcde"])
+        here, there = (Directions({"orthogonal": 0.5}, layout) for _ in range(2))
+        rng = np.random.default_rng(0)
+        for number in range(8):
+            names = "abcde" if number % 4 else "abd"
+            gradients = {name: rng.normal(size=(24, 16)).astype("f4") for name in names}
+            lifted = {name: lift(array) for name, array in gradients.items()}
+            wanted, found = here.of(gradients), there.of(lifted)
+            for name in names:
+                self.agree(found[name], wanted[name])
+            if number % 3:  # others are not taken
+                here.took()
+                there.took()
+
     @staticmethod
     def agree(found: Any, wanted: Any) -> None:
         """Check that two directions, or dicts of such, differ by rounding alone."""
@@ -318,19 +335,34 @@ def test_arrays_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_on_a_device_are_not_looked_at(name: str, dtype: str) -> None:
     """The host does not wait for them: those of the device ``meta`` it could not see."""
     torch = pytest.importorskip("torch")
-    from aiops.client.strategies.torch_directions import TorchDirections
+    from aiops.client.strategies.torch_directions import _Stack
 
-    made = directions(dtype)
-    there = TorchDirections(0.5, made._momenta, made._next, made._tensors)
-    gradient = torch.empty(SHAPES[name], dtype=getattr(torch, dtype), device="meta")
+    matrix = as_matrix(SHAPES[name])
+    assert matrix is not None
+    gradients = [torch.empty(SHAPES[name], dtype=getattr(torch, dtype), device="meta")] * 3
+    momenta = torch.empty((3, *matrix), device="meta")
+    stack = _Stack(momenta.device, gradients[0].dtype, matrix, 3, 0.5, {})
     for _step in range(2):
-        found = there._direction(name, gradient)
-        made.took()
-        assert found.shape == gradient.shape
-        assert found.dtype == gradient.dtype
-        assert found.device == gradient.device
+        found, momenta = stack.directions(gradients, list(momenta))
+        assert found.shape == momenta.shape == (3, *matrix)
+        assert (found.dtype, momenta.dtype) == (gradients[0].dtype, torch.float32)
+        assert found.device == momenta.device == gradients[0].device
     with pytest.raises(RuntimeError):  # what a look would be
         bool(found.max() < 1)
+
+
+def test_a_stack_makes_what_each_alone_would() -> None:
+    torch = pytest.importorskip("torch")
+    from aiops.client.strategies.torch_directions import _Stack
+
+    gradients, momenta = torch.randn(2, 3, 150, 200).unbind()
+    together = _Stack(gradients.device, torch.float32, (150, 200), 3, 0.5, {})
+    alone = _Stack(gradients.device, torch.float32, (150, 200), 1, 0.5, {})
+    found = together.directions(list(gradients), list(momenta))
+    for number in range(3):
+        wanted = alone.directions([gradients[number]], [momenta[number]])
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one[number], other[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_tensor_that_cannot_be_had_is_named() -> None:
