@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 690),
-    "algorithms": (29, 3954),
+    "algorithms": (29, 4034),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
-    "client": (73, 15757),
+    "client": (73, 16235),
     "codecs": (11, 2236),
     "common": (15, 1195),
     "durable": (15, 3795),
@@ -26,7 +26,7 @@ SIZES = {
     "data": (6, 914),
     "errors": (1, 240),
     "filters": (12, 2130),
-    "kernels": (34, 6101),
+    "kernels": (34, 6235),
     "lab": (137, 22650),
     "launch": (10, 2048),
     "model": (9, 1600),

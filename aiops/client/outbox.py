@@ -16,7 +16,7 @@ import numpy as np
 
 from aiops.kernels.parallel import ParallelMap, copy, serial_map
 from aiops.model.arena import Arena
-from aiops.model.layout import Bytes, Layout
+from aiops.model.layout import Layout
 from aiops.model.shared_memory import Segment
 from aiops.wire.connection import SMALL, Places
 from aiops.wire.messages import Share
@@ -128,16 +128,20 @@ class Outbox:
         return Segment(nbytes)
 
     def _as_it_lies(self, views: Sequence[memoryview]) -> tuple[Segment, int] | None:
-        """Return where in a room a payload lies as a whole."""
-        if len(views) != 1 or not self._rooms:
+        """Return where in a room a payload lies as a whole, its views one after the other."""
+        if not views or not self._rooms:
             return None
-        begin = _address(np.frombuffer(views[0], np.uint8))
+        begin = _address(views[0])
         for segment in self._rooms:
-            offset = begin - _address(segment.data)
-            if 0 <= offset <= len(segment.data) - len(views[0]):
-                return segment, offset
+            offset, end = begin - segment.data.ctypes.data, begin
+            if 0 <= offset < len(segment.data):
+                for view in views:
+                    if _address(view) != end:
+                        return None
+                    end += len(view)
+                return (segment, offset) if end - begin <= len(segment.data) - offset else None
         return None
 
 
-def _address(array: Bytes) -> int:
-    return array.ctypes.data
+def _address(view: memoryview) -> int:
+    return np.frombuffer(view, np.uint8).ctypes.data
