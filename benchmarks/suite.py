@@ -100,7 +100,12 @@ ENTRIES: Mapping[str, Entry] = {
         *(240, 16),
     ),
     "startup": Entry("startup", "--sizes 4KiB --caches warm --rounds 2", 240, 10),
-    "directions": Entry("directions", "--sides 64,128 --rounds 3", 30, 5),
+    "directions": Entry("directions", "--sides 64 --matrices 2 --rounds 3", 60, 2),
+    "torch_steps": Entry(
+        "torch_steps --width 256 --blocks 4 --batch 8 --steps 5",
+        "--width 64 --blocks 1 --batch 2 --steps 2 --rounds 2",
+        *(60, 4),
+    ),
     "sharing": Entry("sharing --rounds 5", "--sizes 1MiB --rounds 2", 90, 8),
     "policies": Entry(
         "policies --rounds 3 --seconds 0.3",

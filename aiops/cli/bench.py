@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, str] = {
     "filter": "Measure exchanges with --filter robust beside exchanges without.",
     "snapshots": "Measure training beside the snapshots of a state, and restarts from one.",
     "directions": "Measure directions of matrices by NumPy, by PyTorch and on a GPU.",
+    "torch_steps": "Measure a step of PyTorch's by its own AdamW and through a server.",
     "ddp": "Train a small GPT with nothing set, and by PyTorch's DDP with tuned AdamW.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }

@@ -40,7 +40,7 @@ def test_another_direction_is_no_figure() -> None:
         return np.ascontiguousarray(array.T)
 
     with pytest.raises(RuntimeError, match="turned has made another direction"):
-        directions._rounds(4, {"numpy": lambda array: array, "turned": turned}, 1)
+        directions._rounds(4, {"numpy": lambda array: array, "turned": turned}, Options())
 
 
 @pytest.mark.parametrize(
