@@ -102,8 +102,8 @@ EXTRAS: Mapping[str, str] = {
     "torch": "data.torch client.strategies.torch_directions client.torch client.torch_arrays"
     " client.torch_embedding client.torch_params client.torch_replica client.torch_settings"
     " lab.experiments.adamw_workload lab.experiments.byte_text lab.experiments.click_tables"
-    " lab.experiments.convnet lab.experiments.gpt lab.experiments.lstm"
-    " lab.experiments.torch_task",
+    " lab.experiments.convnet lab.experiments.gpt lab.experiments.image_task lab.experiments.lstm"
+    " lab.experiments.resnet lab.experiments.torch_task",
     "jax": "client.jax",
     "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
     " ray.workers",

@@ -90,6 +90,33 @@ def _convnet(dataset: str, weight_decay: float, tested: int | None) -> Task:
 
 
 @dataclass(frozen=True)
+class ResNetSimulation(TorchSimulation):
+    """A simulation of a small residual network (`aiops.lab.experiments.resnet`), in PyTorch.
+
+    Attributes
+    ----------
+    simulation, weight_decay, tested
+        As `ConvNetSimulation`'s.
+    """
+
+    weight_decay: float = 0.0005
+    tested: int | None = None
+
+    @property
+    def task(self) -> Task:
+        """The network on the simulation's data, which all runs of a process share."""
+        return _resnet(self.simulation.dataset, self.weight_decay, self.tested)
+
+
+@lru_cache(maxsize=1)
+def _resnet(dataset: str, weight_decay: float, tested: int | None) -> Task:
+    with _pytorch("the residual network"):
+        from aiops.lab.experiments.resnet import ResNet
+
+        return ResNet(dataset, weight_decay, tested)
+
+
+@dataclass(frozen=True)
 class TransformerSimulation(TorchSimulation):
     """A simulation of a small transformer (`aiops.lab.experiments.gpt`), in PyTorch.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Iterable
@@ -21,7 +22,8 @@ from aiops.sim.turns.task import Batches
 
 _BESIDE = 300_000_000  # bytes: the data set, the interpreter
 _BESIDE_TORCH = 2_000_000_000  # bytes: CIFAR-10 while it is read, PyTorch
-_PROBED = 150  # iterations by which a speed is found
+_PROBED = 150  # iterations by which a speed is found, at most
+_ENOUGH = 0.2  # seconds that these take, at least, if they are fewer
 _PROBED_CLIENTS = 16
 _DAWN = 2.0  # seconds until a process has imported everything
 
@@ -100,18 +102,24 @@ class Speed:
 
 
 def probe(case: PlannedRun) -> Speed:
-    """Measure the speed of such runs, here and now; takes some tenths of a second."""
+    """Measure the speed of such runs, here and now; takes some tenths of a second.
+
+    That, or two iterations and a validation where these take longer.
+    """
     run, task = case.simulation, task_of(case.work)
     clients = min(run.clients, _PROBED_CLIENTS)
-    few = replace(run, gate="", clients=clients, samples=0, iterations=_PROBED, set=())
-    took = []
-    for iterations in (_PROBED // 10, _PROBED):  # the first makes ready what is made once
+    few = replace(run, gate="", clients=clients, samples=0, set=())
+    iterations, known = 2, False
+    while True:
         with Run(replace(few, iterations=iterations), task) as initialized:
-            took.append(initialized.execute().seconds / iterations)
-            start = time.perf_counter()
-            task.validate(initialized.dispatcher.model)
-            validation = time.perf_counter() - start
-    return Speed(took[-1], validation)
+            took = initialized.execute().seconds
+            if known and (took >= _ENOUGH or iterations == _PROBED):
+                start = time.perf_counter()
+                task.validate(initialized.dispatcher.model)
+                return Speed(took / iterations, time.perf_counter() - start)
+        known = True  # the first made ready what is made once
+        wanted = math.ceil(1.5 * _ENOUGH * iterations / max(took, 1e-6))
+        iterations = min(_PROBED, max(iterations, wanted))
 
 
 def seconds(cases: Iterable[PlannedRun], jobs: int) -> float:

@@ -215,12 +215,12 @@ class TestConvolved:
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have CIFAR-10 be a few images."""
         pytest.importorskip("torch")
-        from aiops.lab.experiments import convnet
+        from aiops.lab.experiments import image_task
 
         random = np.random.default_rng(0)
         x, y = random.random((30, 32, 32, 3), dtype=np.float32), np.arange(30) % 10
         data = Dataset("few", x[:20], y[:20], x[20:], y[20:], 10)
-        monkeypatch.setattr(convnet, "load", lambda name: data)
+        monkeypatch.setattr(image_task, "load", lambda name: data)
         execution._convnet.cache_clear()
 
     @pytest.mark.slow

@@ -9,6 +9,7 @@ from statistics import fmean
 from aiops.lab.experiments.execution import (
     ConvNetSimulation,
     LSTMSimulation,
+    ResNetSimulation,
     TablesSimulation,
     TransformerSimulation,
 )
@@ -112,6 +113,10 @@ def _convolved(simulation: Simulation) -> RunWork:
     return ConvNetSimulation(simulation, tested=2000)
 
 
+def _residual(simulation: Simulation) -> RunWork:
+    return ResNetSimulation(simulation, tested=2000)
+
+
 _OF_TRANSFORMER = LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_TEXT, TransformerSimulation)
 
 
@@ -136,6 +141,13 @@ TASKS: Mapping[str, LearnedTask] = {
         Measure("error", "% wrong", 100.0, 1.0),
         {**_USUAL, "fasgd": 0.001, "gradients": 0.003},
         _convolved,
+    ),
+    "resnet": LearnedTask(
+        Simulation(dataset="cifar10", batch_size=16, iterations=600, samples=2),
+        (1, 4, 16),
+        Measure("error", "% wrong", 100.0, 1.0),
+        {**_USUAL, "fasgd": 0.001, "gradients": 0.003},
+        _residual,
     ),
     "tables": LearnedTask(
         Simulation(dataset="clicks", batch_size=128, iterations=1000, samples=5),

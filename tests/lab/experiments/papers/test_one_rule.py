@@ -29,7 +29,7 @@ from aiops.lab.experiments.papers.one_rule_rivals import (
 )
 from aiops.lab.experiments.papers.one_rule_tasks import OF_FULL, TASKS, Measure
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.serving.config import Config
 from aiops.sim.cluster.compute_time import Fixed, Straggler
 from aiops.sim.cluster.run import simulate
@@ -178,6 +178,13 @@ class TestTasks:
     def test_a_default_length_is_the_tasks(self) -> None:
         assert scale_of("task=mnist").base == TASKS["mnist"].base
         assert scale_of().base == TASKS["transformer"].base
+
+    @pytest.mark.parametrize(("budget", "count"), [("0.25", 150), ("1", 600), ("4", 2400)])
+    def test_a_budget_is_of_mini_batches(self, budget: str, count: int) -> None:
+        scale = scale_of("task=transformer", f"budget={budget}")
+        assert scale.base.iterations == count
+        title = EXPERIMENT.figure(scale, RunGroups((), Runs())).title
+        assert ("times the mini-batches" in title) == (budget != "1")
 
     def test_another_task_is_not_quick(self) -> None:
         with pytest.raises(UsageError, match="give --full for task=lstm"):
