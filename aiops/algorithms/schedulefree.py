@@ -209,12 +209,12 @@ class ScheduleFree(Algorithm):
     at the best of their rates 1.558, 1.683 and 1.919 (``--with task=lstm``).
 
     A direction of a matrix of 1024 × 1024 took NumPy 10 ms and PyTorch 2.13 19 ms, on one thread of
-    an AMD EPYC (``OMP_NUM_THREADS=1 aiops bench directions``, in a checkout). On a GPU it was not
-    measured. Perceptrons on small mini-batches pay most: the direction of 784 × 200 took 1.3 ms,
-    and the gradient of 32 examples of 784-200-10 0.2 ms; over a network of 1 Gbit/s such a step
-    takes 10 ms all the same. With four workers and the server on two threads of one machine 7,500
-    such steps took 15 s, and 3.8 s with ``orthogonal=false lr=0.002``, which learnt as much there
-    (97.8 % both; ``aiops bench algorithms --only schedule-free --epochs 4``).
+    an AMD EPYC (``OMP_NUM_THREADS=1 aiops bench directions``, in a checkout). Those of eight took
+    an NVIDIA H200 1.9 ms. Perceptrons on small mini-batches pay most: the direction of 784 × 200
+    took 1.3 ms, and the gradient of 32 examples of 784-200-10 0.2 ms; over a network of 1 Gbit/s
+    such a step takes 10 ms all the same. With four workers and the server on two threads of one
+    machine 7,500 such steps took 15 s, and 3.8 s with ``orthogonal=false lr=0.002``, which learnt
+    as much there (97.8 % both; ``aiops bench algorithms --only schedule-free --epochs 4``).
 
     Where parameters are to be compared between runs, compare at the same τ̄: what is published is
     ahead of y by what τ̄ updates are expected to do, and so a little noisier than y, which is as

@@ -227,7 +227,7 @@ class Params(Mapping[str, Array]):
         self.connection = (client, epoch)
 
 
-Room: TypeAlias = Callable[[], Params | None]
+MakeRoom: TypeAlias = Callable[[], Params | None]
 """Returns room for a gradient, if there is any."""
 
 

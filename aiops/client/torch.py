@@ -53,7 +53,7 @@ from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
-from aiops.client.torch_arrays import finish_copies, page_lock, to_array, to_tensor
+from aiops.client.torch_arrays import finish_copies, lock_cuda_pages, to_array, to_tensor
 from aiops.client.torch_embedding import Embedding, embeddings_in
 from aiops.client.torch_params import fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
@@ -174,8 +174,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         values.check_decays({tensor.name: decays[tensor.group] for tensor in self._trained})
         for tensor in self._trained:
             tensor.server = to_tensor(self.worker.params[tensor.name])
-        if any(tensor.param.is_cuda for tensor in self._trained):
-            page_lock(self.worker.params)
+        lock_cuda_pages(self.worker.params, self._by_name())
         own = sum(
             not _torch.equal(tensor.param.detach().cpu(), tensor.server) for tensor in self._trained
         )
@@ -324,8 +323,11 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         if not any(tensor.param.is_cuda for tensor in self._trained):
             return None
         room = self.worker.room()
-        page_lock(room)
+        lock_cuda_pages(room, self._by_name())
         return room
+
+    def _by_name(self) -> dict[str, Any]:
+        return {tensor.name: tensor.param for tensor in self._trained}
 
     def _check_unchanged(self) -> None:
         """Check that no frozen parameter is trained; warn of changes that will be overwritten."""
@@ -349,7 +351,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         """Overwrite the module's parameters with the worker's."""
         with _torch.no_grad():
             for tensor in self._trained:
-                tensor.param.copy_(tensor.server, non_blocking=True)
+                tensor.param.copy_(tensor.server, non_blocking=tensor.param.is_cuda)
                 tensor.seen = tensor.param._version
         # The worker's may change in the next step.
         finish_copies({tensor.param.device for tensor in self._trained})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -19,6 +22,8 @@ T = TypeVar("T")
 
 _LOCKED: WeakSet[Arena] = WeakSet()
 """Those that were page-locked, or cannot be."""
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 
 def to_array(tensor: Any) -> Array:
@@ -36,22 +41,64 @@ def to_tensor(array: Array) -> Any:
     return _torch.from_numpy(array)
 
 
-def page_lock(params: Params) -> None:
-    """Page-lock some arrays for copies from and to CUDA devices, as long as their arena lives.
+def lock_cuda_pages(params: Params | None, beside: Mapping[str, Any]) -> None:
+    """Page-lock those of some arrays that are copied from and to CUDA devices (`page_lock`).
 
-    Such copies take a seventh of the time, and do not hold up the host. Where pages cannot be
-    locked they are as they were.
+    ``beside``: the devices' tensors by their arrays' names, and others.
+    """
+    names = [name for name, tensor in beside.items() if tensor.is_cuda]
+    if params is not None and names:
+        page_lock(params, names, beside[names[0]].device)
+
+
+def page_lock(params: Params, names: Sequence[str], device: Any) -> None:
+    """Page-lock some arrays, and those between them, as long as their arena lives.
+
+    Copies from and to CUDA devices take a seventh of the time then, and do not hold up the host.
+    Where pages cannot be locked they are as they were. An arena is locked once: the first names
+    count.
+
+    Parameters
+    ----------
+    params
+        Has the arrays.
+    names
+        Of the arrays that are copied.
+    device
+        A CUDA device that is in use anyway.
     """
     arena = params.arena
-    if arena in _LOCKED or not arena.data.nbytes:
+    if arena in _LOCKED or not (arena.segment is not None or _locked_pages_stay()):
         return
     _LOCKED.add(arena)
-    runtime, begin = _torch.cuda.cudart(), arena.data.ctypes.data
-    if int(runtime.cudaHostRegister(begin, arena.data.nbytes, 0)) == 0:
-        weakref.finalize(arena, runtime.cudaHostUnregister, begin).atexit = False
+    arrays = [arena.views[name] for name in names]
+    begin = min(array.ctypes.data for array in arrays)
+    end = max(array.ctypes.data + array.nbytes for array in arrays)
+    if end == begin:
         return
-    with suppress(RuntimeError):  # the next kernel is told of that error; it is none
-        _torch.zeros(1, device="cuda")
+    with _torch.cuda.device(device):
+        if int(_torch.cuda.cudart().cudaHostRegister(begin, end - begin, _PORTABLE)) == 0:
+            weakref.finalize(arena, _unlock, begin, device, os.getpid()).atexit = False
+            return
+        with suppress(RuntimeError):  # the next kernel is told of that error; it is none
+            _torch.zeros(1, device=device)
+
+
+def _unlock(begin: int, device: Any, process: int) -> None:
+    if os.getpid() == process:  # a fork has locked nothing
+        with _torch.cuda.device(device):
+            _torch.cuda.cudart().cudaHostUnregister(begin)
+
+
+def _locked_pages_stay() -> bool:
+    """Return whether memory that is not shared stays where it was locked when the process forks.
+
+    Linux before 5.9 gave the process that wrote first another page.
+    """
+    if sys.platform != "linux":
+        return True
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= (5, 9)
 
 
 def host_copy(tensor: Any, into: Array | None) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.lr_factors import LrFactors, checked
-from aiops.client.params import Params, Room
+from aiops.client.params import MakeRoom, Params
 from aiops.client.program import Program
 from aiops.client.request_kinds import Receipt
 from aiops.client.server_info import ServerInfo
@@ -204,22 +204,26 @@ class TrainingLoop:
         """Return the factors of a step's learning rates, if they may be such (`checked`)."""
         return checked(factors, self.params.layout)
 
-    def directions(self, gradients: Gradients, room: Room) -> Gradients:
+    def directions(self, gradients: Gradients, make_room: MakeRoom) -> Gradients:
         """Return what a step is to be taken with, if some gradients are `directed`; else them.
 
-        ``room``: see `Directions.of`. No other thread may do it meanwhile. They count in later ones
-        once the step is taken.
+        ``make_room``: see `Directions.of`. No other thread may do it meanwhile. They count in later
+        ones once the step is taken.
 
         Raises
         ------
         UsageError
             As `Directions.of`.
         """
-        return gradients if self._directions is None else self._directions.of(gradients, room)
+        return gradients if self._directions is None else self._directions.of(gradients, make_room)
 
-    def elsewhere(self, gradients: Gradients, room: Room) -> Callable[[], Gradients] | None:
+    def elsewhere(
+        self, gradients: Gradients, make_room: MakeRoom
+    ) -> Callable[[], Gradients] | None:
         """Return what does as `directions` in another thread, if it would hold up an event loop."""
-        return None if self._directions is None else self._directions.elsewhere(gradients, room)
+        return (
+            None if self._directions is None else self._directions.elsewhere(gradients, make_room)
+        )
 
     def step(
         self, gradients: Gradients, lr_factors: LrFactors = None, *, again: bool

@@ -23,12 +23,15 @@ TILE = 2048
 
 GROUP = 8
 """Elements of which a thread reads everything before it writes any: their reads are under way at
-once, which the compiler cannot arrange itself, as a write may be to what is read next. In float64
-half as many, which are as many registers."""
+once, which the compiler cannot arrange itself, as a write may be to what is read next. Half as many
+in float64, or of many arrays."""
 
 BLOCKS, BLOCKS_WITHOUT_STATE = 4, 6
 """Blocks that a multiprocessor is to have room for at once: of 512 threads each may have 128
 registers. Without a bound the compiler takes fewer registers than that, and reads less at once."""
+
+MANY = 8
+"""Arrays of which a group does not fit into so few registers, and there is no bound."""
 
 _REAL = {"float32": "float", "float64": "double"}
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -96,7 +99,8 @@ class _CudaWriter:
     def __init__(self, program: Program, kinds: ArrayTypes) -> None:
         self._program, self._kinds = program, kinds
         self._real = _REAL[kinds.real]
-        self._group_size = GROUP if self._real == "float" else GROUP // 2
+        self._many = 2 + len(program.reads) + len(program.states) >= MANY
+        self._group_size = GROUP // 2 if self._many or self._real == "double" else GROUP
         self._master = kinds.wire != kinds.real
         self._wire = "unsigned short" if self._master else "real"
         self._dialect = _CudaDialect(self._real)
@@ -104,11 +108,13 @@ class _CudaWriter:
 
     def text(self) -> KernelSource:
         parameters, body = self._parameters(), self._body()
-        blocks = BLOCKS if self._program.states else BLOCKS_WITHOUT_STATE
+        bounds = str(THREADS)
+        if not self._many:
+            bounds += f", {BLOCKS if self._program.states else BLOCKS_WITHOUT_STATE}"
         listed = ",\n".join(f"    {kind} {name}".replace("* ", "*") for kind, name in parameters)
         source = (
             f"{self._header()}\ntypedef {self._real} real;\n\n{pieces(self._needs)}\n"
-            f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks}) update(\n'
+            f'extern "C" __global__ void __launch_bounds__({bounds}) update(\n'
             f"{listed}) {{\n"
             f"{textwrap.indent(body, '    ')}}}\n"
         )

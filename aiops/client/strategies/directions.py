@@ -22,7 +22,7 @@ import numpy as np
 
 from aiops.client.dlpack import on_host
 from aiops.client.encode_push import little_endian
-from aiops.client.params import Params, Room
+from aiops.client.params import MakeRoom, Params
 from aiops.client.strategies.plan import Plan
 from aiops.codecs.base import LIMIT
 from aiops.kernels.orthogonalise import operations, orthogonalised
@@ -74,7 +74,9 @@ class Directions:
         """Those of the tensors that are matrices."""
         return frozenset(self._momenta)
 
-    def of(self, gradients: Mapping[str, Array], room: Room = _no_room) -> dict[str, Array]:
+    def of(
+        self, gradients: Mapping[str, Array], make_room: MakeRoom = _no_room
+    ) -> dict[str, Array]:
         """Return the gradients of a mini-batch, with directions in the place of matrices'.
 
         A direction has the shape and dtype of its gradient, and about its length: less if the
@@ -88,7 +90,7 @@ class Directions:
         ----------
         gradients
             By tensor.
-        room
+        make_room
             Returns arrays into which directions of PyTorch's tensors on CUDA devices are copied.
             Default: they get arrays of their own.
 
@@ -99,7 +101,7 @@ class Directions:
         """
         self._next.clear()
         of_torch = {n: g for n, g in gradients.items() if n in self._momenta and _is_of_torch(g)}
-        made = self._directions_in_torch(of_torch, room) if of_torch else {}
+        made = self._directions_in_torch(of_torch, make_room) if of_torch else {}
         return {
             name: made[name] if name in made else self._direction(name, gradient)
             for name, gradient in gradients.items()
@@ -111,7 +113,7 @@ class Directions:
         self._next.clear()
 
     def elsewhere(
-        self, gradients: Mapping[str, Any], room: Room = _no_room
+        self, gradients: Mapping[str, Any], make_room: MakeRoom = _no_room
     ) -> Callable[[], dict[str, Array]] | None:
         """Return what does as `of` in another thread, if it takes more than milliseconds; or None.
 
@@ -124,10 +126,12 @@ class Directions:
             return lambda: self.of(gradients)
         from aiops.client.torch_arrays import on_same_streams
 
-        there = room() if any(each.type == "cuda" for each in devices) else None
-        return on_same_streams(devices, lambda: self.of(gradients, lambda: there))
+        room = make_room() if any(each.type == "cuda" for each in devices) else None
+        return on_same_streams(devices, lambda: self.of(gradients, lambda: room))
 
-    def _directions_in_torch(self, gradients: Mapping[str, Any], room: Room) -> dict[str, Array]:
+    def _directions_in_torch(
+        self, gradients: Mapping[str, Any], make_room: MakeRoom
+    ) -> dict[str, Array]:
         """Return the directions of tensors, without those that do not fit."""
         if self._of_tensors is None:
             from aiops.client.strategies.torch_directions import TorchDirections
@@ -135,7 +139,7 @@ class Directions:
             made = TorchDirections(self._memory, self._momenta, self._next, self._tensors)
             self._of_tensors = made.of
         away = any(each.is_cuda for each in gradients.values())
-        return self._of_tensors(gradients, room() if away else None)
+        return self._of_tensors(gradients, make_room() if away else None)
 
     def _direction(self, name: str, gradient: Array) -> Array:
         momentum = self._momenta.get(name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch as _torch
 
 from aiops.client.params import Params
-from aiops.client.torch_arrays import finish_copies, host_copy, page_lock, to_array
+from aiops.client.strategies.torch_graphs import Graphs
+from aiops.client.torch_arrays import finish_copies, host_copy, lock_cuda_pages, to_array
 from aiops.codecs.base import LIMIT
 from aiops.kernels.orthogonalise import largest, orthogonalised
 from aiops.model.layout import Array, Tensor
@@ -19,12 +19,18 @@ from aiops.model.matrices import as_matrix
 MOST_STACKED = 1 << 23
 """The most elements of matrices of which a device makes the directions at once.
 
-To start a kernel takes the host longer than a GPU needs for a matrix of 1024 × 1024. Of larger ones
-it is not so, and they are not captured, which would keep memory.
+Until there are about as many, to start the kernels takes the host longer than they take a GPU. More
+are not captured, either, which would keep memory.
 """
 
+MOST_ON_HOST = 1
+"""The most matrices that are stacked on the host, where there is nothing to start."""
+
 _USES = 3
-"""The use of a `_Stack` in which it is captured. Libraries allocate in the first."""
+"""The use of a `_Stack` in which it is captured."""
+
+_KEPT = 2
+"""Stacks of one kind that are kept: if all matrices have gradients there are no more."""
 
 
 class TorchDirections:
@@ -59,21 +65,21 @@ class TorchDirections:
     ) -> None:
         self._memory, self._tensors = memory, tensors
         self._momenta, self._next = momenta, following
-        self._stacks: dict[tuple[Any, ...], _Stack] = {}
-        self._pools: dict[Any, Any] = {}
+        self._shapes = {name: as_matrix(tensors[name].shape) for name in momenta}
+        self._stacks: dict[_Kind, dict[int, _Stack]] = {}
+        self._graphs: dict[Any, Graphs] = {}  # by CUDA device
 
     def of(self, gradients: Mapping[str, Any], room: Params | None) -> dict[str, Array]:
         """Return the directions of some gradients, on the host, in the gradients' dtypes.
 
         Those that do not fit their tensors are left out. Directions of gradients on CUDA devices
-        are copied into the arrays of ``room``, if there is any: there is none if none is on one.
+        are copied into the arrays of ``room``; None: into others.
         """
-        if room is not None:
-            page_lock(room)
         fitting = {n: g.detach() for n, g in gradients.items() if self._fits(n, g)}
+        lock_cuda_pages(room, fitting)
         here: dict[str, Any] = {}
-        for names in self._alike(fitting):
-            here |= self._directions(names, [fitting[name] for name in names], room)
+        for kind, names in self._alike(fitting):
+            here |= self._directions(kind, names, fitting, room)
         finish_copies({each.device for each in fitting.values()})
         return {name: to_array(here[name]) for name in fitting}
 
@@ -84,32 +90,26 @@ class TorchDirections:
         fits = tuple(gradient.shape) == tensor.shape and gradient.layout == _torch.strided
         return fits and has_values and str(gradient.dtype) == f"torch.{tensor.dtype.name}"
 
-    def _alike(self, gradients: Mapping[str, Any]) -> list[list[str]]:
-        """Return the names of the matrices that are stacked; on the host each is alone."""
-        found: dict[Any, list[list[str]]] = {}
+    def _alike(self, gradients: Mapping[str, Any]) -> Iterator[tuple[_Kind, list[str]]]:
+        """Yield the kind and the names of matrices that are stacked."""
+        found: dict[_Kind, list[str]] = {}
         for name, gradient in gradients.items():
-            stacks = found.setdefault(self._kind(name, gradient), [])
-            on_host = gradient.device.type == "cpu"
-            most = 1 if on_host else max(1, MOST_STACKED // gradient.numel())
-            if not stacks or len(stacks[-1]) >= most:
-                stacks.append([])
-            stacks[-1].append(name)
-        return [names for stacks in found.values() for names in stacks]
-
-    def _kind(self, name: str, gradient: Any) -> tuple[Any, ...]:
-        return gradient.device, gradient.dtype, as_matrix(self._tensors[name].shape)
+            kind = gradient.device, gradient.dtype, self._shapes[name]
+            found.setdefault(kind, []).append(name)
+        for kind, names in found.items():
+            on_host = kind[0].type == "cpu"
+            most = MOST_ON_HOST if on_host else MOST_STACKED // gradients[names[0]].numel()
+            for begin in range(0, len(names), max(1, most)):
+                yield kind, names[begin : begin + max(1, most)]
 
     def _directions(
-        self, names: Sequence[str], gradients: Sequence[Any], room: Params | None
+        self, kind: _Kind, names: Sequence[str], gradients: Mapping[str, Any], room: Params | None
     ) -> dict[str, Any]:
         """Return the directions of matrices that are alike; they may be on their way."""
-        kind = (*self._kind(names[0], gradients[0]), len(names))
-        stack = self._stacks.get(kind)
-        if stack is None:
-            stack = self._stacks[kind] = _Stack(*kind, self._memory, self._pools)  # type: ignore[call-arg]
-        device = gradients[0].device
-        momenta = [_torch.as_tensor(self._momenta[name], device=device) for name in names]
-        found, momenta = stack.directions(gradients, momenta)
+        device = kind[0]
+        before = [_torch.as_tensor(self._momenta[name], device=device) for name in names]
+        stack = self._stack(kind, len(names))
+        found, momenta = stack.directions([gradients[name] for name in names], before)
         on_host = device.type == "cpu"
         self._next |= {
             name: each.numpy() if on_host else each
@@ -117,37 +117,57 @@ class TorchDirections:
         }
         return {
             name: host_copy(
-                each.reshape(gradient.shape).contiguous(), None if room is None else room[name]
+                each.reshape(gradients[name].shape).contiguous(),
+                None if room is None else room[name],
             )
-            for name, each, gradient in zip(names, found, gradients, strict=True)
+            for name, each in zip(names, found, strict=True)
         }
+
+    def _stack(self, kind: _Kind, count: int) -> _Stack:
+        """Return that of ``count`` matrices of a kind; some others are kept."""
+        kept, device = self._stacks.setdefault(kind, {}), kind[0]
+        stack = kept.pop(count, None)
+        if stack is None:
+            if device.type == "cuda" and device not in self._graphs:
+                self._graphs[device] = Graphs(device)
+            stack = _Stack(self._memory, self._graphs.get(device))
+        kept[count] = stack  # the last now
+        if len(kept) > _KEPT:  # the oldest goes, but one that is captured stays longer
+            del kept[min(list(kept)[:-1], key=lambda each: kept[each].captured)]
+        return stack
+
+
+_Kind: TypeAlias = tuple[Any, Any, tuple[int, int] | None]
+"""A device, a dtype, and a matrix's shape."""
 
 
 class _Stack:
-    """Makes the directions of matrices of one shape, dtype and device, all at once."""
+    """Makes the directions of a number of matrices of one kind, all at once.
 
-    def __init__(
-        self,
-        device: Any,
-        dtype: Any,
-        shape: tuple[int, int],
-        count: int,
-        memory: float,
-        pools: dict[Any, Any],
-    ) -> None:
-        self._memory, self._pools, self._uses = memory, pools, 0
-        self._values: Any = None
+    Parameters
+    ----------
+    memory
+        µ.
+    graphs
+        Captures the work; None: that is not to be.
+    """
+
+    def __init__(self, memory: float, graphs: Graphs | None) -> None:
+        self._memory, self._graphs, self._uses = memory, graphs, 0
+        self._values: Any = None  # what a graph reads is where it was when the graph was captured
         self._momenta: Any = None
-        self._made: Any = None
-        self._replay: Any = None
-        made = (count, *shape)
-        self._captures = device.type == "cuda" and math.prod(made) <= MOST_STACKED
-        if self._captures:  # a graph reads what is where it was when the graph was captured
-            self._values = _torch.empty(made, dtype=dtype, device=device)
-            self._momenta = _torch.empty(made, device=device)
+        self._made: Sequence[Any] = ()
+        self._replay: Callable[[], None] | None = None
 
-    def directions(self, gradients: Sequence[Any], momenta: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the directions, and the momenta with the gradients, [count, m, n] each.
+    @property
+    def captured(self) -> bool:
+        """True if the work is."""
+        return self._replay is not None
+
+    def directions(
+        self, gradients: Sequence[Any], momenta: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        """Return the directions, [count, m, n], and the momenta with the gradients, [m, n] each.
 
         The directions' memory may be that of the next: take a copy of them before.
         """
@@ -155,27 +175,25 @@ class _Stack:
         values = _stacked([each.reshape(shape) for each in gradients], self._values)
         before = _stacked(momenta, self._momenta)
         self._uses += 1
-        if self._captures and self._uses == _USES:
-            self._capture()
+        if self._uses == _USES and self._graphs is not None and values.numel() <= MOST_STACKED:
+            self._capture(self._graphs, values, before)
         if self._replay is None:
-            return _directions(values, before, self._memory)
-        self._replay()
-        found, after = self._made
-        return found, after.clone()
+            found, after = _directions(values, before, self._memory)
+            if len(after) == 1:
+                return found, list(after)
+        else:
+            self._replay()
+            found, after = self._made
+        # Each by itself, as a slice would keep the stack.
+        return found, [each.clone() for each in after]
 
-    def _capture(self) -> None:
-        """Record what is to be done with a stack, for all further ones."""
-        device = self._values.device
-        if device not in self._pools:  # graphs that run one after the other share their memory
-            self._pools[device] = _torch.cuda.graph_pool_handle()
-        graph, pool = _torch.cuda.CUDAGraph(), self._pools[device]
-        with (
-            _torch.cuda.device(device),
-            # Other threads may go on to use the device.
-            _torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-        ):
-            self._made = _directions(self._values, self._momenta, self._memory)
-        self._replay = graph.replay
+    def _capture(self, graphs: Graphs, values: Any, momenta: Any) -> None:
+        """Record what is to be done, for all further steps."""
+        values, momenta = values.clone(), momenta.clone()
+        captured = graphs.captured(lambda: _directions(values, momenta, self._memory))
+        if captured is not None:
+            self._replay, self._made = captured
+            self._values, self._momenta = values, momenta
 
 
 def _stacked(matrices: Sequence[Any], into: Any) -> Any:

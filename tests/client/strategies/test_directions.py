@@ -145,10 +145,29 @@ def cudas(array: Any) -> Any:
     return torchs(array).cuda()
 
 
+Lift = Callable[[Any], Any]
+
+
+def several_steps(lift: Lift, agree: Callable[[Any, Any], None]) -> Directions:
+    """Compare some steps with NumPy's, not all with all matrices, and not all taken."""
+    layout = Layout([(name, "float32", (24, 16)) for name in "abcde"])
+    here, there = (Directions({"orthogonal": 0.5}, layout) for _ in range(2))
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        names = ("abcde", "abcde", "abd", "abcde", "cde", "ab")[number % 6]
+        gradients = {name: rng.normal(size=(24, 16)).astype("f4") for name in names}
+        lifted = {name: lift(array) for name, array in gradients.items()}
+        wanted, found = here.of(gradients), there.of(lifted)
+        for name in names:
+            agree(found[name], wanted[name])
+        if number % 3:  # others are not taken
+            here.took()
+            there.took()
+    return there
+
+
 LIFTS = [numpys, torchs, cudas]
 """What makes an array a gradient of NumPy, of PyTorch on the host, and of PyTorch on a GPU."""
-
-Lift = Callable[[Any], Any]
 
 
 @pytest.mark.parametrize("lift", LIFTS)
@@ -171,19 +190,7 @@ class TestContract:
 
     def test_matrices_of_one_shape(self, lift: Lift) -> None:
         """A device makes their directions together; not every step has all of them."""
-        layout = Layout([(name, "float32", (24, 16)) for name in "abcde"])
-        here, there = (Directions({"orthogonal": 0.5}, layout) for _ in range(2))
-        rng = np.random.default_rng(0)
-        for number in range(8):
-            names = "abcde" if number % 4 else "abd"
-            gradients = {name: rng.normal(size=(24, 16)).astype("f4") for name in names}
-            lifted = {name: lift(array) for name, array in gradients.items()}
-            wanted, found = here.of(gradients), there.of(lifted)
-            for name in names:
-                self.agree(found[name], wanted[name])
-            if number % 3:  # others are not taken
-                here.took()
-                there.took()
+        several_steps(lift, self.agree)
 
     @staticmethod
     def agree(found: Any, wanted: Any) -> None:
@@ -341,9 +348,10 @@ def test_values_on_a_device_are_not_looked_at(name: str, dtype: str) -> None:
     assert matrix is not None
     gradients = [torch.empty(SHAPES[name], dtype=getattr(torch, dtype), device="meta")] * 3
     momenta = torch.empty((3, *matrix), device="meta")
-    stack = _Stack(momenta.device, gradients[0].dtype, matrix, 3, 0.5, {})
+    stack = _Stack(0.5, None)
     for _step in range(2):
-        found, momenta = stack.directions(gradients, list(momenta))
+        found, rows = stack.directions(gradients, list(momenta))
+        momenta = torch.stack(list(rows))
         assert found.shape == momenta.shape == (3, *matrix)
         assert (found.dtype, momenta.dtype) == (gradients[0].dtype, torch.float32)
         assert found.device == momenta.device == gradients[0].device
@@ -356,13 +364,72 @@ def test_a_stack_makes_what_each_alone_would() -> None:
     from aiops.client.strategies.torch_directions import _Stack
 
     gradients, momenta = torch.randn(2, 3, 150, 200).unbind()
-    together = _Stack(gradients.device, torch.float32, (150, 200), 3, 0.5, {})
-    alone = _Stack(gradients.device, torch.float32, (150, 200), 1, 0.5, {})
+    together, alone = _Stack(0.5, None), _Stack(0.5, None)
     found = together.directions(list(gradients), list(momenta))
     for number in range(3):
         wanted = alone.directions([gradients[number]], [momenta[number]])
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one[number], other[0], rtol=1e-4, atol=1e-4)
+
+
+class Recorded:
+    """Stands for a device's graphs: does the work again, into the tensors of its results."""
+
+    def __init__(self) -> None:
+        self.captured_so_far = self.replayed = 0
+
+    def captured(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        results = work()
+        self.captured_so_far += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            for kept, new in zip(results, work(), strict=True):
+                kept.copy_(new)
+
+        return replay, results
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("most", [2, 5])
+def test_stacks_are_as_matrices_alone(
+    monkeypatch: pytest.MonkeyPatch, most: int, graphs: bool
+) -> None:
+    """As on a GPU: matrices of one shape together, and the work on them captured."""
+    torch = pytest.importorskip("torch")
+    from aiops.client.strategies import torch_directions
+    from aiops.client.strategies.torch_directions import TorchDirections, _Stack
+
+    made: list[int] = []
+    old, recorded = TorchDirections._stack, Recorded()
+
+    def stacked(self: TorchDirections, kind: Any, count: int) -> _Stack:
+        found = old(self, kind, count)
+        found._graphs = recorded if graphs else None  # type: ignore[assignment]
+        made.append(count)
+        assert len(self._stacks[kind]) <= 2
+        return found
+
+    monkeypatch.setattr(torch_directions, "MOST_ON_HOST", most)
+    monkeypatch.setattr(TorchDirections, "_stack", stacked)
+    # Directions in the memory of a graph are those of the next stack, too: a device copies them.
+    monkeypatch.setattr(torch_directions, "host_copy", lambda tensor, into: tensor.clone())
+    several_steps(lambda array: torch.from_numpy(array.copy()), TestContract.agree)
+    assert set(made) == ({1, 2} if most == 2 else {2, 3, 5})
+    assert (recorded.captured_so_far > 0) == graphs
+    assert (recorded.replayed > 2) == graphs
+
+
+def test_a_momentum_keeps_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from aiops.client.strategies import torch_directions
+
+    monkeypatch.setattr(torch_directions, "MOST_ON_HOST", 9)
+    made = Directions({"orthogonal": 0.5}, Layout([(name, "float32", (8, 8)) for name in "abc"]))
+    step(made, {name: torch.ones(8, 8) for name in "abc"})
+    momenta = made.arrays()
+    assert not any(np.shares_memory(momenta["a"], momenta[other]) for other in "bc")
+    assert all(momentum.base.nbytes == momentum.nbytes for momentum in momenta.values())
 
 
 def test_a_tensor_that_cannot_be_had_is_named() -> None:
