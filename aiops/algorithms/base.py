@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -363,6 +363,11 @@ class Algorithm:
     def clips(self) -> bool:
         """True if updates of some tensors at least are scaled down to a norm."""
         return self.clipping([]) is not None
+
+    def clipped(self, tensors: Iterable[str]) -> list[str]:
+        """Return those tensors (or tables), by their names, that have a largest norm."""
+        others = PerTensor.of(self.per_tensor)
+        return sorted(each for each in tensors if others.value("clip", each, self.clip))
 
     def clipping(self, tensors: Sequence[str]) -> Clip | None:
         """Return the groups of a model's tensors whose norms are bounded; None: none is.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from aiops.algorithms.base import Algorithm, rows_at_once
 from aiops.algorithms.per_tensor import PerTensor
 from aiops.kernels import STATISTIC_MOST
 
 
-def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
-    """Return why the model may have no sparse tables, or None if it may.
+def tables_obstacle(
+    algorithm: Algorithm, tables: Collection[str] = ("",), *, alone: bool = False
+) -> str | None:
+    """Return why the model may not have some sparse tables, or None if it may.
 
     The rows of a table are updated one push at a time, and a row that a push does not name keeps
     its parameters and its state. So every gradient must be applied at once, by a rule that reads
@@ -20,6 +22,8 @@ def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
     ----------
     algorithm
         The server's.
+    tables
+        Their names. Default: one whose name no pattern of the settings means.
     alone
         Whether the model has no tensor beside its tables.
     """
@@ -41,10 +45,12 @@ def tables_obstacle(algorithm: Algorithm, *, alone: bool = False) -> str | None:
             f"{name} counts {algorithm.schedule_unit} by pushes of tensors, and a model of tables"
             " alone has none: add a tensor (a bias will do), or count updates or seconds"
         )
-    if algorithm.clips:
+    clipped = algorithm.clipped(tables)
+    if clipped:
         return (
             f"{name} with clip measures a gradient over all that an update touches, and a push of"
-            " rows is no whole gradient: set clip to 0, for all tensors"
+            f" rows is no whole gradient: let clip be 0 for the tables, with"
+            f" --set clip=0@{','.join(clipped)}"
         )
     if algorithm.rule().reads:
         return (

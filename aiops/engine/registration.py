@@ -61,7 +61,7 @@ def offered(
     if why is not None:
         raise BadPush(f"this server's settings are for another model: {why}")
     if tables:
-        why = tables_obstacle(algorithm, alone=not message.tensors)
+        why = tables_obstacle(algorithm, tables, alone=not message.tensors)
         if why is not None:
             raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
         nbytes = sum(named.table.nbytes for named in tables.values())
@@ -91,7 +91,7 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     """
     layout = Layout(event.rows, empty=bool(event.tables))
     tables = Tables.from_description((row for row, _count in event.tables), layout.index)
-    why = tables_obstacle(algorithm, alone=not event.rows) if tables else None
+    why = tables_obstacle(algorithm, tables, alone=not event.rows) if tables else None
     if why is not None:
         raise ConflictError(f"the model to begin with has tables, but {why}")
     why = size_obstacle(algorithm, layout.parameters)

@@ -579,11 +579,33 @@ class TestDefine:
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_clipping_is_over_whole_gradients(self, policy: str) -> None:
-        for settings in ({"clip": 1.0}, {"per_tensor": "clip=1@w"}):
-            why = tables_obstacle(find(policy).make(settings))
+        for settings in ({"clip": 1.0}, {"per_tensor": "clip=1@t*"}):
+            why = tables_obstacle(find(policy).make(settings), ["a", "t1", "t2"])
             assert why is not None
-            assert "set clip to 0, for all tensors" in why
-        assert tables_obstacle(find(policy).make({"per_tensor": "clip=0@w"})) is None
+            assert f"--set clip=0@{'a,t1,t2' if 'clip' in settings else 't1,t2'}" in why
+        assert tables_obstacle(find(policy).make({"clip": 1.0})) is not None
+        for settings in ({"per_tensor": "clip=1@w"}, {"clip": 1.0, "per_tensor": "clip=0@t*"}):
+            assert tables_obstacle(find(policy).make(settings), ["t1", "t2"]) is None
+
+    def test_other_tensors_may_be_clipped(self) -> None:
+        inline = Inline("asgd", {"lr": 1.0, "clip": 1.0, "per_tensor": "clip=0@t"})
+        inline.join(1)
+        part, described = Part(0, 12, "raw", 12, 0), Tables({"t": TABLE}).described
+        define = messages.Define(1, (("w", "float32", (3,)),), (part,), described)
+        inline.receive(1, define, bytes(12))
+        inline.push(1, {"w": np.full(3, 2.0, np.float32)}, 0)
+        np.testing.assert_allclose(inline.params()["w"], -np.full(3, 3**-0.5), rtol=1e-6)
+        fetch = FetchRows(7, 0, fetch_parts(TABLE, 1))
+
+        def row() -> Array:
+            assert isinstance(inline.receive(1, fetch, packed([1])), TableRows)
+            return np.frombuffer(inline.rows[1][-1], np.float32).copy()
+
+        before = row()
+        rows = packed([1]) + packed([]) + ones(1, 2.0).tobytes()
+        push = PushRows(1, 2, 0, 0, push_parts(TABLE, 1, 0))
+        inline.receive(1, push, rows)
+        np.testing.assert_allclose(row(), before - 2, rtol=1e-6)
 
     def test_the_learning_rate_follows_its_schedule(self) -> None:
         """By the table's own updates."""
