@@ -26,8 +26,10 @@ Differences to a local optimizer:
 
 * **Learning rates** are the server's, times a factor that each push brings: a group's ``lr``, and
   schedulers, work as they do locally (`RemoteOptimizer`).
-* **Parameter groups** with a ``weight_decay`` are accepted if the server has the same for these
-  tensors; the error names its flags. `server_settings` returns those of a local optimizer.
+* **Weight decay** of a group must be the server's for these tensors; the error names the flags
+  with which it is, and `server_settings` returns those of a local optimizer. Under a policy that
+  has none (``fasgd``, ``dcasgd``, ``easgd`` and a few more) it is added to the gradients here, as
+  ``torch.optim.SGD`` does, and may change in training.
 * **Embeddings** too large for a worker are layers of this module (`Embedding`), whose rows stay on
   the server.
 """
@@ -88,9 +90,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ----------
     params
         A module; or (name, tensor) pairs; or tensors; or groups: dicts with such ``params`` and,
-        optionally, an ``lr`` and the ``weight_decay`` that the server has for them. Tensors without
-        a name are called ``group0.param3``. They are dense leaves of any shape, float64, float32,
-        float16 or bfloat16, on any device.
+        optionally, an ``lr`` and a ``weight_decay``. Tensors without a name are called
+        ``group0.param3``. They are dense leaves of any shape, float64, float32, float16 or
+        bfloat16, on any device.
     embeddings
         `Embedding` layers by the names of their tables, where ``params`` is no module that has
         them. Default: none.
@@ -170,8 +172,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             for tensor, rate in zip(mine, rates, strict=True):
                 tensor.rate = rate
                 _factor(number, group, rate)
-        decays = [group.get("weight_decay") for group in self.param_groups]
-        values.check_decays({tensor.name: decays[tensor.group] for tensor in self._trained})
+        self._values = values
+        self._check_decays()
         for tensor in self._trained:
             tensor.server = to_tensor(self.worker.params[tensor.name])
         lock_cuda_pages(self.worker.params, self._by_name())
@@ -184,6 +186,12 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                 *(own, len(self._trained), self.version, self.worker.url),
             )
         self._pull()
+
+    def _check_decays(self) -> None:
+        """Check the groups' weight decays, and note whether they are added to gradients here."""
+        self._decays = [group.get("weight_decay") for group in self.param_groups]
+        wanted = {tensor.name: self._decays[tensor.group] for tensor in self._trained}
+        self._adds_decay = self._values.check_decays(wanted)
 
     # ------------------------------------------------------------ training
 
@@ -207,7 +215,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         ------
         UsageError
             When no parameter has a gradient, one is sparse, a group's ``lr`` is no rate that the
-            server can have, or the policy needs a closure.
+            server can have, its ``weight_decay`` is not the server's, or the policy needs a
+            closure.
         BadPush
             When a value is not finite, or is 1e18 or more in magnitude; the text names the
             parameter, and nothing has changed.
@@ -294,6 +303,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         Gradients that the worker turns into directions stay on their devices.
         """
         self._check_unchanged()
+        if self._decays != [group.get("weight_decay") for group in self.param_groups]:
+            self._check_decays()
         found: dict[str, Any] = {}
         directed = self.worker.directed
         stay: dict[str, Any] = {}
@@ -308,6 +319,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     " with sparse=False"
                 )
             gradient = gradient.detach()
+            if self._adds_decay and (decay := self._decays[tensor.group]):
+                gradient = gradient.add(tensor.param.detach(), alpha=decay)
             if tensor.name in directed:
                 stay[tensor.name] = gradient.to(tensor.server.dtype)
                 continue
@@ -411,7 +424,15 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
             for layer in self.embeddings.values():
                 layer.discard()
-        if saved["version"] != self.version:
+        if saved["version"] > self.version:
+            _log.warning(
+                "this state is of version %d, and the model of %s is at version %d, so it is"
+                " another one: to go on from a checkpoint, load it into the module before the"
+                " optimizer is made (the first worker's defines the model), or start the server"
+                " with --state, or with --init and what it saved",
+                *(saved["version"], self.worker.url, self.version),
+            )
+        elif saved["version"] != self.version:
             _log.info(
                 "learning rates of version %d were loaded; the parameters stay those of version %d"
                 " of %s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -160,31 +161,40 @@ class ServerValues:
         """Return the learning rate of a tensor; ``usual``: that of tensors without their own."""
         return self._others.value(self.setting("lr"), tensor, usual)
 
-    def check_decays(self, wanted: Mapping[str, float | None]) -> None:
-        """Check that the server has the weight decays of the groups here.
+    def check_decays(self, wanted: Mapping[str, float | None]) -> bool:
+        """Check the weight decays of the groups here; return whether workers add them.
 
-        ``wanted``: the decay of each tensor, by name; None: its group leaves it to the server.
+        They do where the policy has no setting for it: to its gradient, as ``torch.optim.SGD``
+        does. Elsewhere the decay is the server's, and has to be the same.
+
+        Parameters
+        ----------
+        wanted
+            The decay of each tensor, by name; None: its group leaves it to the server.
 
         Raises
         ------
         UsageError
-            When a tensor's is another there; the text has the flags with which it is the same.
+            When a decay is none, or a tensor's is another at the server; then the text has the
+            flags with which it is the same.
         """
-        key = self.setting("weight_decay")
-        usual = float(self._settings.get(key, 0.0))
-        has = {name: self._others.value(key, name, usual) for name in wanted}
         asked = {name: value for name, value in wanted.items() if value is not None}
-        differing = next((name for name in asked if has[name] != asked[name]), None)
-        if differing is None:
-            return
-        text = (
-            f"the server trains {differing!r} with a weight decay of {has[differing]:g}, and its"
-            f" group here has {asked[differing]:g}: "
-        )
+        for name, value in asked.items():
+            if not 0 <= value < math.inf:
+                raise UsageError(
+                    f"the group of {name!r} has a weight_decay of {value}: it must be 0 or more"
+                    " and finite"
+                )
+        key = self.setting("weight_decay")
         if key not in self._settings:
+            return True
+        usual = float(self._settings[key])
+        has = {name: self._others.value(key, name, usual) for name in wanted}
+        differing = next((name for name in asked if has[name] != asked[name]), None)
+        if differing is not None:
+            flags = " ".join(f"--set '{each}'" for each in clauses(key, {**has, **asked}))
             raise UsageError(
-                f"{text}{self._policy} has no weight_decay; use a policy whose server has an"
-                " optimizer, such as asgd"
+                f"the server trains {differing!r} with a weight decay of {has[differing]:g}, and"
+                f" its group here has {asked[differing]:g}: start the server with {flags}"
             )
-        flags = " ".join(f"--set '{each}'" for each in clauses(key, {**has, **asked}))
-        raise UsageError(f"{text}start the server with {flags}")
+        return False

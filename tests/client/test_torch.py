@@ -522,6 +522,20 @@ def test_state_goes_through_a_file_and_leaves_the_server_alone(
         assert again.item() == 0.5
 
 
+def test_a_state_that_is_ahead_of_the_model_is_warned_of(
+    asgd: ServerThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint at a server that begins anew: its parameters would be lost in silence."""
+    with RemoteOptimizer([("w", weight(1.0))], asgd.url) as opt:
+        state = opt.state_dict()
+        opt.load_state_dict(state)
+        assert said(caplog, "another one") == 0
+        state["aiops"]["version"] = 7
+        opt.load_state_dict(state)
+        assert said(caplog, "of version 7, and the model of") == 1
+        assert said(caplog, "load it into the module before the optimizer is made") == 1
+
+
 def test_the_state_of_others_is_refused(asgd: ServerThread) -> None:
     p = weight(1.0)
     adam = torch.optim.Adam([p])

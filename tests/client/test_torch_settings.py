@@ -94,11 +94,47 @@ def test_another_decay_than_the_server_s_is_refused_with_the_flags() -> None:
             RemoteOptimizer(groups, server.url)
         flags_named = "--set 'weight_decay=0.5' --set 'weight_decay=0.0@*.bias'"
         assert str(raised.value).endswith(f"start the server with {flags_named}")
-    with ServerThread(policy="fasgd", kernels="numpy") as server:
-        RemoteOptimizer(groups, server.url).close()  # fasgd has none, which is 0
-        groups[1]["weight_decay"] = 0.5
-        with pytest.raises(UsageError, match="fasgd has no weight_decay; use a policy"):
-            RemoteOptimizer(groups, server.url)
+
+
+def test_a_policy_without_weight_decay_gets_it_in_the_gradients_as_sgd_adds_it() -> None:
+    """Each group's own; another value from the next step on; none that is negative."""
+    moved = []
+    for added in (True, False):
+        kept, free = (torch.nn.Parameter(torch.tensor([value])) for value in (2.0, 3.0))
+        groups: list[dict[str, Any]] = [{"params": kept}, {"params": free}]
+        if added:
+            groups[0]["weight_decay"] = 0.5
+        with (
+            ServerThread(policy="fasgd", kernels="numpy") as server,
+            RemoteOptimizer(groups, server.url) as opt,
+        ):
+            for decay in (0.5, 0.25):
+                for p in (kept, free):
+                    p.grad = torch.ones(1)
+                if added:
+                    opt.param_groups[0]["weight_decay"] = decay
+                else:
+                    kept.grad += decay * kept.detach()
+                opt.step()
+            moved.append((kept.item(), free.item()))
+            opt.param_groups[0]["weight_decay"] = -0.5
+            with pytest.raises(UsageError, match=r"'group0.param0' has a weight_decay of -0.5"):
+                opt.step()
+            assert opt.version == 2
+    assert moved[0] == moved[1]
+
+
+def test_a_decay_that_changes_is_refused_where_it_is_the_server_s() -> None:
+    p = torch.nn.Parameter(torch.ones(1))
+    with (
+        ServerThread(policy="schedule-free", kernels="numpy") as server,
+        RemoteOptimizer([{"params": [p], "weight_decay": 0.0}], server.url) as opt,
+    ):
+        opt.param_groups[0]["weight_decay"] = 0.5
+        p.grad = torch.ones(1)
+        with pytest.raises(UsageError, match=r"start the server with --set 'weight_decay=0.5'"):
+            opt.step()
+        assert opt.version == 0
 
 
 def test_the_workers_own_optimizer_has_the_decay_under_local_training() -> None:
