@@ -18,7 +18,8 @@ class InnerOptimizer:
 
     ``scale`` multiplies the learning rate; ``clip`` bounds the norm of each gradient (0: nothing
     does); ``per_tensor`` has other values of ``lr``, ``weight_decay`` and ``clip`` for some
-    tensors; the other fields are settings of `optimizers`.
+    tensors; with ``orthogonal`` the gradients of matrices are directions, and their rates are those
+    of `aiops.model.matrices.direction_rate`; the other fields are settings of `optimizers`.
     """
 
     optimizer: str
@@ -33,6 +34,7 @@ class InnerOptimizer:
     weight_decay: float = 0.0
     clip: float = 0.0
     per_tensor: str = ""
+    orthogonal: bool = False
 
     @classmethod
     def own_steps(cls, algorithm: Algorithm, workers: int | None) -> InnerOptimizer:
@@ -106,6 +108,10 @@ class LocalTraining(Algorithm):
     inner_clip : float, default 0
         A worker scales down a gradient of its own steps whose norm over all tensors is larger; 0:
         never. For some tensors alone: ``--set inner_clip=0.1@embed*``.
+    inner_orthogonal : float, default 0
+        Above 0 the workers' own steps take, in the place of a matrix's gradient, its momentum of
+        this memory (0.7, say), orthogonalised, as `schedule-free` has it: ``inner_lr`` is √(64/m)
+        of itself for a matrix whose longer side is m. 0: gradients.
     """
 
     lr_meaning = "a positive learning rate, the outer one (the workers' own is inner_lr)"
@@ -119,13 +125,14 @@ class LocalTraining(Algorithm):
     inner_eps: float = 0.0
     inner_clip: float = 0.0
     inner_weight_decay: float = 0.0
+    inner_orthogonal: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
         self.require("local_steps", self.local_steps >= 1, "1 or more")
         self.require("inner_lr", self.inner_lr > 0, "a positive learning rate")
-        for name in ("inner_momentum", "inner_beta1", "inner_beta2"):
+        for name in ("inner_momentum", "inner_beta1", "inner_beta2", "inner_orthogonal"):
             self.require(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in ("inner_eps", "inner_weight_decay", "inner_clip"):
             self.require(name, getattr(self, name) >= 0, "0 or more")
@@ -180,6 +187,7 @@ class LocalTraining(Algorithm):
             clip=self.inner_clip,
             weight_decay=self.inner_weight_decay,
             per_tensor=str(PerTensor.of(self.per_tensor).renamed(_INNER)),
+            orthogonal=self.inner_orthogonal > 0,
         )
 
     @property
@@ -189,10 +197,11 @@ class LocalTraining(Algorithm):
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Return the plan of workers that train locally, and push start − end."""
-        inner = self.worker_optimizer()
+        directed = {"orthogonal": self.inner_orthogonal} if self.inner_orthogonal else {}
         return {
             **super().plan(workers),
             "routine": "local",
             "push_every": self.local_steps,
-            "inner": inner.plan(),
+            "inner": self.worker_optimizer().plan(),
+            **directed,
         }

@@ -13,10 +13,7 @@ from aiops.algorithms.policies import EveryNth
 from aiops.algorithms.schedules import UPDATES
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, sqrt
-from aiops.model.matrices import as_matrix
-
-_SIDE = 64
-"""The longer side of a matrix that has the learning rate itself."""
+from aiops.model.matrices import direction_rate
 
 _FAR = 16.0
 """The staleness of which half is looked ahead."""
@@ -305,8 +302,7 @@ class ScheduleFree(Algorithm):
 
     def rate_factor(self, tensor: str, shape: Sequence[int] = ()) -> float:
         """Return √(64/m) of a matrix whose longer side is m, if workers push directions of it."""
-        matrix = as_matrix(shape) if self.orthogonal else None
-        factor = math.sqrt(_SIDE / max(matrix)) if matrix else 1.0
+        factor = direction_rate(shape) if self.orthogonal else 1.0
         return factor * super().rate_factor(tensor, shape)
 
     def gathered(self, workers: int | None) -> int:

@@ -12,6 +12,24 @@ _FEW = 16
 """With fewer columns this is the most: a layer before a few classes is no matrix, either."""
 
 
+_SIDE = 64
+"""The longer side of a matrix whose direction is taken at the learning rate itself."""
+
+
+def direction_rate(shape: Sequence[int]) -> float:
+    """Return what multiplies the learning rate of a tensor that steps along its direction.
+
+    √(64/m) for a matrix whose longer side is m, and 1 for what is none.
+
+    Example
+    -------
+    >>> direction_rate((64, 256)), direction_rate((64,))
+    (0.5, 1.0)
+    """
+    matrix = as_matrix(shape)
+    return math.sqrt(_SIDE / max(matrix)) if matrix else 1.0
+
+
 def as_matrix(shape: Sequence[int]) -> tuple[int, int] | None:
     """Return the rows and columns of a tensor as a matrix, or None if it is none.
 

@@ -21,6 +21,7 @@ from aiops.client.params import Params
 from aiops.errors import BadPush
 from aiops.kernels.clipping import by_factor
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
+from aiops.model.matrices import direction_rate
 
 Flat = list[Array]
 """One array of the compute dtype per section of a layout."""
@@ -151,6 +152,8 @@ class LocalModel:
         others, names = PerTensor.of(inner["per_tensor"]), [t.name for t in self.layout.tensors]
         self._clip = others.clip(float(inner["clip"]), names)
         self._rates = np.array([others.value("lr", name, self._lr) for name in names])
+        if inner["orthogonal"]:
+            self._rates *= [direction_rate(tensor.shape) for tensor in self.layout.tensors]
         own = [self._optimizer.tensor_scalars(name) for name in names]
         self._own_scalars = np.array(own, np.float64).reshape(len(names), -1 if names else 0)
         self.rate = 0.0  # the learning rate of the last step

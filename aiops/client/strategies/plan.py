@@ -65,6 +65,7 @@ class Plan:
         inner.real("scale", 1, 1e37)
         if not isinstance(inner.values["per_tensor"], str):
             inner._refuse("per_tensor", "a text")
+        inner.truth("orthogonal")
         return inner.values
 
     def _refuse(self, key: str, wanted: str) -> NoReturn:
@@ -87,4 +88,5 @@ _INNER: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "clip": 0.0,
     "per_tensor": "",
+    "orthogonal": False,
 }

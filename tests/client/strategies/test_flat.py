@@ -72,3 +72,19 @@ def test_a_step_without_some_tensors_takes_the_rates_of_the_others() -> None:
         "head": 1.75,
     }
     assert model.rate == 0.5
+
+
+def test_a_matrix_that_steps_along_its_direction_has_a_rate_of_its_own() -> None:
+    params = Params(Layout([("w", "float64", (16, 256)), ("bias", "float64", (256,))]))
+    for algorithm in (
+        DiLoCo(inner="sgd", inner_lr=0.5),
+        DiLoCo(inner="sgd", inner_lr=0.5, inner_orthogonal=0.7),
+    ):
+        plan = algorithm.plan(workers=1)
+        assert plan.get("orthogonal", 0) == algorithm.inner_orthogonal
+        for array in params.values():
+            array[...] = 0
+        model = LocalModel(params, Plan(plan).inner())
+        model.step(*model.take({name: -np.ones_like(array) for name, array in params.items()}))
+        assert (params["w"] == (0.25 if algorithm.inner_orthogonal else 0.5)).all()
+        assert (params["bias"] == 0.5).all()
