@@ -73,7 +73,8 @@ class TimedRule:
     @property
     def directs(self) -> bool:
         """True if workers make directions of matrices."""
-        return self.policy == "schedule-free" and "orthogonal=false" not in self.settings
+        along = any(each.startswith("inner_orthogonal=") for each in self.settings)
+        return along or (self.policy == "schedule-free" and "orthogonal=false" not in self.settings)
 
     def coded(self, codec: str, overlap: int = 1) -> TimedRule:
         """Return it with a codec both ways, and exchanges beside computing."""
@@ -107,6 +108,12 @@ PLAIN = TimedRule(
 ASGD = TimedRule("asgd, AdamW", "asgd", (0.0003, 0.001, 0.003), _ADAMW, horizon="server")
 SYNC = TimedRule("hardsync, AdamW", "hardsync", (0.001, 0.003, 0.01), _ADAMW, horizon="server")
 DILOCO = TimedRule("diloco", "diloco", (0.001, 0.003), _INNER, rate="inner_lr", horizon="worker")
+DIRECTED = replace(
+    DILOCO,
+    name="diloco, directions",
+    settings=(*_INNER, "inner_orthogonal=0.7"),
+    rates=(0.003, 0.01),
+)
 DELAYED = replace(DILOCO, name="diloco async", settings=(*_INNER, "mode=async"))
 FASGD = TimedRule("fasgd, defaults", "fasgd", (0.005,))
 RELATIVE = TimedRule("fasgd, relative=0.01", "fasgd", (0.001, 0.003), ("relative=0.01",))
@@ -124,6 +131,7 @@ SLOW: tuple[TimedRule, ...] = (
     SYNC.coded("int8", overlap=0),
     SYNC.coded("onebit", overlap=0),
     DILOCO.coded("int8"),
+    DIRECTED.coded("int8"),
     DELAYED.coded("int8"),
 )
 
