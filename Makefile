@@ -49,6 +49,7 @@ bench: $(VENV)/.dev
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs._tools.wire docs/wire.md
 	@$(BIN)/python -m docs._tools.state docs/state.md
+	@$(BIN)/python -m docs._tools.metrics docs/guide-monitoring.md
 	@$(BIN)/python -m docs._tools.pages docs/algorithms
 
 golden: $(VENV)/.dev

@@ -35,6 +35,7 @@ ARROWS: Mapping[str, str] = {
     "codecs":         "errors common kernels model",
     "wire":           "errors common model",
     "state":          "errors common kernels model",
+    "metrics":        "",
     "access":         "errors common wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
@@ -51,7 +52,7 @@ ARROWS: Mapping[str, str] = {
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
-                      " engine filters averaging shards net state durable",
+                      " engine filters averaging shards net state durable metrics",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
@@ -113,6 +114,7 @@ EXTRAS: Mapping[str, str] = {
     "grpc": "",
     "matplotlib": "",
     "ml_dtypes": "",
+    "prometheus_client": "metrics.exposition",
     "pyarrow": "",
     "safetensors": "",
     "uvloop": "",

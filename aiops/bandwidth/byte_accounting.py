@@ -416,12 +416,16 @@ class Ledger:
             up, down, nbytes = down, up, nbytes[::-1]
         pushed = _direction(up, nbytes[0], self.pushed, brief["pushed"], self.rows_pushed)
         pushed |= {name: brief[name] for name in ("reapplied", "skipped")}
-        pushed |= {"raw": brief["pushed_raw"], "times": _times(times, "reapplied", "skipped")}
+        pushed |= {"raw": brief["pushed_raw"], "coded": self._coded(self.pushed)}
+        pushed["times"] = _times(times, "reapplied", "skipped")
         fetched = _direction(down, nbytes[1], self.fetched, brief["fetched"], self.rows_fetched)
         fetched |= {name: brief[name] for name in ("not_modified", "not_wanted")}
         kept = _times(times, "not_modified", "not_wanted")
-        fetched |= {"raw": brief["fetched_raw"], "times": kept}
+        fetched |= {"raw": brief["fetched_raw"], "coded": self._coded(self.fetched), "times": kept}
         return {"pushed": pushed, "fetched": fetched, "tensors": self.tensors()}
+
+    def _coded(self, flow: Flow) -> int:
+        return min(flow.coded.nbytes(self.layout), LONGEST)
 
 
 def _is_whole(layout: Layout, parts: Parts) -> bool:

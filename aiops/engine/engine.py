@@ -419,8 +419,8 @@ class Engine:
         """Return each table with the ids of its stored rows and a copy of their parameters."""
         return [(store.named, *store.stored()) for store in self.tables]
 
-    def report(self) -> dict[str, Any]:
-        """Return the statistics that ``aiops stats`` shows."""
+    def report(self, shown: int | None = None) -> dict[str, Any]:
+        """Return the statistics that ``aiops stats`` shows; ``shown``: as `statistics.report`."""
         device = self.machine.device
         # What goes a short way is no event, but each push is noted with its member.
         rows = None if self.training is None else self.training.rows_shortcut
@@ -437,6 +437,7 @@ class Engine:
                 device="" if device is None else device.name,
                 now=now,
                 started=self._started or 0.0,
+                shown=shown,
             ),
             **self._shell_report(),
         }

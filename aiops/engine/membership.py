@@ -231,6 +231,39 @@ class Membership:
         shown = sorted([*self._by_peer.values(), *gone], key=lambda member: member.number)
         return [member.report(now) for member in shown], len(self._members) - len(shown)
 
+    def present_lines(self, now: float, most: int) -> dict[str, Any]:
+        """Return the lines of the first ``most`` workers that are connected, and sums of the rest.
+
+        It is bounded as `lines` is not: of the rest only attributes are added up.
+
+        Returns
+        -------
+        ``workers``: the lines, by number. ``others``: the number of the rest, the sums of their
+        counts, and the largest of their times and stalenesses. ``worker_counts``: the number of
+        all that are connected, of the excused ones among them, and of observers.
+        """
+        here = sorted(self.present(), key=lambda member: member.number)
+        shown, rest = here[:most], here[most:]
+        answered = min((member.answered for member in rest), default=now)
+        return {
+            "workers": [member.report(now) for member in shown],
+            "others": {
+                "workers": len(rest),
+                "pushes": sum(member.pushes for member in rest),
+                "refused": sum(member.refused for member in rest),
+                "ignored": sum(member.ignored for member in rest),
+                "bytes_pushed": sum(member.bytes_in() for member in rest),
+                "bytes_fetched": sum(member.bytes_out() for member in rest),
+                "staleness": max((member.staleness for member in rest), default=0),
+                "seconds_since_answer": round(max(0.0, now - answered), 3),
+            },
+            "worker_counts": {
+                "present": len(here),
+                "silent": sum(member.excused for member in here),
+                "observer": len(self._by_peer) - len(here),
+            },
+        }
+
     def peers(self) -> list[int]:
         """Return the numbers of the connections that clients are on."""
         return [*self._by_peer]

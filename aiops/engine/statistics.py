@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from aiops.bandwidth.gate_controller import GateController
 from aiops.engine.admission import Admission
 from aiops.engine.membership import Membership
@@ -71,14 +73,24 @@ def report(
     device: str,
     now: float,
     started: float,
+    shown: int | None = None,
 ) -> dict[str, Any]:
-    """Return an engine's statistics, plain values all the way down; times in its seconds."""
+    """Return an engine's statistics, plain values all the way down; times in its seconds.
+
+    ``shown``: the most workers that have a line, of those that are connected, in a report that
+    metrics are made of (`Membership.present_lines`); None: all, and those that have left lately.
+    """
     updates = training.updates if training else None
     store = training.store if training else None
     delta_replies = training.delta_replies if training else None
     screen = training.screen if training else None
     version, vbar = (store.version, store.vbar()) if store else (0, None)
-    workers, without_line = membership.lines(now)
+    if shown is None:
+        lines, without_line = membership.lines(now)
+        members: dict[str, Any] = {"workers": lines, "departed_more": without_line}
+    else:
+        members = membership.present_lines(now, shown)
+        members["tensor_vbar"] = _tensor_vbar(training)
     staleness = updates.maker.staleness if updates else StalenessHistogram()
     used = sum(staleness.bins.values())
     ignored = updates.ignored if updates else 0
@@ -117,9 +129,18 @@ def report(
         "data_sets": training.data_sets.report() if training else [],
         "ledger": membership.ledger(),
         "budget": budget.report(vbar) if budget else None,
-        "workers": workers,
-        "departed_more": without_line,
+        **members,
     }
+
+
+def _tensor_vbar(training: Training | None) -> dict[str, Any] | None:
+    """Return the rule's statistic by tensor: names, parameters, means; None: it has none."""
+    if training is None or training.store.rule.statistic is None:
+        return None
+    layout = training.store.layout
+    means = np.frombuffer(training.store.vbars(), "<f4").tolist()
+    names = [tensor.name for tensor in layout.tensors]
+    return {"names": names, "sizes": layout.sizes.tolist(), "means": means}
 
 
 def _schedule(training: Training | None) -> float | None:

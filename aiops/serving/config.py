@@ -60,8 +60,9 @@ _COUNTS = (
     "threads",
     "shard_bytes",
     "model_size",
+    "metrics_workers",
 )
-_MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
+_MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag", "metrics_workers")
 _SECRETS = ("token", "relay_token")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
 _MOST = 1 << 62
@@ -213,6 +214,16 @@ class Config:
     relay_token: str | None = _option(
         None, "What that `aiops relay` was started with; better given as AIOPS_RELAY_TOKEN."
     )
+    metrics_port: int | None = _option(
+        None,
+        "Serve metrics for Prometheus at this port, by HTTP, and /healthz, /readyz; 0: a free one.",
+    )
+    metrics_host: str = _option(
+        "127.0.0.1", "Address of that port: all who reach it can read the metrics."
+    )
+    metrics_workers: int = _option(
+        100, "Workers that have metrics of their own; those of all others are summed."
+    )
     log_format: str = _option("text", "'text' or 'json'.")
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 
@@ -237,6 +248,8 @@ class Config:
         _one_of("log-level", self.log_level, ("debug", "info", "warning", "error"))
         if not 0 <= self.port < 1 << 16:
             raise UsageError(f"port must be 0 to 65535, not {self.port}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
+            raise UsageError(f"--metrics-port must be 0 to 65535, not {self.metrics_port}")
         for name in (*_SECONDS, *_COUNTS):
             value = getattr(self, name)
             if value is None:

@@ -15,6 +15,7 @@ from typing import Any, overload
 from aiops.errors import UsageError, nearest
 from aiops.serving import rollback
 from aiops.serving.config import Config, assignments, shard_folder
+from aiops.serving.monitoring import Monitoring
 from aiops.serving.new_files import discard_unbegun, with_record
 from aiops.serving.server import Server
 from aiops.serving.shard_count import settle_shards
@@ -83,13 +84,15 @@ async def _standing_by(settings: Mapping[str, Any]) -> AsyncIterator[StandbyServ
     if config.sharded and not config.followers:
         raise UsageError("standbys of shards are processes: aiops serve --shards N --standby URL")
     standby = StandbyServer(config)
-    await standby.start()
-    running = asyncio.ensure_future(standby.serve())
-    try:
-        yield standby
-    finally:
-        standby.stop()
-        await running
+    async with Monitoring(config, lambda: standby) as monitoring:
+        standby.metrics_url = monitoring.url
+        await standby.start()
+        running = asyncio.ensure_future(standby.serve())
+        try:
+            yield standby
+        finally:
+            standby.stop()
+            await running
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -125,18 +128,22 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 @contextlib.asynccontextmanager
 async def _running(config: Config) -> AsyncIterator[Server]:
-    server = await rollback.start(lambda: Server(config), next_term=False)
-    present = [server]
+    present: list[Server] = []
+    async with Monitoring(config, lambda: present[0] if present else None) as monitoring:
+        server = await rollback.start(lambda: Server(config), next_term=False)
+        server.metrics_url = monitoring.url
+        present.append(server)
 
-    def again() -> Server:
-        return Server(dataclasses.replace(config, port=server.port))
+        def again() -> Server:
+            return Server(dataclasses.replace(config, port=server.port))
 
-    running = asyncio.ensure_future(rollback.serve(server, again, partial(present.__setitem__, 0)))
-    try:
-        yield server
-    finally:
-        present[0].stop()
-        await running
+        present_it = partial(present.__setitem__, 0)
+        running = asyncio.ensure_future(rollback.serve(server, again, present_it))
+        try:
+            yield server
+        finally:
+            present[0].stop()
+            await running
 
 
 async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> Config:
@@ -169,4 +176,5 @@ def following(config: Config, shard: int = 1) -> Config:
         bandwidth_budget=None,
         worker_budget=None,
         profile=None,
+        metrics_port=None,
     )

@@ -13,6 +13,7 @@ from aiops.errors import ConnectionLost
 from aiops.net import faults, signals
 from aiops.serving import rollback
 from aiops.serving.config import Config
+from aiops.serving.monitoring import Monitoring
 from aiops.serving.server import Server
 from aiops.serving.shard_processes import ShardProcesses
 from aiops.serving.standby.server import StandbyServer
@@ -60,7 +61,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     children = ShardProcesses(config)
     reloads = config.tls or config.tokens is not None
     with signals.handled(end, asks, reload if reloads else None):
-        async with children:
+        async with children, Monitoring(config, lambda: standby or server):
             if config.standby is not None:
                 standby = StandbyServer(children.config)
                 children.on_start = standby.follower_moved

@@ -89,6 +89,8 @@ class Server:
         The URL that workers connect to and the port that it listens on, once it does (`start`).
     run_state
         What it keeps of its run.
+    metrics_url
+        The URL of its `Monitoring`, if it was told.
     on_taken
         Called with a shard whose place a server has that the settings do not name: a standby.
     socket
@@ -102,7 +104,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.url, self.port = "", config.port
+        self.url, self.port, self.metrics_url = "", config.port, ""
         env = CURRENT_ENVIRONMENT.get()
         clock = Clock(env.now)
         self._env = env = env if config.state is None else dataclasses.replace(env, now=clock)
@@ -224,6 +226,40 @@ class Server:
             "aiops": __version__,
             "time": self._env.wall_clock(),
         }
+
+    def report(self, shown: int) -> Mapping[str, Any]:
+        """Return its statistics for metrics, with lines of this many workers at most.
+
+        Those of a lead have the traffic that its followers had counted at the call before.
+        """
+        coordinator = self._coordinator
+        if isinstance(coordinator, Follower):
+            return {**self._statistics(), "version": self.version}
+        found = self._engine.report(shown)
+        if not isinstance(coordinator, Lead):
+            return found
+        if self._listener is not None and not self._dispatcher.broken:
+            for effect in coordinator.count_traffic(self._now()):
+                self._perform(effect)
+        return coordinator.of_all(found)
+
+    @property
+    def not_ready(self) -> str:
+        """The reason for which it takes no pushes, or not as it should; empty: it takes them."""
+        kept, coordinator = self.run_state.kept, self._coordinator
+        if self._ending.is_set():
+            return "it is ending"
+        if self._listener is None:
+            return "it is starting"
+        if kept is not None and kept.recorder.ended:
+            return f"its state is not kept any more: {kept.recorder.ended}"
+        if isinstance(coordinator, Follower):
+            return "" if coordinator.shard is not None else "it holds no part of a model yet"
+        if isinstance(coordinator, Lead) and coordinator.followers.lost:
+            return "; ".join(coordinator.followers.lost.values())
+        if self._engine.closure.why:
+            return self._engine.closure.why
+        return "" if self._engine.training is not None else "no worker has defined a model yet"
 
     @property
     def engine(self) -> Engine:

@@ -47,7 +47,11 @@ class TrafficCount:
         It may have come long before ``now``, and waited behind a push of its client.
         """
         self._asked.append(event)
-        if len(self._asked) > 1:
+        return self.begin(now)
+
+    def begin(self, now: float) -> list[Order]:
+        """Begin a count, unless one is under way."""
+        if self._missing:
             return []
         self._number, self._missing = self._number + 1, set(self._followers)
         self._since = now

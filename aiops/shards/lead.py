@@ -495,6 +495,16 @@ class Lead:
         asked = [event for event in self._count.end() if event.peer in self._clients]
         return [effect for event in asked for effect in self._decide(event)]
 
+    def count_traffic(self, now: float) -> list[Effect]:
+        """Begin to count the followers' traffic, which `of_all` reports, unless one is lost."""
+        if self.model is None or self.followers.lost:
+            return []
+        return [*self._count.begin(now)]
+
+    def of_all(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's statistics with its followers' last counts, and the shards' lines."""
+        return self._count.of_all(report, kept=self.kept) | {"shards": self.report()}
+
     def report(self) -> list[dict[str, Any]]:
         """Return each shard's line of the statistics."""
         model, version = self.model, self.engine.version
@@ -571,8 +581,7 @@ class Lead:
                 message = replace(message, plan={**message.plan, SPREAD_TABLES: True})
             return [replace(effect, message=message)]
         if isinstance(message, Report):
-            report = self._count.of_all(message.report, kept=self.kept) | {"shards": self.report()}
-            return [replace(effect, message=replace(message, report=report))]
+            return [replace(effect, message=replace(message, report=self.of_all(message.report)))]
         if lease is None or model is None or model.alone:
             return [effect]
         return model.send(effect, lease, self._clients.get(effect.peer))

@@ -81,6 +81,9 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "follower": (True, False, True),
     "relay": ("a:1", "b:2", "c"),
     "relay_token": ("from file", "from variable", "from flag"),
+    "metrics_port": (0, 9001, 9002),
+    "metrics_host": ("0.0.0.0", "::1", "localhost"),
+    "metrics_workers": (0, 10, 20),
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }
@@ -287,6 +290,8 @@ class TestValues:
         [
             ({"port": -1}, "port must be 0 to 65535, not -1"),
             ({"port": 65536}, "port must be 0 to 65535, not 65536"),
+            ({"metrics_port": 65536}, "--metrics-port must be 0 to 65535, not 65536"),
+            ({"metrics_workers": -1}, "--metrics-workers must be from 0"),
             ({"workers": 0}, "--workers must be more than 0, not 0"),
             ({"worker_deadline": 0.0}, "--worker-deadline must be more than 0"),
             ({"worker_deadline": float("inf")}, "--worker-deadline must be from 0 to 1e+09"),

@@ -96,6 +96,8 @@ class StandbyServer:
         Called before the standbys of followers become followers.
     server
         The server that it has become; None: it has not been promoted.
+    metrics_url
+        The URL of its `Monitoring`, if it was told.
 
     Raises
     ------
@@ -115,7 +117,7 @@ class StandbyServer:
         options, algorithm = config.options(), find(config.policy).make(config.settings())
         self._blank = Engine(algorithm, options)  # answers while there is no other
         self._named = algorithm.name, algorithm.settings()
-        self.url = ""
+        self.url = self.metrics_url = ""
         self.on_promotion: Callable[[], None] = lambda: None
         self._shards: ShardStandbys | None = None  # of a lead, once its run is known
         self.server: Server | None = None
@@ -581,12 +583,23 @@ class StandbyServer:
         server = self._copy.server if self._copy is not None else None
         return self._blank if server is None or self._config.follower else server.engine
 
-    def _report(self) -> Mapping[str, Any]:
+    def report(self, shown: int) -> Mapping[str, Any]:
+        """Return the statistics for metrics, with lines of this many workers at most."""
+        return self._report(shown) if self.server is None else self.server.report(shown)
+
+    @property
+    def not_ready(self) -> str:
+        """The reason for which it takes no pushes; empty: it was promoted, and takes them."""
+        if self.server is not None:
+            return self.server.not_ready
+        return f"it is a standby of {self._primary}"
+
+    def _report(self, shown: int | None = None) -> Mapping[str, Any]:
         """Return the statistics of the engine, and the standby's own."""
         state = self._state_report()
         if self._shards is not None:
             state["shards"] = self._shards.report()
-        return {**self._engine().report(), "state": state}
+        return {**self._engine().report(shown), "state": state}
 
     def _state_report(self) -> dict[str, Any]:
         copy, config = self._made, self._config

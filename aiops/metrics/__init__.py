@@ -1,0 +1,1 @@
+"""A server's report as Prometheus metrics: values in, metric families out."""

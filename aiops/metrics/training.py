@@ -1,0 +1,187 @@
+"""Metrics of the training: updates, gradients, staleness, the statistic, barriers, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aiops.metrics.metric import (
+    MOST,
+    OTHER,
+    STALENESS_BUCKETS,
+    HistogramSample,
+    Metric,
+    MetricSample,
+    Report,
+    apart,
+    column,
+    length,
+    value,
+)
+
+
+def _refused(report: Report) -> Iterator[MetricSample]:
+    # The codes are those of aiops.errors: a peer cannot choose them.
+    for code, count in sorted(report.get("refused", {}).items()):
+        yield MetricSample((code,), count)
+
+
+def _staleness(report: Report) -> Iterator[HistogramSample]:
+    if "staleness" not in report:
+        return
+    bins = {int(tau): count for tau, count in report["staleness"].items()}
+    below = [sum(n for tau, n in bins.items() if tau <= bound) for bound in STALENESS_BUCKETS]
+    used = sum(bins.values())
+    yield HistogramSample((*below, used), round(report["mean_staleness"] * used))
+
+
+def _tensor_vbar(report: Report) -> Iterator[MetricSample]:
+    """Yield v̄ of the largest tensors, in the model's order, and the mean over all others."""
+    found = report.get("tensor_vbar")
+    if not found:
+        return
+    names, sizes, means = found["names"], found["sizes"], found["means"]
+    largest = sorted(range(len(names)), key=lambda index: -sizes[index])[:MOST]
+    shown = sorted(largest)
+    labels = apart([names[index] for index in shown], taken=[OTHER])
+    for name, index in zip(labels, shown, strict=True):
+        if sizes[index]:
+            yield MetricSample((name,), means[index])
+    rest = set(range(len(names))).difference(shown)
+    parameters = sum(sizes[index] for index in rest)
+    if parameters:
+        mean = sum(means[index] * sizes[index] for index in rest) / parameters
+        yield MetricSample((OTHER,), mean)
+
+
+_TABLES = ("tables",)
+_DATA = ("data_sets",)
+
+METRICS = (
+    Metric(
+        "counter",
+        "aiops_updates_total",
+        "Updates of the model, which is its version; a rollback sets it back.",
+        value("version"),
+    ),
+    Metric(
+        "counter", "aiops_gradients_used_total", "Gradients that were used.", value("gradients")
+    ),
+    Metric(
+        "counter",
+        "aiops_gradients_ignored_total",
+        "Gradients that the algorithm or a filter has not used.",
+        value("ignored"),
+    ),
+    Metric(
+        "counter",
+        "aiops_pushes_refused_total",
+        "Pushes that were refused, by the code of the error.",
+        _refused,
+        ("reason",),
+    ),
+    Metric(
+        "counter",
+        "aiops_pushes_filtered_total",
+        "Pushes that --filter has refused.",
+        value("filter", "refused"),
+    ),
+    Metric(
+        "gauge",
+        "aiops_quarantined_workers",
+        "Workers whose pushes --filter does not use for the time being.",
+        length("filter", "quarantined"),
+    ),
+    Metric(
+        "histogram",
+        "aiops_staleness_updates",
+        "Staleness of the gradients that were used, in updates.",
+        _staleness,
+    ),
+    Metric(
+        "gauge",
+        "aiops_vbar",
+        "Mean of the rule's statistic (of FASGD v) over all parameters.",
+        value("vbar"),
+    ),
+    Metric(
+        "gauge",
+        "aiops_tensor_vbar",
+        "Mean of the rule's statistic over a tensor, of the 100 largest; other: over the rest.",
+        _tensor_vbar,
+        ("tensor",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_learning_rate_gain",
+        "Factor that the rule has raised the learning rate by.",
+        value("rate_gain"),
+    ),
+    Metric(
+        "gauge",
+        "aiops_schedule_position",
+        "Position in a schedule that does not count updates, in its own unit.",
+        value("schedule"),
+    ),
+    Metric("gauge", "aiops_model_parameters", "Parameters of the model.", value("parameters")),
+    Metric("gauge", "aiops_model_tensors", "Tensors of the model.", value("tensors")),
+    Metric(
+        "gauge",
+        "aiops_held_pushes",
+        "Pushes that wait for other workers' before an update is made of them.",
+        value("waiting"),
+    ),
+    Metric(
+        "gauge",
+        "aiops_awaited_workers",
+        "Workers that a barrier would wait for, announced ones that have not come included.",
+        length("waited_for"),
+    ),
+    Metric(
+        "gauge",
+        "aiops_warnings",
+        "Warnings about the run that `aiops stats` shows.",
+        length("warnings"),
+    ),
+    Metric(
+        "gauge",
+        "aiops_table_stored_rows",
+        "Rows of a sparse table that are stored.",
+        column(_TABLES, "name", "made"),
+        ("table",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_table_bytes",
+        "Memory of a sparse table.",
+        column(_TABLES, "name", "bytes"),
+        ("table",),
+    ),
+    Metric(
+        "counter",
+        "aiops_table_evicted_rows_total",
+        "Rows that a sparse table has evicted.",
+        column(_TABLES, "name", "evicted"),
+        ("table",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_data_set_epoch",
+        "Epoch that a data set is in.",
+        column(_DATA, "name", "epoch"),
+        ("data_set",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_data_set_seen_examples",
+        "Examples of a data set that were used in its epoch.",
+        column(_DATA, "name", "seen"),
+        ("data_set",),
+    ),
+    Metric(
+        "counter",
+        "aiops_averaging_rounds_total",
+        "Rounds in which workers have averaged their models.",
+        value("averages", "rounds"),
+    ),
+)
+"""The metrics of the training."""

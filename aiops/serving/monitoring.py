@@ -1,0 +1,171 @@
+"""Let other programs observe a server by HTTP: its metrics, whether it lives, whether it is ready.
+
+::
+
+    /metrics   what Prometheus scrapes
+    /healthz   200 while the event loop answers
+    /readyz    200 if there is a model and pushes are taken; 503 with the reason
+
+The values are gathered on the event loop, at one moment, and the text is made of them on another
+thread. Scrapes at the same time share both. However often others scrape, gathering takes a tenth of
+the loop's time at most: a scrape that comes too early waits for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from types import ModuleType
+from typing import Any, Protocol, Self
+
+from aiops._version import __version__
+from aiops.common.closing import AsyncClosing
+from aiops.common.urls import address, is_loopback
+from aiops.errors import UsageError
+from aiops.metrics.catalog import INFO_LABELS
+from aiops.net.http_listener import HttpListener, HttpResponse
+from aiops.net.yielding import yielding
+from aiops.serving.config import Config
+
+_log = logging.getLogger("aiops.server")
+
+_SHARE = 0.1
+"""The most of the event loop's time that gathering takes."""
+
+
+class Monitored(Protocol):
+    """A server that can be observed, or a standby."""
+
+    def report(self, shown: int) -> Mapping[str, Any]:
+        """Return its statistics, with lines of this many workers at most."""
+
+    @property
+    def not_ready(self) -> str:
+        """The reason for which it takes no pushes; empty: it takes them."""
+
+
+class Monitoring(AsyncClosing):
+    """``async with Monitoring(config, running)`` answers at ``--metrics-port``, if there is one.
+
+    Parameters
+    ----------
+    config
+        The server's settings.
+    running
+        Returns the server that runs now, or None while there is none: another takes its place when
+        a standby is promoted, and when a server goes back to a snapshot.
+
+    Attributes
+    ----------
+    url
+        Of its root; empty without ``--metrics-port``.
+
+    Raises
+    ------
+    UsageError
+        When the address cannot be had, or prometheus-client is not installed.
+    """
+
+    def __init__(self, config: Config, running: Callable[[], Monitored | None]) -> None:
+        self.url = ""
+        self._config, self._running = config, running
+        self._listener: HttpListener | None = None
+        self._exposition: ModuleType | None = None
+        self._gathering: asyncio.Task[bytes] | None = None
+        self._next = 0.0  # the loop's time from which on values may be gathered again
+
+    async def connect(self) -> Self:
+        """Listen, if that is asked for."""
+        config = self._config
+        if config.metrics_port is None:
+            return self
+        self._exposition = _exposition()
+        self._listener = HttpListener(
+            {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        )
+        port = await self._listener.listen(config.metrics_host, config.metrics_port)
+        self.url = f"http://{address(config.metrics_host, port)}"
+        _log.info("metrics at %s/metrics", self.url)
+        if not is_loopback(config.metrics_host):
+            _log.warning(
+                "all who reach %s can read the metrics, with the names of workers and tensors: have"
+                " a firewall let only Prometheus and probes in",
+                self.url,
+            )
+        return self
+
+    async def close(self) -> None:
+        """Listen no more, and cut the connections."""
+        if self._listener is not None:
+            await self._listener.close()
+        if self._gathering is not None:
+            self._gathering.cancel()
+
+    async def _healthz(self) -> HttpResponse:
+        return HttpResponse(HTTPStatus.OK, b"ok\n")
+
+    async def _readyz(self) -> HttpResponse:
+        why = self._not_ready()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+        return HttpResponse(status, f"{why or 'ready'}\n".encode())
+
+    async def _metrics(self) -> HttpResponse:
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().create_task(self._text())
+            self._gathering.add_done_callback(self._gathered)
+        text = await asyncio.shield(self._gathering)  # others may wait for it, too
+        assert self._exposition is not None, "it is imported before there are requests"
+        return HttpResponse(HTTPStatus.OK, text, self._exposition.CONTENT_TYPE)
+
+    def _gathered(self, task: asyncio.Task[bytes]) -> None:
+        self._gathering = None
+        if not task.cancelled():
+            task.exception()  # those that wait for it have it; there may be none left
+
+    async def _text(self) -> bytes:
+        """Gather the values, when it is time, and make the text of them."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._next - loop.time()))
+        begun, running = time.perf_counter(), self._running()
+        report = {} if running is None else dict(running.report(self._config.metrics_workers))
+        report["ready"] = not self._not_ready()
+        took = report["gathering_seconds"] = time.perf_counter() - begun
+        self._next = loop.time() + took / _SHARE
+        return await asyncio.to_thread(self._written, report)
+
+    def _written(self, report: Mapping[str, Any]) -> bytes:
+        assert self._exposition is not None, "it is imported before there are requests"
+        with yielding():  # the event loop has the interpreter when it wants it
+            text: bytes = self._exposition.text(report, _info(self._config, report))
+        return text
+
+    def _not_ready(self) -> str:
+        running = self._running()
+        return "it is starting" if running is None else running.not_ready
+
+
+def _info(config: Config, report: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of `aiops_info`: a standby's algorithm is its primary's."""
+    given = {
+        "version": __version__,
+        "policy": report.get("policy", config.policy),
+        "gate": config.gate,
+        "push_codec": ",".join(config.push_codec),
+        "fetch_codec": ",".join(config.fetch_codec),
+        "filter": (report.get("filter") or {}).get("filter", "off"),
+        "acks": config.acknowledgement.name.lower(),
+    }
+    return {name: given[name] for name in INFO_LABELS}
+
+
+def _exposition() -> ModuleType:
+    try:
+        from aiops.metrics import exposition
+    except ImportError:
+        raise UsageError(
+            "--metrics-port needs prometheus-client: pip install 'aiops-ps[metrics]'"
+        ) from None
+    return exposition

@@ -1,0 +1,1 @@
+"""The table of metrics in docs/guide-monitoring.md, from the code."""

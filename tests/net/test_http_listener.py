@@ -1,0 +1,190 @@
+"""The small HTTP server: what it answers, and what a hostile client cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from aiops.errors import UsageError
+from aiops.net.http_listener import LONGEST_REQUEST, HttpListener, HttpResponse
+from tests.support import PATIENCE
+
+BIG = b"x" * (8 << 20)  # more than the socket's buffers hold
+
+
+async def hello() -> HttpResponse:
+    return HttpResponse(HTTPStatus.OK, b"hello\n")
+
+
+async def big() -> HttpResponse:
+    return HttpResponse(HTTPStatus.OK, BIG)
+
+
+async def broken() -> HttpResponse:
+    raise RuntimeError("a fault of its own")
+
+
+async def never() -> HttpResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@contextlib.asynccontextmanager
+async def listening(host: str = "127.0.0.1", **settings: Any) -> AsyncIterator[int]:
+    handlers = {"/hello": hello, "/big": big, "/broken": broken, "/never": never}
+    listener = HttpListener(handlers, **settings)
+    port = await listener.listen(host, 0)
+    try:
+        yield port
+    finally:
+        await asyncio.wait_for(listener.close(), PATIENCE)
+
+
+async def ask(port: int, request: bytes | str) -> bytes:
+    """Send bytes, and return all that comes until the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request.encode() if isinstance(request, str) else request)
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(reader.read(), PATIENCE)
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def get(port: int, path: str, host: str = "localhost", method: str = "GET") -> bytes:
+    return await ask(port, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
+
+
+async def test_an_answer() -> None:
+    async with listening() as port:
+        answer = await get(port, "/hello?x=1")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
+        assert b"Content-Length: 6" in head.splitlines()
+        assert body == b"hello\n"
+        only_head = await get(port, "/hello", method="HEAD")
+        assert only_head == head + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        ("GET /nothing HTTP/1.1\r\n\r\n", 404),
+        ("POST /hello HTTP/1.1\r\nContent-Length: 5\r\n\r\nabcde", 405),
+        ("GET /hello HTTP/2\r\n\r\n", 400),
+        ("GET /hello\r\n\r\n", 400),
+        ("\r\n\r\n", 400),
+        ("GET  /hello HTTP/1.1\r\n\r\n", 400),
+        ("GET /hello HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n", 400),
+        ("GET /hello HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        ("GET /hello HTTP/1.1\r\nHost: evil.example:80\r\n\r\n", 421),
+        ("GET /hello HTTP/1.1\r\nHost: localhost.evil.example\r\n\r\n", 421),
+        ("GET /hello HTTP/1.1\r\nHost: [::1]:9\r\n\r\n", 200),
+        ("GET /hello HTTP/1.1\r\nHOST: 127.0.0.1:99\r\n\r\n", 200),
+        ("GET /hello HTTP/1.0\r\n\r\n", 200),
+        ("GET /broken HTTP/1.1\r\n\r\n", 500),
+    ],
+)
+async def test_status(request_text: str, status: int) -> None:
+    async with listening() as port:
+        answer = await ask(port, request_text)
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+        assert await get(port, "/hello"), "it goes on"
+
+
+async def test_beyond_loopback_any_name_is_its_own() -> None:
+    async with listening("0.0.0.0") as port:
+        assert (await get(port, "/hello", host="node7")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_request_that_is_too_long() -> None:
+    async with listening() as port:
+        answer = await ask(port, b"GET / HTTP/1.1\r\nX: " + b"x" * (2 * LONGEST_REQUEST))
+        # The rest is never read, so that the system may reset the connection before it is.
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+        assert await get(port, "/hello")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hello HT", b"GET /hello HTTP/1.1\r\nX: y\r\n"])
+async def test_a_request_that_never_ends_has_a_deadline(sent: bytes) -> None:
+    async with listening(patience=0.05) as port:
+        assert await ask(port, sent) == b""
+
+
+async def test_an_answer_that_is_not_read_has_a_deadline() -> None:
+    async with listening(patience=0.05) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /big HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(PATIENCE):
+            while not writer.is_closing():  # it is reset, which a write notices
+                writer.write(b"x")
+                await asyncio.sleep(0.01)
+        writer.transport.abort()
+        assert await get(port, "/hello")
+
+
+async def test_an_answer_that_is_not_made_has_a_deadline() -> None:
+    async with listening(patience=0.05) as port:
+        assert (await get(port, "/never")).startswith(b"HTTP/1.1 503 ")
+
+
+async def test_silent_connections_give_way() -> None:
+    async with listening(most=2) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        assert (await get(port, "/hello")).startswith(b"HTTP/1.1 200 ")
+        for reader, writer in silent[:19]:  # each gave way to the next, and those to the request
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+            writer.transport.abort()
+        silent[19][1].transport.abort()
+
+
+async def test_requests_beyond_the_bound_are_cut_and_those_before_go_on() -> None:
+    release = asyncio.Event()
+    begun = asyncio.Semaphore(0)
+
+    async def slow() -> HttpResponse:
+        begun.release()
+        await release.wait()
+        return HttpResponse(HTTPStatus.OK, b"done")
+
+    listener = HttpListener({"/": slow}, most=2)
+    port = await listener.listen("127.0.0.1", 0)
+    asked = [asyncio.create_task(get(port, "/")) for _ in range(2)]
+    for _ in asked:
+        await asyncio.wait_for(begun.acquire(), PATIENCE)
+    assert await get(port, "/") == b""
+    release.set()
+    assert all(answer.endswith(b"done") for answer in await asyncio.gather(*asked))
+    await listener.close()
+
+
+async def test_closing_cuts_all() -> None:
+    async with listening() as port:
+        asked = asyncio.create_task(get(port, "/never"))
+        await get(port, "/hello")
+    assert await asked == b""
+    with pytest.raises(OSError):  # noqa: PT011 (refused)
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_port_that_is_taken() -> None:
+    async with listening() as port:
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}: "):
+            await HttpListener({}).listen("127.0.0.1", port)
+
+
+async def test_random_bytes_do_no_harm() -> None:
+    import random
+
+    bytes_of = random.Random(1).randbytes
+    async with listening(patience=0.2) as port:
+        await asyncio.gather(*(ask(port, bytes_of(200) + b"\r\n\r\n") for _ in range(50)))
+        assert (await get(port, "/hello")).startswith(b"HTTP/1.1 200 ")

@@ -1,0 +1,349 @@
+"""Metrics of a real server over a real socket, /healthz and /readyz, for a server and a standby."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.errors import Refused, UsageError
+from aiops.serving.config import Config
+from aiops.serving.monitoring import Monitoring
+from tests.metrics.lint import families
+from tests.support import PATIENCE, ServerThread, server_process
+
+pytest.importorskip("prometheus_client")
+
+MODEL = {"w": np.ones((64, 64), np.float32), "b": np.ones(3, np.float32)}
+
+Scraped = dict[str, list[tuple[str, dict[str, str], float]]]
+
+
+@contextlib.contextmanager
+def monitored(**settings: Any) -> Iterator[tuple[ServerThread, str]]:
+    """A server, and the URL of its metrics."""
+    with ServerThread(metrics_port=0, kernels="numpy", **settings) as server:
+        yield server, server.call(lambda running: running.metrics_url)
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def scrape(url: str) -> Scraped:
+    status, text = get(f"{url}/metrics")
+    assert status == 200, text
+    return families(text)
+
+
+def number(found: Scraped, name: str, **labels: str) -> float:
+    """Return the value of one series."""
+    [value] = [each for _name, have, each in found[name] if have == labels]
+    return value
+
+
+def gradients(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: 0.01 * np.ones_like(array) for name, array in params.items()}
+
+
+def test_a_run_as_it_trains() -> None:
+    """Counters never fall while workers train, and at the end are what was counted."""
+    steps, stop = 30, threading.Event()
+    seen: list[Scraped] = []
+
+    def watch(url: str) -> None:
+        while not stop.is_set():
+            seen.append(scrape(url))
+
+    with monitored(policy="fasgd", push_codec="int8", no_shm=True) as (server, url):
+        watcher = threading.Thread(target=watch, args=(url,))
+        watcher.start()
+        with (
+            aiops.Worker(server.url, MODEL, name="a") as a,
+            aiops.Worker(server.url, MODEL, name="b") as b,
+        ):
+            for _ in range(steps):
+                a.step(gradients(a.params))
+                b.step(gradients(b.params))
+            stop.set()
+            watcher.join(PATIENCE)
+            seen.append(scrape(url))
+            with aiops.Client(server.url) as client:
+                report = client.stats()
+    for before, after in pairwise(seen):
+        for name in before:
+            counters = {(n, *sorted(s.items())): v for n, s, v in before[name]}
+            for series, labels, value in after[name] if name.endswith("_total") else ():
+                assert value >= counters.get((series, *sorted(labels.items())), 0), series
+    found = seen[-1]
+    assert number(found, "aiops_updates_total") == report["version"] == 2 * steps
+    assert number(found, "aiops_gradients_used_total") == report["gradients"]
+    counts = {n: v for n, s, v in found["aiops_staleness_updates"] if s.get("le", "+Inf") == "+Inf"}
+    assert counts["aiops_staleness_updates_count"] == 2 * steps
+    total = counts["aiops_staleness_updates_sum"] / (2 * steps)
+    assert total == pytest.approx(report["mean_staleness"])
+    assert number(found, "aiops_vbar") == pytest.approx(report["vbar"])
+    assert {labels["tensor"] for _n, labels, _v in found["aiops_tensor_vbar"]} == {"w", "b"}
+    ledger = report["ledger"]
+    for direction, key in (("push", "pushed"), ("fetch", "fetched")):
+        coded, raw = (
+            number(found, "aiops_payload_bytes_total", direction=direction, encoding=encoding)
+            for encoding in ("coded", "raw")
+        )
+        assert raw + coded == ledger[key]["payload"]
+        assert coded == ledger[key]["coded"]
+        uncoded = number(found, "aiops_payload_uncoded_bytes_total", direction=direction)
+        assert uncoded == ledger[key]["raw"]
+    coded = number(found, "aiops_payload_bytes_total", direction="push", encoding="coded")
+    assert 0 < coded < number(found, "aiops_payload_uncoded_bytes_total", direction="push")
+    for name in "ab":
+        assert number(found, "aiops_worker_pushes_total", worker=name) == steps
+    info = found["aiops_info"][0][1]
+    assert (info["policy"], info["push_codec"]) == ("fasgd", "int8")
+    assert number(found, "process_resident_memory_bytes") > 0
+    assert number(found, "aiops_memory_bound_bytes") == report["memory"]["bound"]
+
+
+def test_refusals_by_reason_a_filter_and_a_budget() -> None:
+    settings = {"policy": "asgd", "filter": "norm", "bandwidth_budget": "100MB/s"}
+    with monitored(**settings) as (server, url):
+        with aiops.Client(server.url, role="worker", name="bad") as client:
+            client.define(MODEL)
+            poisoned = gradients(MODEL)
+            poisoned["w"][0, 0] = np.nan
+            with pytest.raises(Refused):
+                client.push(client.fetch(), poisoned)
+            found = scrape(url)
+        assert number(found, "aiops_pushes_refused_total", reason="bad-push") == 1
+        assert number(found, "aiops_worker_refused_total", worker="bad") == 1
+        assert number(found, "aiops_pushes_filtered_total") == 0
+        assert number(found, "aiops_quarantined_workers") == 0
+        assert number(found, "aiops_budget_bytes_per_second") == 100e6
+        assert found["aiops_info"][0][1]["filter"] == "norm"
+
+
+def test_a_gate() -> None:
+    with monitored(policy="asgd", gate="periodic:k_push=4,k_fetch=2") as (server, url):
+        with aiops.Worker(server.url, MODEL) as worker:
+            for _ in range(16):
+                worker.step(gradients(worker.params))
+        found = scrape(url)
+        name = "aiops_transfers_total"
+        assert number(found, name, direction="push", outcome="sent") == 4
+        assert number(found, name, direction="push", outcome="skipped") == 12
+        assert number(found, name, direction="fetch", outcome="not_wanted") > 0
+        avoided = number(found, "aiops_avoided_bytes_total", direction="push", reason="skipped")
+        assert avoided == 12 * sum(array.nbytes for array in MODEL.values())
+
+
+def test_a_state(tmp_path: Path) -> None:
+    with monitored(policy="asgd", state=tmp_path / "state", acks="durable") as (server, url):
+        with aiops.Worker(server.url, MODEL) as worker:
+            worker.step(gradients(worker.params))
+        found = scrape(url)
+        assert number(found, "aiops_journal_rows_total") > 0
+        assert number(found, "aiops_journal_lag_rows") >= 0
+        assert number(found, "aiops_journal_ended") == number(found, "aiops_acks_reduced") == 0
+        assert get(f"{url}/readyz")[0] == 200
+
+        def end(running: Any) -> None:  # as after a write that failed
+            running.run_state.kept.recorder.ended = "the disk is full"
+
+        server.call(end)
+        assert number(scrape(url), "aiops_journal_ended") == 1
+        assert number(scrape(url), "aiops_ready") == 0
+        status, why = get(f"{url}/readyz")
+        assert (status, why) == (503, "its state is not kept any more: the disk is full\n")
+        assert get(f"{url}/healthz") == (200, "ok\n")
+
+
+def test_ready_when_there_is_a_model_and_pushes_are_taken() -> None:
+    with monitored(policy="asgd") as (server, url):
+        assert get(f"{url}/healthz") == (200, "ok\n")
+        assert get(f"{url}/readyz") == (503, "no worker has defined a model yet\n")
+        assert number(scrape(url), "aiops_ready") == 0
+        with aiops.Client(server.url, role="worker") as client:
+            client.define(MODEL)
+            assert get(f"{url}/readyz") == (200, "ready\n")
+            assert number(scrape(url), "aiops_ready") == 1
+            server.call(lambda running: running.engine.closure.pause("an upgrade"))
+            status, why = get(f"{url}/readyz")
+            assert status == 503
+            assert "an upgrade" in why
+
+
+def test_workers_beyond_the_bound_are_summed() -> None:
+    with contextlib.ExitStack() as stack:
+        server, url = stack.enter_context(monitored(policy="asgd", metrics_workers=2))
+        names = ["same", 'a"\n\\', "same", "other", "w" * 500]
+        workers = [
+            stack.enter_context(aiops.Worker(server.url, MODEL, name=name)) for name in names
+        ]
+        stack.enter_context(aiops.Client(server.url)).stats()
+        for steps, worker in enumerate(workers, 1):
+            for _ in range(steps):
+                worker.step(gradients(worker.params))
+        found = scrape(url)
+        series = {s["worker"]: v for _n, s, v in found["aiops_worker_pushes_total"]}
+        assert series == {"same": 1, 'a"\n\\': 2, "other": 3 + 4 + 5}
+        assert number(found, "aiops_workers", state="present") == 5
+        assert number(found, "aiops_workers", state="observer") == 1
+        silence = {s["worker"] for _n, s, _v in found["aiops_worker_silence_seconds"]}
+        assert silence == set(series)
+
+
+@pytest.mark.slow
+def test_shards() -> None:
+    """The lead has the series of all shards; of what followers have counted, those before."""
+    with contextlib.ExitStack() as stack:
+        server, url = stack.enter_context(monitored(policy="fasgd", shards=2, no_shm=True))
+        with aiops.Worker(server.url, MODEL, name="a") as worker:
+            for _ in range(3):
+                worker.step(gradients(worker.params))
+            with aiops.Client(server.url) as client:
+                report = client.stats()
+            found = scrape(url)
+            assert number(found, "aiops_shard_up", shard="0") == 1
+            assert number(found, "aiops_shard_up", shard="1") == 1
+            held = [number(found, "aiops_shard_bytes", shard=each) for each in "01"]
+            assert sum(held) == sum(array.nbytes for array in MODEL.values())
+            assert min(held) > 0
+            for _ in range(3):
+                worker.step(gradients(worker.params))
+            worker.stats()
+            wanted = 2 * report["ledger"]["pushed"]["payload"]
+            paid = 0.0
+            deadline = time.monotonic() + PATIENCE
+            before = number(found, "aiops_traffic_bytes_total", direction="push")
+            while paid < wanted and time.monotonic() < deadline:  # each scrape has it counted
+                found = scrape(url)
+                paid = number(found, "aiops_traffic_bytes_total", direction="push")
+            assert paid >= wanted
+            assert paid > before
+            assert get(f"{url}/readyz") == (200, "ready\n")
+
+
+async def test_a_standby_until_it_is_promoted(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"port": 0, "policy": "asgd", "kernels": "numpy"}
+    async with contextlib.AsyncExitStack() as stack:
+        async with aiops.serve(state=tmp_path / "a", acks="replicated", **settings) as primary:
+            own = {**settings, "metrics_port": 0, "state": str(tmp_path / "b")}
+            standby = await stack.enter_async_context(aiops.serve(standby=primary.url, **own))
+            url = standby.metrics_url
+            async with aiops.AsyncWorker(primary.url, MODEL, name="w") as worker:
+                await worker.step(gradients(worker.params))
+            status, why = await asyncio.to_thread(get, f"{url}/readyz")
+            assert (status, why) == (503, f"it is a standby of {primary.url}\n")
+            found = await asyncio.to_thread(scrape, url)
+            assert number(found, "aiops_standby_fed") == 1
+            assert number(found, "aiops_ready") == 0
+            assert number(found, "aiops_standby_unapplied_rows") >= 0
+        standby.promote()
+        await asyncio.wait_for(standby.promoted(), PATIENCE)
+        assert await asyncio.to_thread(get, f"{url}/readyz") == (200, "ready\n")
+        found = await asyncio.to_thread(scrape, url)
+        assert number(found, "aiops_updates_total") == 1
+        assert "aiops_standby_fed" not in found
+
+
+class Source:
+    """A server that takes its time to report, and notes when it was asked."""
+
+    not_ready = ""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.times: list[float] = []
+
+    def report(self, shown: int) -> Mapping[str, Any]:
+        self.times.append(time.perf_counter())
+        until = self.times[-1] + self.seconds
+        while time.perf_counter() < until:
+            pass
+        return {"version": len(self.times)}
+
+
+async def test_gathering_takes_a_tenth_of_the_loops_time_at_most() -> None:
+    source = Source(0.02)
+    async with Monitoring(Config(metrics_port=0), lambda: source) as monitoring:
+        for _ in range(3):
+            every = [asyncio.to_thread(scrape, monitoring.url) for _ in range(4)]
+            await asyncio.gather(*every)
+    gaps = np.diff(source.times)
+    assert len(gaps) >= 2
+    assert gaps.min() >= 10 * source.seconds
+    assert len(source.times) < 12, "scrapes at the same time share what was gathered"
+
+
+async def test_without_a_server_yet() -> None:
+    async with Monitoring(Config(metrics_port=0), lambda: None) as monitoring:
+        found = await asyncio.to_thread(scrape, monitoring.url)
+        assert number(found, "aiops_ready") == 0
+        assert await asyncio.to_thread(get, f"{monitoring.url}/readyz") == (503, "it is starting\n")
+
+
+async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiops.metrics
+
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "aiops.metrics.exposition", raising=False)
+    monkeypatch.delattr(aiops.metrics, "exposition", raising=False)
+    with pytest.raises(UsageError, match=re.escape("pip install 'aiops-ps[metrics]'")):
+        await Monitoring(Config(metrics_port=0), lambda: None).connect()
+    async with Monitoring(Config(), lambda: None) as monitoring:
+        assert monitoring.url == ""
+
+
+async def test_beyond_loopback_it_says_who_can_read(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiops.server")
+    config = Config(metrics_port=0, metrics_host="0.0.0.0")
+    async with Monitoring(config, lambda: None):
+        assert "can read the metrics" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_stalled_scraper_does_not_delay_the_end(number: signal.Signals) -> None:
+    with server_process("--metrics-port", "0", "--kernels", "numpy") as server:
+        assert server.popen.stderr is not None
+        lines = iter(server.popen.stderr.readline, "")
+        [port] = next(
+            m for m in (re.findall(r"metrics at http://.*:(\d+)/", x) for x in lines) if m
+        )
+        with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as stalled:
+            stalled.sendall(b"GET /metrics HT")
+            assert get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
+            begun = time.monotonic()
+            server.signal(number)
+            status, _out, _err = server.end()
+            assert status == 0
+            assert time.monotonic() - begun < 4, "its deadline alone is 5 s"
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1:{port}")
+        with said, server_process(f"--metrics-port={port}"):
+            pass
