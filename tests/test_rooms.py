@@ -35,7 +35,7 @@ ARROWS: Mapping[str, str] = {
     "codecs":         "errors common kernels model",
     "wire":           "errors common model",
     "state":          "errors common kernels model",
-    "metrics":        "",
+    "metrics":        "errors",
     "access":         "errors common wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",

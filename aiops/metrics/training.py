@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aiops.errors import BadPush, StaleGradient, Unavailable
 from aiops.metrics.metric import (
     MOST,
     OTHER,
@@ -18,10 +19,15 @@ from aiops.metrics.metric import (
     value,
 )
 
+_CODES = (BadPush.code, StaleGradient.code, Unavailable.code)
+
 
 def _refused(report: Report) -> Iterator[MetricSample]:
+    """Yield the pushes refused by code, the usual ones also at 0: rates need a value before."""
+    if "refused" not in report:
+        return
     # The codes are those of aiops.errors: a peer cannot choose them.
-    for code, count in sorted(report.get("refused", {}).items()):
+    for code, count in sorted({**dict.fromkeys(_CODES, 0), **report["refused"]}.items()):
         yield MetricSample((code,), count)
 
 
