@@ -99,6 +99,9 @@ ENTRIES: Mapping[str, Entry] = {
         " --seconds 0.1",
         *(240, 16),
     ),
+    "scrape": Entry(
+        "scrape", "--workers 2 --tensors 4 --rounds 1 --seconds 0.5 --scrapes 2", 90, 4
+    ),
     "startup": Entry("startup", "--sizes 4KiB --caches warm --rounds 2", 240, 10),
     "directions": Entry("directions", "--sides 64 --matrices 2 --rounds 3", 60, 2),
     "torch_steps": Entry(
