@@ -30,6 +30,8 @@ Differences to a local optimizer:
   with which it is, and `server_settings` returns those of a local optimizer. Under a policy that
   has none (``fasgd``, ``dcasgd``, ``easgd`` and a few more) it is added to the gradients here, as
   ``torch.optim.SGD`` does, and may change in training.
+* **Processes** are not joined: a framework that starts ``torch.distributed`` where a launcher has
+  set RANK and WORLD_SIZE is told by `standalone` that it is alone.
 * **Embeddings** too large for a worker are layers of this module (`Embedding`), whose rows stay on
   the server.
 """
@@ -59,11 +61,12 @@ from aiops.client.torch_arrays import finish_copies, lock_cuda_pages, to_array, 
 from aiops.client.torch_embedding import Embedding, embeddings_in
 from aiops.client.torch_params import fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
+from aiops.client.variables import standalone
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 from aiops.wire.fields import MOST_FACTOR
 
-__all__ = ["Embedding", "RemoteOptimizer", "fetch_into", "server_settings"]
+__all__ = ["Embedding", "RemoteOptimizer", "fetch_into", "server_settings", "standalone"]
 
 _log = logging.getLogger("aiops.client")
 
@@ -136,6 +139,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         self._made = self._warned = False
         self.last: Receipt | None = None
         self.embeddings = embeddings_in(params, embeddings)
+        _warn_of_a_group()
         groups, self._trained, self._frozen = sort_out(params, alone=not self.embeddings)
         self._leaves: list[Any] = []  # the rows that have a gradient now
         if self.embeddings:
@@ -177,13 +181,13 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         for tensor in self._trained:
             tensor.server = to_tensor(self.worker.params[tensor.name])
         lock_cuda_pages(self.worker.params, self._by_name())
-        own = sum(
+        self._overwritten = sum(
             not _torch.equal(tensor.param.detach().cpu(), tensor.server) for tensor in self._trained
         )
-        if own:
+        if self._overwritten:
             _log.info(
                 "%d of %d parameters here were overwritten by version %d of %s",
-                *(own, len(self._trained), self.version, self.worker.url),
+                *(self._overwritten, len(self._trained), self.version, self.worker.url),
             )
         self._pull()
 
@@ -424,12 +428,13 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
             for layer in self.embeddings.values():
                 layer.discard()
-        if saved["version"] > self.version:
+        changed = any(tensor.param._version != tensor.seen for tensor in self._trained)
+        if saved["version"] > self.version and (self._overwritten or changed):
             _log.warning(
-                "this state is of version %d, and the model of %s is at version %d, so it is"
-                " another one: to go on from a checkpoint, load it into the module before the"
-                " optimizer is made (the first worker's defines the model), or start the server"
-                " with --state, or with --init and what it saved",
+                "this state is of version %d, and the model of %s is at version %d: it is another"
+                " one, and overwrites the parameters here. To go on from a checkpoint, load it into"
+                " the module before the optimizer is made (the first worker's defines the model),"
+                " or start the server with --state, or with --init and what it saved",
                 *(saved["version"], self.worker.url, self.version),
             )
         elif saved["version"] != self.version:
@@ -451,6 +456,18 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         return (
             f"<RemoteOptimizer of {len(self._trained)} parameters at {worker.url}, {worker.policy},"
             f" version {self.version}>"
+        )
+
+
+def _warn_of_a_group() -> None:
+    """Warn where workers may be joined in a process group, as frameworks do without being asked."""
+    there = _torch.distributed
+    if there.is_available() and there.is_initialized() and there.get_world_size() > 1:
+        _log.warning(
+            "torch.distributed joins this process and %d others. If the module is wrapped for it"
+            " (DDP, FSDP), their gradients are averaged before each of them pushes the same: call"
+            " aiops.client.torch.standalone() before the framework is set up",
+            there.get_world_size() - 1,
         )
 
 

@@ -33,6 +33,8 @@ _MUST_BE: Mapping[str, Any] = {
 
 _GROUPED = ("lr", "weight_decay")
 
+_GIVEN = re.compile(r"(group\d+\.)param\d+$")
+
 
 def server_settings(optimizer: _torch.optim.Optimizer, module: _torch.nn.Module) -> list[str]:
     """Return the values of ``--set`` with which a server trains as a local optimizer does.
@@ -124,10 +126,17 @@ def clauses(setting: str, values: Mapping[str, float]) -> list[str]:
 
 
 def _patterns(names: Sequence[str], among: Iterable[str]) -> list[str]:
-    """Return patterns that match these names and no others: by their last part, where that does."""
+    """Return patterns that match these names and no others: by their last part, where that does.
+
+    Names that `RemoteOptimizer` has given, ``group0.param3``, go by their group.
+    """
     others = [name for name in among if name not in set(names)]
     found = dict[str, None]()
     for name in names:
+        group = _GIVEN.match(name)
+        if group and not any(other.startswith(group[1]) for other in others):
+            found[group[1] + "*"] = None
+            continue
         suffix = "." + name.rpartition(".")[2]
         alike = "." in name and not any(other.endswith(suffix) for other in others)
         found["*" + _literal(suffix) if alike else _literal(name)] = None

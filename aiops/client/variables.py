@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from itertools import chain
 
-from aiops.common.launchers import URL, detect
+from aiops.common.launchers import LAUNCHERS, URL, detect
 from aiops.common.tls_files import CA, CERT, KEY, Tls
 from aiops.errors import UsageError
 from aiops.wire.checked_connection import xxh3
@@ -20,6 +21,13 @@ OVERLAP = "AIOPS_OVERLAP"
 
 _MOST_OVERLAP = 8
 """Exchanges under way at once, at most: each takes memory for a gradient and the parameters."""
+
+_GROUP = (
+    *("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MV2_COMM_WORLD_SIZE"),
+    *("SLURM_NTASKS", "SLURM_NPROCS"),
+)
+"""What frameworks read beside the variables of `LAUNCHERS`: `standalone`."""
 
 _log = logging.getLogger("aiops.client")
 
@@ -99,3 +107,40 @@ def tls_files(given: Tls | None, environment: Mapping[str, str] = os.environ) ->
 def client_name(role: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the name of a client that was given none; None: nothing tells."""
     return environment.get(NAME) or (detect(environment).name if role == "worker" else None)
+
+
+def standalone(environment: MutableMapping[str, str] = os.environ) -> tuple[int, int]:
+    """Hide the job from other frameworks, so that each worker is a job of one process to them.
+
+    Hugging Face's Trainer and Accelerate begin ``torch.distributed`` where they find RANK and
+    WORLD_SIZE: gradients would be averaged among the workers before they are pushed, and each
+    worker would wait for the slowest. Call this before ``TrainingArguments`` or an ``Accelerator``
+    is made. The launcher's variables, RANK, WORLD_SIZE, MASTER_ADDR and the like, leave
+    the environment. aiops finds the worker's place in its own instead, such as AIOPS_RANK, here and
+    in the processes that this one starts. May be called again.
+
+    Returns
+    -------
+    The worker's number, from 0, and how many there are: to take a part of the data, or another
+    seed. (0, 1) where nothing tells.
+    """
+    place = detect(environment)
+    kept = {
+        "AIOPS_RANK": place.rank,
+        "AIOPS_WORLD_SIZE": place.workers,
+        "AIOPS_LOCAL_RANK": place.local_rank,
+        "AIOPS_LOCAL_WORLD_SIZE": place.local_workers,
+        "AIOPS_RESTARTS": place.restarts or None,
+        URL: place.url,
+    }
+    for name, value in kept.items():
+        if value is not None:
+            environment[name] = str(value)
+    for launcher in LAUNCHERS:
+        told = (launcher.rank, launcher.workers, launcher.local_rank, launcher.local_workers)
+        for name in chain(launcher.marks, *told):
+            environment.pop(name, None)
+    for name in _GROUP:
+        environment.pop(name, None)
+    rank, workers = place.rank or 0, place.workers or 1
+    return rank, max(workers, rank + 1)

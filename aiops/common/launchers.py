@@ -323,6 +323,8 @@ class _Detection:
 
     def _on_this_node(self, text: str) -> str:
         """Return the tasks on this node, of a list as Slurm writes it: ``2(x3),1``."""
+        if text.isdigit():  # of one node, or not of Slurm: LOCAL_WORLD_SIZE below srun
+            return text
         counts = [
             count
             for part in text.split(",")

@@ -526,14 +526,18 @@ def test_a_state_that_is_ahead_of_the_model_is_warned_of(
     asgd: ServerThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A checkpoint at a server that begins anew: its parameters would be lost in silence."""
-    with RemoteOptimizer([("w", weight(1.0))], asgd.url) as opt:
-        state = opt.state_dict()
-        opt.load_state_dict(state)
-        assert said(caplog, "another one") == 0
+    net = torch.nn.Linear(2, 1)
+    with RemoteOptimizer(net, asgd.url) as opt:
+        state, checkpoint = opt.state_dict(), copy.deepcopy(net.state_dict())
         state["aiops"]["version"] = 7
-        opt.load_state_dict(state)
+        opt.load_state_dict(state)  # the module here is the model: it was the checkpoint's
+        assert said(caplog, "of version 7") == 0
+        net.load_state_dict(checkpoint)
+        opt.load_state_dict(state)  # too late
         assert said(caplog, "of version 7, and the model of") == 1
-        assert said(caplog, "load it into the module before the optimizer is made") == 1
+        with RemoteOptimizer(torch.nn.Linear(2, 1), asgd.url) as another:
+            another.load_state_dict(state)
+    assert said(caplog, "load it into the module before the optimizer is made") == 2
 
 
 def test_the_state_of_others_is_refused(asgd: ServerThread) -> None:
@@ -745,6 +749,16 @@ def test_batch_norm_s_buffers_stay_with_each_worker() -> None:
     judge.eval()
     assert loss_of(judge, x, y).item() < before / 2
     torch.testing.assert_close(judge[0].running_mean, x.mean(dim=0))
+
+
+def test_a_process_group_is_warned_of(
+    asgd: ServerThread, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for members, warned in ((1, 0), (3, 1)):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda n=members: n)
+        RemoteOptimizer([weight(1.0)], asgd.url).close()
+        assert said(caplog, "joins this process and 2 others") == warned
 
 
 # ---------------------------------------------------------------- the end

@@ -182,5 +182,17 @@ def test_names_with_special_characters_become_patterns_of_themselves() -> None:
     assert found == ["lr=2.0", "lr=1.0@x??y[*]"]
 
 
+def test_names_that_were_given_become_patterns_of_their_groups() -> None:
+    """As Hugging Face's Trainer makes them: two groups of parameters without names."""
+    names = [f"group{group}.param{number}" for group in range(2) for number in range(11)]
+    values = {name: 0.1 if name.startswith("group0") else 0.0 for name in names}
+    found = torch_settings.clauses("weight_decay", values)
+    assert found == ["weight_decay=0.1", "weight_decay=0.0@group1.*"]
+    values["group1.param10"] = 0.2
+    found = torch_settings.clauses("weight_decay", values)
+    assert found[-1] == "weight_decay=0.2@group1.param10"
+    assert "group1.*" not in found[1]
+
+
 def test_its_examples() -> None:
     assert doctest.testmod(torch_settings).failed == 0

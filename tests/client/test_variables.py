@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.client.variables import standalone
+from aiops.common.launchers import detect
 from aiops.errors import UsageError
-from tests.common.test_launchers import TORCHRUN
+from tests.common.test_launchers import (
+    AWS_BATCH,
+    FLUX,
+    HYDRA,
+    JSRUN,
+    KUBERNETES,
+    OPEN_MPI,
+    SLURM,
+    TORCHRUN,
+)
 from tests.support import ServerThread
 
 PARAMS = {"w": np.zeros(3, np.float32)}
@@ -96,3 +107,34 @@ def test_parameters_without_names(params: Any, given: str) -> None:
 def test_parameters_in_the_place_of_the_url() -> None:
     with pytest.raises(UsageError, match=r"is a string, not dict; .* Worker\(params=\.\.\.\)"):
         aiops.Worker(PARAMS, PARAMS)  # type: ignore[arg-type]
+
+
+RUN = {
+    "AIOPS_URL": "aiops://127.0.0.1:7171", "AIOPS_RESTARTS": "2", "RANK": "1", "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "HOME": "/home/alice",
+}  # fmt: skip
+JOBS = [RUN, TORCHRUN, {**SLURM, **RUN}, SLURM, OPEN_MPI, HYDRA, KUBERNETES, AWS_BATCH, JSRUN, FLUX]
+
+
+@pytest.mark.parametrize("before", JOBS)
+def test_frameworks_find_one_process_and_aiops_its_place(before: dict[str, str]) -> None:
+    environment = dict(before)
+    place = detect(before)
+    assert standalone(environment) == (place.rank, place.workers)
+    assert not environment.keys() & {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"}
+    after = detect(environment)
+    assert after.launcher == ""
+    assert after.url == place.url
+    assert after.name == place.name
+    assert (after.rank, after.workers) == (place.rank, place.workers)
+    assert (after.local_rank, after.local_workers) == (place.local_rank, place.local_workers)
+    assert after.restarts == place.restarts
+    assert standalone(environment) == (place.rank, place.workers)  # again
+    assert environment.get("HOME") == before.get("HOME")
+
+
+def test_where_nothing_tells_it_is_the_only_one() -> None:
+    environment = {"HOME": "/home/alice"}
+    assert standalone(environment) == (0, 1)
+    assert environment == {"HOME": "/home/alice"}
+    assert standalone({"RANK": "2", "AIOPS_URL": "aiops://h"}) == (0, 1)

@@ -1,0 +1,301 @@
+"""Hugging Face's Trainer, Accelerate and Lightning train through a RemoteOptimizer.
+
+They take seconds to import, so each has one test of the whole way of a job: begun, saved, and gone
+on with, at the same server and at one that begins anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from examples.frameworks import __main__ as frameworks
+from tests.support import PATIENCE, Process, ServerThread
+
+torch = pytest.importorskip("torch")
+
+from aiops.client.torch import RemoteOptimizer, fetch_into, standalone  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # they warn of much
+
+EXAMPLES = sorted(frameworks.HERE.glob("[!_]*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _as_a_worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The variables of ``aiops run --workers 2``, which `standalone` changes."""
+    before, threads = dict(os.environ), torch.get_num_threads()
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    os.environ.update(place)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    torch.set_num_threads(threads)
+
+
+def on(server: ServerThread, model: Any) -> bool:
+    """Return whether a model has the server's parameters."""
+    with aiops.Client(server.url) as client:
+        theirs = client.fetch()
+    own = dict(model.named_parameters())
+    trained = [p for p in own.values() if p.requires_grad]
+    arrays = [theirs[name] for name in theirs]
+    return len(arrays) == len(trained) and all(
+        any(np.array_equal(p.detach().numpy(), array) for p in trained) for array in arrays
+    )
+
+
+def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    assert standalone() == (1, 2)
+    shape = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 16}
+    config = transformers.GPT2Config(bos_token_id=0, eos_token_id=0, **shape)
+    words = [[(at + step) % 16 for step in range(8)] for at in range(64)]
+    data = [{"input_ids": each, "labels": each} for each in words]
+
+    def trainer(steps: int) -> Any:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            max_steps=steps,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            max_grad_norm=0.5,
+            weight_decay=0.01,
+            bf16=True,
+            use_cpu=True,
+            logging_steps=1,
+            warmup_steps=2,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_steps=2,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        assert arguments.world_size == 1
+        return transformers.Trainer(
+            transformers.GPT2LMHeadModel(config),
+            arguments,
+            train_dataset=data,
+            eval_dataset=data[:8],
+            optimizer_cls_and_kwargs=(RemoteOptimizer, {}),
+        )
+
+    def logged(job: Any, what: str) -> list[float]:
+        return [entry[what] for entry in job.state.log_history if what in entry]
+
+    settings = {"weight_decay": ["0.01", "0@group1.*"]}
+    with ServerThread(policy="schedule-free", set=settings, kernels="numpy") as server:
+        os.environ["AIOPS_URL"] = server.url
+        job = trainer(4)
+        job.train()
+        lr = job.optimizer.optimizer.server_lr
+        rates = [0, lr / 2, lr, lr / 2]  # each step's; linear, with a warm-up of two steps
+        assert logged(job, "learning_rate") == pytest.approx(rates)
+        assert len(logged(job, "eval_loss")) == 2
+        assert job.optimizer.optimizer.version == 4  # an accumulated gradient is one push
+        assert on(server, job.model)
+        assert job.model.lm_head.weight is job.model.transformer.wte.weight
+        job.optimizer.optimizer.close()
+
+        more = trainer(6)  # at the same server: its model, and the schedule from where it was
+        more.train(resume_from_checkpoint=True)
+        assert more.state.global_step == 6
+        assert more.optimizer.optimizer.version == 6
+        assert logged(more, "learning_rate")[-1] == pytest.approx(lr / 4)
+        more.optimizer.optimizer.close()
+    with ServerThread(policy="schedule-free", set=settings, kernels="numpy") as server:
+        os.environ["AIOPS_URL"] = server.url
+        anew = trainer(6)  # at a new one: the checkpoint's; the Trainer takes a step at a rate of 0
+        anew.train(resume_from_checkpoint=True)
+        assert anew.optimizer.optimizer.version == 1
+        assert on(server, anew.model)
+        assert "another one" not in caplog.text
+        for one, other in zip(anew.model.parameters(), more.model.parameters(), strict=True):
+            assert torch.equal(one, other)
+        anew.optimizer.optimizer.close()
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    standalone()
+
+    def job() -> tuple[Any, ...]:
+        accelerator = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True)
+        assert accelerator.distributed_type == accelerate.DistributedType.NO
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        remote = RemoteOptimizer(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(remote, 0.5)
+        return accelerator, remote, *accelerator.prepare(model, remote, scheduler)
+
+    def train(accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> None:
+        for _ in range(4):
+            x = torch.randn(8, 4)
+            with accelerator.accumulate(model):
+                accelerator.backward((model(x) - x.sum(dim=1, keepdim=True)).square().mean())
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+
+    with ServerThread(policy="fasgd", kernels="numpy") as server:
+        os.environ["AIOPS_URL"] = server.url
+        accelerator, remote, model, optimizer, scheduler = job()
+        train(accelerator, model, optimizer, scheduler)
+        assert remote.version == 2
+        rate = remote.param_groups[0]["lr"]
+        assert rate == remote.server_lr / 4
+        assert on(server, model)
+        accelerator.save_state(str(tmp_path))
+        remote.close()
+        accelerator, remote, *parts = job()
+        accelerator.load_state(str(tmp_path))
+        assert remote.param_groups[0]["lr"] == rate
+        train(accelerator, *parts)
+        assert remote.version == 4
+        assert on(server, parts[0])
+        remote.close()
+
+
+@pytest.mark.parametrize("policy", ["schedule-free", "diloco"])
+def test_lightning(policy: str, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return (self.net(batch[0]).sum(dim=1) - batch[0].sum(dim=1)).square().mean()
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.log("cost", self.training_step(batch, number))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = RemoteOptimizer(self)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 4)), 4)
+
+    def fit(steps: int, checkpoint: str | None = None) -> tuple[Any, Any]:
+        trainer = lightning.Trainer(
+            default_root_dir=tmp_path,
+            max_steps=steps,
+            max_epochs=-1,
+            devices=1,
+            accelerator="cpu",
+            precision="bf16-mixed",
+            accumulate_grad_batches=2,
+            gradient_clip_val=0.5,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = Module()
+        trainer.fit(module, data, data, ckpt_path=checkpoint)
+        return trainer, module
+
+    settings = {"inner_lr": 0.02, "local_steps": 2} if policy == "diloco" else {}
+    chosen: dict[str, Any] = {"policy": policy, "set": settings, "workers": 1, "kernels": "numpy"}
+    with ServerThread(**chosen) as server:
+        os.environ["AIOPS_URL"] = server.url
+        trainer, module = fit(4)
+        optimizer = trainer.optimizers[0]
+        assert optimizer.worker.traffic
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(optimizer.server_lr / 5)
+        assert optimizer.version == (2 if policy == "diloco" else 4)
+        assert "cost" in trainer.callback_metrics
+        optimizer.close()
+        assert on(server, module)
+        saved = str(tmp_path / "saved.ckpt")
+        trainer.save_checkpoint(saved)
+        trainer, module = fit(8, saved)
+        optimizer = trainer.optimizers[0]
+        assert (trainer.global_step, optimizer.version) == (8, 4 if policy == "diloco" else 8)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(optimizer.server_lr / 9)
+        trainer.save_checkpoint(saved)
+        optimizer.close()
+    with ServerThread(**chosen) as server:
+        os.environ["AIOPS_URL"] = server.url
+        trainer, anew = fit(8, saved)  # no step is left: what defined the model is the checkpoint
+        assert trainer.optimizers[0].version == 0
+        elsewhere = Module()
+        fetch_into(elsewhere, server.url)
+        for name, value in module.named_parameters():
+            assert torch.equal(value, elsewhere.get_parameter(name))
+        assert torch.equal(anew.net[1].running_mean, module.net[1].running_mean)
+        trainer.optimizers[0].close()
+
+
+def test_workers_of_aiops_run_are_not_joined_by_the_framework() -> None:
+    """Two real processes, whose Accelerator finds RANK and WORLD_SIZE."""
+    pytest.importorskip("accelerate")
+    command = (
+        "run",
+        "--workers",
+        "2",
+        "--kernels",
+        "numpy",
+        "examples/frameworks/accelerate_loop.py",
+    )
+    process = Process("-m", "aiops", *command, env={"STEPS": "3"})
+    try:
+        status, out, err = process.end(4 * PATIENCE)
+    finally:
+        process.kill()
+    assert status == 0, err
+    assert len(re.findall(r"^\[[01]\] [\d.]+% of the new digits", out, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_has_at_most_five_lines_of_aiops(example: Path) -> None:
+    """And without them it is a program, with nothing of aiops but the data."""
+    text = example.read_text("utf-8")
+    assert 1 <= len(frameworks.marked(text)) <= 5
+    alone = frameworks.alone(text)
+    compile(alone, str(example), "exec")
+    code = alone.split('"""', 2)[2]
+    assert "RemoteOptimizer" not in code
+    assert "standalone" not in code
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "guide-frameworks.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_page_shows_an_example_s_lines(example: Path) -> None:
+    marked = frameworks.marked(example.read_text("utf-8"))
+    shown = re.search(rf"```python {example.name}\n(.*?)```", PAGE, re.DOTALL)
+    assert shown is not None
+    assert shown[1].splitlines() == marked
+    row = re.search(rf"\| \[{example.stem}\]\(.*\) \| .* \| (\d) \| [^|]+ \| [^|]+ \|", PAGE)
+    assert row is not None
+    assert int(row[1]) == len(marked)
+
+
+@pytest.mark.parametrize("name", ["huggingface_trainer", "lightning_digits"])
+def test_an_example_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip({"h": "transformers", "l": "lightning"}[name[0]])
+    module = importlib.import_module(f"examples.frameworks.{name}")
+    monkeypatch.setattr(module, "STEPS", 5)
+    with ServerThread(policy="schedule-free", kernels="numpy") as server:
+        os.environ["AIOPS_URL"] = server.url
+        cost = module.main()
+        with aiops.Client(server.url) as client:
+            assert client.fetch().version == 5
+    assert 0 < cost < 5.6
