@@ -90,7 +90,7 @@ def report(
         members: dict[str, Any] = {"workers": lines, "departed_more": without_line}
     else:
         members = membership.present_lines(now, shown)
-        members["tensor_vbar"] = _tensor_vbar(training)
+        members["by_tensor"] = _by_tensor(training)
     staleness = updates.maker.staleness if updates else StalenessHistogram()
     used = sum(staleness.bins.values())
     ignored = updates.ignored if updates else 0
@@ -133,14 +133,24 @@ def report(
     }
 
 
-def _tensor_vbar(training: Training | None) -> dict[str, Any] | None:
-    """Return the rule's statistic by tensor: names, parameters, means; None: it has none."""
-    if training is None or training.store.rule.statistic is None:
+def _by_tensor(training: Training | None) -> dict[str, Any] | None:
+    """Return lists with a value for each tensor, in the model's order; None without a model.
+
+    ``names``; ``sizes``, in parameters; ``vbar``, the rule's statistic, if it has one; ``norm``, a
+    usual gradient's, and the ``largest`` of its values, if a filter compares norms.
+    """
+    if training is None:
         return None
-    layout = training.store.layout
+    layout, screen = training.store.layout, training.screen
     means = np.frombuffer(training.store.vbars(), "<f4").tolist()
-    names = [tensor.name for tensor in layout.tensors]
-    return {"names": names, "sizes": layout.sizes.tolist(), "means": means}
+    *norms, largest = (screen.norms() if screen else None) or [None]
+    return {
+        "names": [tensor.name for tensor in layout.tensors],
+        "sizes": layout.sizes.tolist(),
+        "vbar": means or None,
+        "norm": norms or None,
+        "largest": largest,
+    }
 
 
 def _schedule(training: Training | None) -> float | None:

@@ -12,6 +12,7 @@ from aiops.errors import Refused
 from aiops.filters import choice, compiled_screen
 from aiops.filters.arithmetic import Values
 from aiops.filters.compiled_screen import NOTHING, CompiledScreen
+from aiops.filters.norm import NormFilter
 from aiops.filters.observation import WORKERS, Filter, Objection, Observation
 from aiops.filters.sample import Sample, SampleReader, seed_number
 from aiops.filters.versions import SampledVersions
@@ -323,6 +324,14 @@ class PushScreen:
         reasons = {names.get(number, str(number)): why for number, why in self._reasons.items()}
         counts = {"filter": self._text, "refused": self.refused}
         return {**counts, "quarantined": quarantined, "reasons": reasons}
+
+    def norms(self) -> list[float] | None:
+        """Return what the norm filter takes for usual: norms by tensor, and a largest value.
+
+        NaN: no worker has pushed the tensor yet. None: no such filter is in use.
+        """
+        found = [each.median for each in self._filters if isinstance(each, NormFilter)]
+        return found[0].tolist() if found else None
 
     # ------------------------------------------------------------ state
 

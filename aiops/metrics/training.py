@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
 
 from aiops.errors import BadPush, StaleGradient, Unavailable
 from aiops.metrics.metric import (
@@ -12,8 +14,10 @@ from aiops.metrics.metric import (
     HistogramSample,
     Metric,
     MetricSample,
+    Reader,
     Report,
     apart,
+    at,
     column,
     length,
     value,
@@ -40,23 +44,43 @@ def _staleness(report: Report) -> Iterator[HistogramSample]:
     yield HistogramSample((*below, used), round(report["mean_staleness"] * used))
 
 
-def _tensor_vbar(report: Report) -> Iterator[MetricSample]:
-    """Yield v̄ of the largest tensors, in the model's order, and the mean over all others."""
-    found = report.get("tensor_vbar")
-    if not found:
-        return
-    names, sizes, means = found["names"], found["sizes"], found["means"]
-    largest = sorted(range(len(names)), key=lambda index: -sizes[index])[:MOST]
-    shown = sorted(largest)
-    labels = apart([names[index] for index in shown], taken=[OTHER])
-    for name, index in zip(labels, shown, strict=True):
-        if sizes[index]:
-            yield MetricSample((name,), means[index])
-    rest = set(range(len(names))).difference(shown)
-    parameters = sum(sizes[index] for index in rest)
-    if parameters:
-        mean = sum(means[index] * sizes[index] for index in rest) / parameters
-        yield MetricSample((OTHER,), mean)
+def _by_tensor(key: str, together: Callable[[Sequence[float], Sequence[int]], float]) -> Reader:
+    """Return the reader of values by tensor: of the largest, in the model's order, and the rest.
+
+    ``together``: returns the value of the rest, given their values and their parameters.
+    """
+
+    def read(report: Report) -> Iterator[MetricSample]:
+        found = report.get("by_tensor")
+        if not found or not found[key]:
+            return
+        names, sizes, values = found["names"], found["sizes"], found[key]
+        largest = sorted(range(len(names)), key=lambda index: -sizes[index])[:MOST]
+        shown = sorted(largest)
+        labels = apart([names[index] for index in shown], taken=[OTHER])
+        for name, index in zip(labels, shown, strict=True):
+            if not math.isnan(values[index]):  # an empty tensor has no mean
+                yield MetricSample((name,), values[index])
+        rest = [i for i in set(range(len(names))).difference(shown) if not math.isnan(values[i])]
+        weights = [sizes[index] for index in rest]
+        if any(weights):
+            yield MetricSample((OTHER,), together([values[index] for index in rest], weights))
+
+    return read
+
+
+def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
+    return sum(map(operator.mul, values, sizes)) / sum(sizes)
+
+
+def _norm(values: Sequence[float], _sizes: Sequence[int]) -> float:
+    return math.hypot(*values)
+
+
+def _largest(report: Report) -> Iterator[MetricSample]:
+    found = at(report, "by_tensor", "largest")
+    if found is not None and not math.isnan(found):
+        yield MetricSample((), found)
 
 
 _TABLES = ("tables",)
@@ -113,8 +137,22 @@ METRICS = (
         "gauge",
         "aiops_tensor_vbar",
         "Mean of the rule's statistic over a tensor, of the 100 largest; other: over the rest.",
-        _tensor_vbar,
+        _by_tensor("vbar", _mean),
         ("tensor",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_tensor_gradient_norm",
+        "With --filter: median over the workers of the norm of a tensor's gradient (of a large"
+        " tensor of a sample); other: of the rest together.",
+        _by_tensor("norm", _norm),
+        ("tensor",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_gradient_largest",
+        "With --filter: median over the workers of the largest magnitude in a gradient.",
+        _largest,
     ),
     Metric(
         "gauge",

@@ -88,7 +88,7 @@ def texts(folder: Path) -> Iterator[str]:
     with ServerThread(state=folder / "a", state_copy=copies, **RUN) as server:
         url = server.call(lambda running: running.metrics_url)
         with aiops.Worker(server.url, MODEL, name="w") as worker:
-            for _ in range(5):
+            for _ in range(40):  # the first teach the filter
                 worker.step(gradients())
             yield from asyncio.run(texts_of_two(server.url, url, folder / "b"))
     given: dict[str, Any] = {"shards": 2, "no_shm": True, "metrics_port": 0}

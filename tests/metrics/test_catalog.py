@@ -57,26 +57,31 @@ def test_no_gradient_yet() -> None:
     assert found == HistogramSample((0,) * (len(STALENESS_BUCKETS) + 1), 0)
 
 
+def tensors(**values: Any) -> dict[str, Any]:
+    return {"by_tensor": {"vbar": None, "norm": None, "largest": None, **values}}
+
+
 def test_the_largest_tensors_have_series_and_the_rest_one() -> None:
     count = MOST + 3
     sizes = [10, 20, *[1000] * (count - 3), 0]
-    report = {
-        "tensor_vbar": {
-            "names": [f"layer{index}" for index in range(count)],
-            "sizes": sizes,
-            "means": [1.0, 4.0, *[float(index) for index in range(2, count)]],
-        }
-    }
+    names = [f"layer{index}" for index in range(count)]
+    values = [1.0, 4.0, *[float(index) for index in range(2, count - 1)], float("nan")]
+    report = tensors(names=names, sizes=sizes, vbar=values, norm=[3.0, 4.0, *values[2:]])
     found = samples("aiops_tensor_vbar", report)
     assert len(found) == MOST + 1
     assert ("layer0",) not in found
     assert found[("layer2",)] == 2.0
     assert found[("other",)] == pytest.approx((10 * 1.0 + 20 * 4.0) / 30)
+    assert samples("aiops_tensor_gradient_norm", report)[("other",)] == pytest.approx(5.0)
 
 
-def test_an_empty_tensor_has_no_mean() -> None:
-    given = {"names": ["w", "empty"], "sizes": [2, 0], "means": [0.5, float("nan")]}
-    assert samples("aiops_tensor_vbar", {"tensor_vbar": given}) == {("w",): 0.5}
+def test_a_tensor_without_a_value() -> None:
+    nan = float("nan")
+    report = tensors(names=["w", "empty"], sizes=[2, 0], vbar=[0.5, nan], largest=nan)
+    assert samples("aiops_tensor_vbar", report) == {("w",): 0.5}
+    assert samples("aiops_tensor_gradient_norm", report) == {}
+    assert samples("aiops_gradient_largest", report) == {}
+    assert samples("aiops_gradient_largest", tensors(largest=2.0)) == {(): 2.0}
 
 
 def line(name: str, **counts: float) -> dict[str, Any]:

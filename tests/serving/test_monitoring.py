@@ -129,6 +129,8 @@ def test_refusals_by_reason_a_filter_and_a_budget() -> None:
     with monitored(**settings) as (server, url):
         with aiops.Client(server.url, role="worker", name="bad") as client:
             client.define(MODEL)
+            for _ in range(40):  # the first teach the filter
+                client.push(client.fetch(), gradients(MODEL))
             poisoned = gradients(MODEL)
             poisoned["w"][0, 0] = np.nan
             with pytest.raises(Refused):
@@ -138,6 +140,9 @@ def test_refusals_by_reason_a_filter_and_a_budget() -> None:
         assert number(found, "aiops_worker_refused_total", worker="bad") == 1
         assert number(found, "aiops_pushes_filtered_total") == 0
         assert number(found, "aiops_quarantined_workers") == 0
+        norm = np.linalg.norm(gradients(MODEL)["b"])
+        assert number(found, "aiops_tensor_gradient_norm", tensor="b") == pytest.approx(norm)
+        assert number(found, "aiops_gradient_largest") == pytest.approx(0.01)
         assert number(found, "aiops_budget_bytes_per_second") == 100e6
         assert found["aiops_info"][0][1]["filter"] == "norm"
 
