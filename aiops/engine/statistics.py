@@ -143,13 +143,13 @@ def _by_tensor(training: Training | None) -> dict[str, Any] | None:
         return None
     layout, screen = training.store.layout, training.screen
     means = np.frombuffer(training.store.vbars(), "<f4").tolist()
-    *norms, largest = (screen.norms() if screen else None) or [None]
+    usual = screen.norms() if screen else None
     return {
         "names": [tensor.name for tensor in layout.tensors],
         "sizes": layout.sizes.tolist(),
         "vbar": means or None,
-        "norm": norms or None,
-        "largest": largest,
+        "norm": usual and usual[:-1],
+        "largest": usual and usual[-1],
     }
 
 

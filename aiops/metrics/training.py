@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 
 from aiops.errors import BadPush, StaleGradient, Unavailable
@@ -70,7 +69,7 @@ def _by_tensor(key: str, together: Callable[[Sequence[float], Sequence[int]], fl
 
 
 def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
-    return sum(map(operator.mul, values, sizes)) / sum(sizes)
+    return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
 
 def _norm(values: Sequence[float], _sizes: Sequence[int]) -> float:
