@@ -250,6 +250,8 @@ class Config:
             raise UsageError(f"port must be 0 to 65535, not {self.port}")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
             raise UsageError(f"--metrics-port must be 0 to 65535, not {self.metrics_port}")
+        if self.metrics_port is None and self.metrics_host != Config.metrics_host:
+            raise UsageError("--metrics-host is the address of --metrics-port: give that, too")
         for name in (*_SECONDS, *_COUNTS):
             value = getattr(self, name)
             if value is None:

@@ -177,4 +177,5 @@ def following(config: Config, shard: int = 1) -> Config:
         worker_budget=None,
         profile=None,
         metrics_port=None,
+        metrics_host=Config.metrics_host,
     )

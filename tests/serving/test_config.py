@@ -95,6 +95,7 @@ NEEDS = {
     "shard": {"state": Path("state"), "standby": "aiops://a", "follower": True},
     "keep_journal": {"state": Path("state")},
     "relay_token": {"relay": "a:1"},
+    "metrics_host": {"metrics_port": 9000},
     "tls_key": {"tls_cert": Path("cert.pem")},
     "tls_ca": {"tls_cert": Path("cert.pem")},
 }
@@ -291,6 +292,7 @@ class TestValues:
             ({"port": -1}, "port must be 0 to 65535, not -1"),
             ({"port": 65536}, "port must be 0 to 65535, not 65536"),
             ({"metrics_port": 65536}, "--metrics-port must be 0 to 65535, not 65536"),
+            ({"metrics_host": "0.0.0.0"}, "--metrics-host is the address of --metrics-port"),
             ({"metrics_workers": -1}, "--metrics-workers must be from 0"),
             ({"workers": 0}, "--workers must be more than 0, not 0"),
             ({"worker_deadline": 0.0}, "--worker-deadline must be more than 0"),
