@@ -49,8 +49,8 @@ def tables_obstacle(
     if clipped:
         return (
             f"{name} with clip measures a gradient over all that an update touches, and a push of"
-            f" rows is no whole gradient: let clip be 0 for the tables, with"
-            f" --set clip=0@{','.join(clipped)}"
+            f" rows is no whole gradient: set clip to 0 for tables, --set"
+            f" clip=0@{','.join(clipped) or '*'}"
         )
     if algorithm.rule().reads:
         return (

@@ -68,7 +68,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             " inner_clip=0.5@*[bf]*",
         },
     ),
-    "diloco-directions": ("diloco", {"local_steps": 4, "inner_lr": 0.02, "inner_orthogonal": 0.7}),
     "diloco-async": (
         "diloco",
         {"mode": "async", "local_steps": 4, "inner": "sgd", "inner_lr": 0.05, "momentum": 0.5},
@@ -122,6 +121,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         )
     },
     **others(os.environ.get("AIOPS_CONTRACT", "")),
+    "diloco-directions": ("diloco", {"local_steps": 4, "inner_lr": 0.02, "inner_orthogonal": 0.7}),
 }
 BACKENDS = ("numpy", "numba")
 PLACES = (*BACKENDS, *DEVICES)
