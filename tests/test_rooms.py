@@ -101,12 +101,13 @@ IMPURE = {
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.numba_jit",
     "torch": "data.torch client.strategies.torch_directions client.strategies.torch_graphs"
-    " client.torch client.torch_arrays"
+    " client.keras client.torch client.torch_arrays"
     " client.torch_embedding client.torch_params client.torch_replica client.torch_settings"
     " lab.experiments.adamw_workload lab.experiments.byte_text lab.experiments.click_tables"
     " lab.experiments.convnet lab.experiments.gpt lab.experiments.image_task lab.experiments.lstm"
     " lab.experiments.resnet lab.experiments.torch_task",
     "jax": "client.jax",
+    "keras": "client.keras",
     "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
     " ray.workers",
     "cryptography": "",

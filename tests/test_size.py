@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (38, 6370),
-    "client": (74, 16360),
+    "client": (75, 16490),
     "codecs": (11, 2236),
     "common": (15, 1195),
     "durable": (15, 3795),

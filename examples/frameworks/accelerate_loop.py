@@ -2,7 +2,7 @@
 
 ::
 
-    pip install 'aiops-ps[server,torch,frameworks]'
+    pip install 'aiops-ps[server,frameworks]'
     aiops run --workers 2 examples/frameworks/accelerate_loop.py
 
 A network has learnt the digits 0 to 4, and learns 5 to 9 by matrices of rank 4 that are added to

@@ -2,7 +2,7 @@
 
 ::
 
-    pip install 'aiops-ps[server,torch,frameworks]'
+    pip install 'aiops-ps[server,frameworks]'
     aiops run --workers 2 examples/frameworks/lightning_digits.py
 
 ``# aiops`` marks the lines that differ from training alone, with AdamW.

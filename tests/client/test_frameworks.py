@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, Accelerate and Lightning train through a RemoteOptimizer.
+"""Hugging Face's Trainer, Accelerate, Lightning and Keras train through a RemoteOptimizer.
 
 They take seconds to import, so each has one test of the whole way of a job: begun, saved, and gone
 on with, at the same server and at one that begins anew.
@@ -7,6 +7,7 @@ on with, at the same server and at one that begins anew.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support import PATIENCE, Process, ServerThread
 torch = pytest.importorskip("torch")
 
 from aiops.client.torch import RemoteOptimizer, fetch_into, standalone  # noqa: E402
+from aiops.errors import UsageError  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # they warn of much
 
@@ -242,6 +244,65 @@ def test_lightning(policy: str, tmp_path: Path) -> None:
         trainer.optimizers[0].close()
 
 
+@pytest.fixture
+def keras() -> Any:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed")
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    return keras
+
+
+def test_keras(keras: Any, tmp_path: Path) -> None:
+    from aiops.client.keras import KerasOptimizer
+
+    layers, seen = keras.layers, np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+
+    def job(optimizer: Any, **options: Any) -> Any:
+        parts = [layers.Dense(3), layers.BatchNormalization(), layers.Dense(1, **options)]
+        model = keras.Sequential([keras.Input((4,)), *parts])
+        model.compile(optimizer, "mse")
+        return model
+
+    def rate(epoch: int, before: float) -> float:
+        return before / 2 if epoch else before
+
+    halved = keras.callbacks.LearningRateScheduler(rate)
+    fit = {"y": seen.sum(axis=1), "batch_size": 8, "verbose": 0, "callbacks": [halved]}
+    with ServerThread(policy="asgd", lr=0.1, kernels="numpy") as server:
+        optimizer = KerasOptimizer(server.url, global_clipnorm=0.5, gradient_accumulation_steps=2)
+        model = job(optimizer)
+        cost = model.fit(seen, epochs=3, **fit).history["loss"]
+        assert optimizer.remote is not None
+        lr = optimizer.remote.server_lr
+        assert cost[-1] < cost[0]
+        assert optimizer.remote.version == 6  # of 12 mini-batches
+        assert float(optimizer.learning_rate) == pytest.approx(lr / 4)
+        assert optimizer.remote.param_groups[0]["lr"] == pytest.approx(lr / 4)
+        optimizer.close()
+        with aiops.Client(server.url) as client:
+            theirs = client.fetch()
+        names = ["0.kernel", "1.bias", "2.gamma", "3.beta", "4.kernel", "5.bias"]
+        assert list(theirs) == names
+        for name, variable in zip(names, model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(theirs[name], variable.numpy())
+        model.save_weights(tmp_path / "saved.weights.h5")
+    with ServerThread(policy="fasgd", kernels="numpy") as server:
+        anew = job(KerasOptimizer(server.url, learning_rate=0.0))  # the weights define the model
+        anew.load_weights(tmp_path / "saved.weights.h5", skip_mismatch=False)
+        anew.fit(seen, **fit)
+        assert anew.optimizer.remote.version == 4
+        for one, two in zip(anew.trainable_variables, model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two.numpy())
+        anew.optimizer.close()
+    with pytest.raises(UsageError, match=r"start it with --set weight_decay=0.1"):
+        KerasOptimizer(weight_decay=0.1)
+    bound = job(KerasOptimizer("aiops://127.0.0.1:1"), kernel_constraint="non_neg")
+    with pytest.raises(UsageError, match=r"kernel' has a constraint, which the server cannot keep"):
+        bound.fit(seen, **fit)
+
+
 def test_workers_of_aiops_run_are_not_joined_by_the_framework() -> None:
     """Two real processes, whose Accelerator finds RANK and WORLD_SIZE."""
     pytest.importorskip("accelerate")
@@ -270,8 +331,9 @@ def test_an_example_has_at_most_five_lines_of_aiops(example: Path) -> None:
     alone = frameworks.alone(text)
     compile(alone, str(example), "exec")
     code = alone.split('"""', 2)[2]
-    assert "RemoteOptimizer" not in code
+    assert not re.search("Remote|KerasOptimizer", code)
     assert "standalone" not in code
+    assert "aiops.client" not in code
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide-frameworks.md").read_text("utf-8")
@@ -288,14 +350,25 @@ def test_the_page_shows_an_example_s_lines(example: Path) -> None:
     assert int(row[1]) == len(marked)
 
 
-@pytest.mark.parametrize("name", ["huggingface_trainer", "lightning_digits"])
+LIBRARIES = {
+    "huggingface_trainer": "transformers",
+    "lightning_digits": "lightning",
+    "flax_digits": "flax",
+    "keras_digits": "keras",
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_an_example_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip({"h": "transformers", "l": "lightning"}[name[0]])
+    """What `accelerate_loop` does is tested above."""
+    if importlib.util.find_spec(LIBRARIES[name]) is None:
+        pytest.skip(f"{LIBRARIES[name]} is not installed")
     module = importlib.import_module(f"examples.frameworks.{name}")
-    monkeypatch.setattr(module, "STEPS", 5)
+    epoch = name == "keras_digits"
+    monkeypatch.setattr(module, "EPOCHS" if epoch else "STEPS", 1 if epoch else 5)
     with ServerThread(policy="schedule-free", kernels="numpy") as server:
         os.environ["AIOPS_URL"] = server.url
         cost = module.main()
         with aiops.Client(server.url) as client:
-            assert client.fetch().version == 5
+            assert client.fetch().version == (45 if epoch else 5)
     assert 0 < cost < 5.6
