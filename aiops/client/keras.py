@@ -24,7 +24,7 @@ try:
     import keras as _keras
 except ImportError as missing:
     raise ImportError(
-        "aiops.client.keras needs Keras 3 and PyTorch: pip install 'aiops-ps[torch]' keras, and set"
+        "aiops.client.keras needs Keras 3 and PyTorch: pip install 'aiops-ps[frameworks]', and set"
         " KERAS_BACKEND=torch before keras is imported",
         name="keras",
     ) from missing

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from aiops.client.torch import RemoteOptimizer, fetch_into, standalone  # noqa: E402
 from aiops.errors import UsageError  # noqa: E402
+from aiops.serving.config import Config  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # they warn of much
 
@@ -337,6 +338,18 @@ def test_an_example_has_at_most_five_lines_of_aiops(example: Path) -> None:
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide-frameworks.md").read_text("utf-8")
+
+
+def test_the_page_has_the_settings_that_the_guide_measured() -> None:
+    """For transformers and convolutional networks: the server's default policy, and nothing set."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide-policies.md").read_text("utf-8")
+    for kind in ("a transformer, on one machine", "a convolutional network"):
+        row = re.search(rf"^\| {kind} \| .* \| `aiops run (.*) train.py` \|", guide, re.MULTILINE)
+        assert row is not None
+        assert row[1] == "--workers 4 --policy schedule-free"
+    assert Config().policy == "schedule-free"
+    runs = re.findall(r"^\$ aiops run (.*)$", PAGE, re.MULTILINE)
+    assert runs == ["--workers 2 examples/frameworks/huggingface_trainer.py"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
