@@ -90,3 +90,24 @@ def test_a_worker_is_overdue_at_the_time_of_its_deadline(since: float, deadline:
     assert due is not None
     assert crew.overdue(due, since, frozenset())
     assert not crew.overdue(math.nextafter(due, 0.0), since, frozenset())
+
+
+def test_the_lines_of_metrics_are_those_of_the_first_who_are_here_and_sums_of_the_rest() -> None:
+    found = met(5)
+    found.leave(1)
+    found.join(9, "watcher", 1, "watcher", False, Traffic())
+    for number, member in enumerate(found.present()):
+        member.pushes, member.staleness, member.answered = 10**number, number, 5.0 - number
+        member.traffic.received("push", 8, 2 * number)
+    silent = found.at(4)
+    assert silent is not None
+    silent.excused = True
+    lines = found.present_lines(7.0, 2)
+    assert [line["name"] for line in lines["workers"]] == ["w0", "w2"]
+    others = lines["others"]
+    assert (others["workers"], others["pushes"], others["staleness"]) == (2, 1100, 3)
+    assert others["bytes_pushed"] == 8 + 4 + 8 + 6
+    assert others["seconds_since_answer"] == 5.0
+    assert lines["worker_counts"] == {"present": 4, "silent": 1, "observer": 1}
+    assert found.present_lines(7.0, 4)["others"]["workers"] == 0
+    assert found.present_lines(7.0, 0)["workers"] == []

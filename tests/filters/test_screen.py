@@ -63,6 +63,20 @@ class TestNorms:
         report = inline.engine.report()["filter"]
         assert (report["refused"], report["quarantined"]) == (1, [])
 
+    def test_the_usual_norms_are_told(self) -> None:
+        inline = learnt()
+        training = inline.engine.training
+        assert training is not None
+        assert training.screen is not None
+        *norms, largest = training.screen.norms() or []
+        given = gradient(1)
+        for tensor, norm in zip(training.store.layout.tensors, norms, strict=True):
+            assert 0.2 < norm / np.linalg.norm(given[tensor.name]) < 5
+        assert 0.2 < largest / max(np.abs(each).max() for each in given.values()) < 5
+        off = running("asgd", filter="off").engine.training
+        assert off is not None
+        assert off.screen is None or off.screen.norms() is None
+
     def test_one_tensor_is_enough(self) -> None:
         inline = learnt()
         bad = gradient(1) | {"h": gradient(1e3)["h"]}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from aiops.common.failure_waits import FailureWaits
-from aiops.engine.events import Order, Received, Reported
+from aiops.engine.events import Order, Received, Reply, Reported
 from aiops.engine.receive import PushSink
 from aiops.model.layout import split
 from aiops.model.placement import RAW, Placement
 from aiops.shards.lead import Lead
-from aiops.wire.messages import Push, Stats
-from aiops.wire.server_messages import CountTraffic, ExpectPush, PushArrived
+from aiops.wire.messages import Push, Report, Stats
+from aiops.wire.server_messages import CountTraffic, ExpectPush, PushArrived, TrafficCounted
 from tests.shards.test_filtered import servers
 
 
@@ -34,3 +34,19 @@ def test_a_count_is_late_since_it_was_ordered() -> None:
     assert lead.late(39.0 + waits.count, waits) == {}
     [(shard, why)] = lead.late(40.0 + waits.count, waits).items()
     assert (shard, why) == (1, "it has not counted its traffic for statistics in 20 s")
+
+
+def test_a_count_that_none_waits_for() -> None:
+    """Metrics begin one, and a request for statistics that comes meanwhile waits for the same."""
+    world = servers(2, "off")
+    lead = world.lead
+    assert isinstance(lead, Lead)
+    [first] = lead.count_traffic(1.0)
+    assert isinstance(first, Order)
+    assert isinstance(first.message, CountTraffic)
+    assert lead.count_traffic(1.5) == [], "one is under way"
+    assert lead.handle(Received(2.0, 1, Stats(2))) == []
+    counted = TrafficCounted(first.message.id, {}, {}, {})
+    replies = lead.handle(Reported(3.0, 1, counted))
+    assert [type(each.message) for each in replies if isinstance(each, Reply)] == [Report]
+    assert len(lead.count_traffic(4.0)) == 1
