@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from aiops.algorithms.base import Algorithm, rows_at_once
-from aiops.algorithms.per_tensor import PerTensor
+from aiops.algorithms.per_tensor import PerTensor, literal
 from aiops.kernels import STATISTIC_MOST
+
+_SHOWN = 8
+"""Tables that an error names."""
 
 
 def tables_obstacle(
@@ -47,10 +50,11 @@ def tables_obstacle(
         )
     clipped = algorithm.clipped(tables)
     if clipped:
+        more = f" and so on, for {len(clipped)} tables" if len(clipped) > _SHOWN else ""
         return (
             f"{name} with clip measures a gradient over all that an update touches, and a push of"
             f" rows is no whole gradient: set clip to 0 for tables, --set"
-            f" clip=0@{','.join(clipped) or '*'}"
+            f" 'clip=0@{','.join(map(literal, clipped[:_SHOWN])) or '*'}'{more}"
         )
     if algorithm.rule().reads:
         return (

@@ -156,6 +156,15 @@ class PerTensor:
         return None
 
 
+def literal(name: str) -> str:
+    """Return a pattern for a name alone (or one like it, if it has a comma or a space).
+
+    >>> literal("emb[0]"), literal("a b")
+    ('emb[[]0]', 'a?b')
+    """
+    return re.sub(r"[\s,]", "?", re.sub(r"([*?\[])", r"[\1]", name))
+
+
 def gathered(items: Iterable[str]) -> tuple[list[str], str]:
     """Sort out ``key=value`` items: return those for all tensors, and the others as one text.
 

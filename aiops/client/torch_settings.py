@@ -9,7 +9,7 @@ from typing import Any
 
 import torch as _torch
 
-from aiops.algorithms.per_tensor import PerTensor
+from aiops.algorithms.per_tensor import PerTensor, literal
 from aiops.errors import UsageError, nearest
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -139,13 +139,8 @@ def _patterns(names: Sequence[str], among: Iterable[str]) -> list[str]:
             continue
         suffix = "." + name.rpartition(".")[2]
         alike = "." in name and not any(other.endswith(suffix) for other in others)
-        found["*" + _literal(suffix) if alike else _literal(name)] = None
+        found["*" + literal(suffix) if alike else literal(name)] = None
     return list(found)
-
-
-def _literal(name: str) -> str:
-    """Return a pattern for a name alone (or one like it, if it has a comma or a space)."""
-    return re.sub(r"[\s,]", "?", re.sub(r"([*?\[])", r"[\1]", name))
 
 
 class ServerValues:

@@ -138,6 +138,7 @@ class TrainingLoop:
         self._since = clock()
         # Those under way, the oldest first, each with the number of its step.
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
+        self._own_steps = "inner" in self._plan  # they stay as they began, with their directions
         self._make_directions()
         self.direct = "gate" not in self._plan and type(self.strategy) is Direct
 
@@ -352,7 +353,7 @@ class TrainingLoop:
         except AiopsError as error:  # it belonged to the same parameters
             _log.warning("%s", error)
         _log.warning("%s was restarted: going on with its parameters", server)
-        if self._plan.get("orthogonal") != self._memory:
+        if not self._own_steps and self._plan.get("orthogonal") != self._memory:
             self._make_directions()
         self.strategy.restarted()
         connection = None  # the newest before the last offer, which may have outlasted it

@@ -206,6 +206,25 @@ class TestDirections:
         assert server.steps.params["w"].any()
         np.testing.assert_array_equal(self.momentum(server), 0.5 * self.gradient(1)["w"])
 
+    @pytest.mark.parametrize("local", [False, True])
+    def test_a_restarted_server_with_another_memory(self, local: bool) -> None:
+        """A worker's own steps stay as they began: their rates go with their directions."""
+        own = {"routine": "local", "push_every": 1, "inner": SGD} if local else {}
+        server = self.server(own)
+        before = server.steps.directed
+        server.steps._info.plan.pop("orthogonal")  # type: ignore[attr-defined]
+        answers = iter([Restarted("the server was restarted"), None])
+
+        def carry_out(order: Any) -> Any:
+            answer = next(answers, None)
+            if answer is not None:
+                raise answer
+            return server.carry(order.transfer)
+
+        drive(server.steps.step(self.gradient(1), again=False), carry_out)
+        assert before == {"w"}
+        assert server.steps.directed == (before if local else frozenset())
+
 
 class TestOrders:
     """Which orders are given, and what becomes of a step."""

@@ -582,7 +582,12 @@ class TestDefine:
         for settings in ({"clip": 1.0}, {"per_tensor": "clip=1@t*"}):
             why = tables_obstacle(find(policy).make(settings), ["a", "t1", "t2"])
             assert why is not None
-            assert f"--set clip=0@{'a,t1,t2' if 'clip' in settings else 't1,t2'}" in why
+            assert f"--set 'clip=0@{'a,t1,t2' if 'clip' in settings else 't1,t2'}'" in why
+        strange = ["emb[0]", "a b", *(f"t{n:02}" for n in range(20))]
+        why = tables_obstacle(find(policy).make({"clip": 1.0}), strange)
+        assert why is not None
+        assert "--set 'clip=0@a?b,emb[[]0],t00," in why
+        assert why.endswith("t05' and so on, for 22 tables")
         assert tables_obstacle(find(policy).make({"clip": 1.0})) is not None
         for settings in ({"per_tensor": "clip=1@w"}, {"clip": 1.0, "per_tensor": "clip=0@t*"}):
             assert tables_obstacle(find(policy).make(settings), ["t1", "t2"]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -31,6 +32,9 @@ _USES = 3
 
 _KEPT = 2
 """Stacks of one kind that are kept: if all matrices have gradients there are no more."""
+
+_MOST_CAPTURED = 6
+"""The most stacks of one kind that are captured in all: it holds up the device each time."""
 
 
 class TorchDirections:
@@ -68,6 +72,7 @@ class TorchDirections:
         self._shapes = {name: as_matrix(tensors[name].shape) for name in momenta}
         self._stacks: dict[_Kind, dict[int, _Stack]] = {}
         self._graphs: dict[Any, Graphs] = {}  # by CUDA device
+        self._captured: Counter[_Kind] = Counter()
 
     def of(self, gradients: Mapping[str, Any], room: Params | None) -> dict[str, Array]:
         """Return the directions of some gradients, on the host, in the gradients' dtypes.
@@ -109,7 +114,9 @@ class TorchDirections:
         device = kind[0]
         before = [_torch.as_tensor(self._momenta[name], device=device) for name in names]
         stack = self._stack(kind, len(names))
+        was_captured = stack.captured
         found, momenta = stack.directions([gradients[name] for name in names], before)
+        self._captured[kind] += stack.captured and not was_captured
         on_host = device.type == "cpu"
         self._next |= {
             name: each.numpy() if on_host else each
@@ -130,7 +137,8 @@ class TorchDirections:
         if stack is None:
             if device.type == "cuda" and device not in self._graphs:
                 self._graphs[device] = Graphs(device)
-            stack = _Stack(self._memory, self._graphs.get(device))
+            may = self._captured[kind] < _MOST_CAPTURED
+            stack = _Stack(self._memory, self._graphs.get(device) if may else None)
         kept[count] = stack  # the last now
         if len(kept) > _KEPT:  # the oldest goes, but one that is captured stays longer
             del kept[min(list(kept)[:-1], key=lambda each: kept[each].captured)]

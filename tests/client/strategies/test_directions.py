@@ -420,6 +420,24 @@ def test_stacks_are_as_matrices_alone(
     assert (recorded.replayed > 2) == graphs
 
 
+def test_captures_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the numbers of matrices change for good, to capture would take longer than it saves."""
+    torch = pytest.importorskip("torch")
+    from aiops.client.strategies import torch_directions
+
+    recorded = Recorded()
+    monkeypatch.setattr(torch_directions, "MOST_ON_HOST", 9)
+    monkeypatch.setattr(torch_directions, "host_copy", lambda tensor, into: tensor.clone())
+    made = Directions({"orthogonal": 0.5}, Layout([(name, "float32", (8, 8)) for name in "abcd"]))
+    step(made, {"a": torch.ones(8, 8)})
+    of_tensors = made._of_tensors.__self__  # type: ignore[union-attr]
+    of_tensors._graphs[torch.device("cpu")] = recorded
+    for number in range(120):
+        names = "abcd"[: 2 + number // 3 % 3]
+        step(made, {name: torch.ones(8, 8) for name in names})
+    assert 3 <= recorded.captured_so_far <= 6
+
+
 def test_a_momentum_keeps_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from aiops.client.strategies import torch_directions
