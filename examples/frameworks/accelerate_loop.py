@@ -56,8 +56,8 @@ def main() -> float:
     rank, workers = standalone()  # aiops: was rank, workers = 0, 1
     torch.set_num_threads(1)  # workers on one machine share its processors
     digits = load("digits").flat()
-    x, y = torch.as_tensor(digits.train_x), torch.as_tensor(digits.train_y)
-    test_x, test_y = torch.as_tensor(digits.test_x), torch.as_tensor(digits.test_y)
+    x, y = torch.tensor(digits.train_x), torch.tensor(digits.train_y)
+    test_x, test_y = torch.tensor(digits.test_x), torch.tensor(digits.test_y)
     old = learnt(x[y < 5], y[y < 5])
     model: Any = torch.nn.Sequential(Adapted(old[0], 4), old[1], Adapted(old[2], 4))
     mine = torch.utils.data.TensorDataset(x[rank::workers], y[rank::workers])

@@ -53,6 +53,7 @@ def main() -> float:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            dataloader_pin_memory=False,
         )
         trainer = Trainer(
             model,

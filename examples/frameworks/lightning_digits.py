@@ -58,8 +58,8 @@ class Digits(lightning.LightningModule):  # type: ignore[misc]
 
 def loader(x: Any, y: Any, size: int, shuffle: bool) -> Any:
     """Return a loader of images, float32[n, 1, 8, 8], and their labels."""
-    images = torch.as_tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    data = torch.utils.data.TensorDataset(images, torch.as_tensor(y))
+    images = torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    data = torch.utils.data.TensorDataset(images, torch.tensor(y))
     return torch.utils.data.DataLoader(data, size, shuffle=shuffle)
 
 

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer, Accelerate, Lightning and Keras train through a RemoteOptimizer.
 
 They take seconds to import, so each has one test of the whole way of a job: begun, saved, and gone
-on with, at the same server and at one that begins anew.
+on with, at the same server and at one that begins anew; and then of its example.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ def on(server: ServerThread, model: Any) -> bool:
     return len(arrays) == len(trained) and all(
         any(np.array_equal(p.detach().numpy(), array) for p in trained) for array in arrays
     )
+
+
+def example_trains(name: str, amount: str, value: int, updates: int) -> None:
+    """Run an example shortened, at a server of its own."""
+    module = importlib.import_module(f"examples.frameworks.{name}")
+    before = getattr(module, amount)
+    setattr(module, amount, value)
+    with ServerThread(policy="schedule-free", kernels="numpy") as server:
+        os.environ["AIOPS_URL"] = server.url
+        cost = module.main()
+        with aiops.Client(server.url) as client:
+            assert client.fetch().version == updates
+    setattr(module, amount, before)
+    assert 0 < cost < 5.6
 
 
 def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,6 +140,7 @@ def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         for one, other in zip(anew.model.parameters(), more.model.parameters(), strict=True):
             assert torch.equal(one, other)
         anew.optimizer.optimizer.close()
+    example_trains("huggingface_trainer", "STEPS", 3, 3)
 
 
 def test_accelerate(tmp_path: Path) -> None:
@@ -170,8 +185,7 @@ def test_accelerate(tmp_path: Path) -> None:
         remote.close()
 
 
-@pytest.mark.parametrize("policy", ["schedule-free", "diloco"])
-def test_lightning(policy: str, tmp_path: Path) -> None:
+def test_lightning(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
@@ -213,36 +227,45 @@ def test_lightning(policy: str, tmp_path: Path) -> None:
         trainer.fit(module, data, data, ckpt_path=checkpoint)
         return trainer, module
 
-    settings = {"inner_lr": 0.02, "local_steps": 2} if policy == "diloco" else {}
-    chosen: dict[str, Any] = {"policy": policy, "set": settings, "workers": 1, "kernels": "numpy"}
-    with ServerThread(**chosen) as server:
-        os.environ["AIOPS_URL"] = server.url
-        trainer, module = fit(4)
-        optimizer = trainer.optimizers[0]
-        assert optimizer.worker.traffic
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(optimizer.server_lr / 5)
-        assert optimizer.version == (2 if policy == "diloco" else 4)
-        assert "cost" in trainer.callback_metrics
-        optimizer.close()
-        assert on(server, module)
-        saved = str(tmp_path / "saved.ckpt")
-        trainer.save_checkpoint(saved)
-        trainer, module = fit(8, saved)
-        optimizer = trainer.optimizers[0]
-        assert (trainer.global_step, optimizer.version) == (8, 4 if policy == "diloco" else 8)
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(optimizer.server_lr / 9)
-        trainer.save_checkpoint(saved)
-        optimizer.close()
-    with ServerThread(**chosen) as server:
-        os.environ["AIOPS_URL"] = server.url
-        trainer, anew = fit(8, saved)  # no step is left: what defined the model is the checkpoint
-        assert trainer.optimizers[0].version == 0
-        elsewhere = Module()
-        fetch_into(elsewhere, server.url)
-        for name, value in module.named_parameters():
-            assert torch.equal(value, elsewhere.get_parameter(name))
-        assert torch.equal(anew.net[1].running_mean, module.net[1].running_mean)
-        trainer.optimizers[0].close()
+    for policy in ("schedule-free", "diloco"):
+        settings = {"inner_lr": 0.02, "local_steps": 2} if policy == "diloco" else {}
+        chosen: dict[str, Any] = {
+            "policy": policy,
+            "set": settings,
+            "workers": 1,
+            "kernels": "numpy",
+        }
+        with ServerThread(**chosen) as server:
+            os.environ["AIOPS_URL"] = server.url
+            trainer, module = fit(4)
+            optimizer = trainer.optimizers[0]
+            assert optimizer.worker.traffic
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(optimizer.server_lr / 5)
+            assert optimizer.version == (2 if policy == "diloco" else 4)
+            assert "cost" in trainer.callback_metrics
+            optimizer.close()
+            assert on(server, module)
+            saved = str(tmp_path / "saved.ckpt")
+            trainer.save_checkpoint(saved)
+            trainer, module = fit(8, saved)
+            optimizer = trainer.optimizers[0]
+            assert (trainer.global_step, optimizer.version) == (8, 4 if policy == "diloco" else 8)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(optimizer.server_lr / 9)
+            trainer.save_checkpoint(saved)
+            optimizer.close()
+        with ServerThread(**chosen) as server:
+            os.environ["AIOPS_URL"] = server.url
+            trainer, anew = fit(
+                8, saved
+            )  # no step is left: what defined the model is the checkpoint
+            assert trainer.optimizers[0].version == 0
+            elsewhere = Module()
+            fetch_into(elsewhere, server.url)
+            for name, value in module.named_parameters():
+                assert torch.equal(value, elsewhere.get_parameter(name))
+            assert torch.equal(anew.net[1].running_mean, module.net[1].running_mean)
+            trainer.optimizers[0].close()
+    example_trains("lightning_digits", "STEPS", 3, 3)
 
 
 @pytest.fixture
@@ -302,6 +325,12 @@ def test_keras(keras: Any, tmp_path: Path) -> None:
     bound = job(KerasOptimizer("aiops://127.0.0.1:1"), kernel_constraint="non_neg")
     with pytest.raises(UsageError, match=r"kernel' has a constraint, which the server cannot keep"):
         bound.fit(seen, **fit)
+    example_trains("keras_digits", "EPOCHS", 1, 45)
+
+
+def test_flax() -> None:
+    pytest.importorskip("flax")
+    example_trains("flax_digits", "STEPS", 3, 3)
 
 
 def test_workers_of_aiops_run_are_not_joined_by_the_framework() -> None:
@@ -361,27 +390,3 @@ def test_the_page_shows_an_example_s_lines(example: Path) -> None:
     row = re.search(rf"\| \[{example.stem}\]\(.*\) \| .* \| (\d) \| [^|]+ \| [^|]+ \|", PAGE)
     assert row is not None
     assert int(row[1]) == len(marked)
-
-
-LIBRARIES = {
-    "huggingface_trainer": "transformers",
-    "lightning_digits": "lightning",
-    "flax_digits": "flax",
-    "keras_digits": "keras",
-}
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_an_example_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `accelerate_loop` does is tested above."""
-    if importlib.util.find_spec(LIBRARIES[name]) is None:
-        pytest.skip(f"{LIBRARIES[name]} is not installed")
-    module = importlib.import_module(f"examples.frameworks.{name}")
-    epoch = name == "keras_digits"
-    monkeypatch.setattr(module, "EPOCHS" if epoch else "STEPS", 1 if epoch else 5)
-    with ServerThread(policy="schedule-free", kernels="numpy") as server:
-        os.environ["AIOPS_URL"] = server.url
-        cost = module.main()
-        with aiops.Client(server.url) as client:
-            assert client.fetch().version == (45 if epoch else 5)
-    assert 0 < cost < 5.6
