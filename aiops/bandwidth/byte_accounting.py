@@ -407,8 +407,11 @@ class Ledger:
         lists = {name: _sendable(column[order]) for name, column in columns.items()}
         return {"names": names, **lists, "more": len(layout.tensors) - len(names)}
 
-    def report(self) -> dict[str, Any]:
-        """Return everything as plain values; counts are in bytes unless named otherwise."""
+    def report(self, *, tensors: bool = True) -> dict[str, Any]:
+        """Return everything as plain values; counts are in bytes unless named otherwise.
+
+        ``tensors``: with the sums by tensor, which take longest.
+        """
         brief, times, traffic = self.brief(), self.times, self.traffic
         up, down = traffic.kinds_in, traffic.kinds_out
         nbytes = traffic.bytes_in, traffic.bytes_out
@@ -422,7 +425,8 @@ class Ledger:
         fetched |= {name: brief[name] for name in ("not_modified", "not_wanted")}
         kept = _times(times, "not_modified", "not_wanted")
         fetched |= {"raw": brief["fetched_raw"], "coded": self._coded(self.fetched), "times": kept}
-        return {"pushed": pushed, "fetched": fetched, "tensors": self.tensors()}
+        found = {"pushed": pushed, "fetched": fetched}
+        return {**found, "tensors": self.tensors()} if tensors else found
 
     def _coded(self, flow: Flow) -> int:
         return min(flow.coded.nbytes(self.layout), LONGEST)

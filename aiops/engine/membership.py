@@ -187,6 +187,23 @@ def _answers(
     return found
 
 
+class GoneTraffic:
+    """The sums over members that are not connected: of workers by tensor, of observers in all."""
+
+    __slots__ = ("observers", "workers")
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self.workers, self.observers = Ledger(layout), Traffic()
+
+    def add(self, member: Member) -> None:
+        """Add what crossed a member's connections, but for the open one."""
+        if member.worker:
+            self.workers.add(member.ledger)
+        sums = self.workers.traffic if member.worker else self.observers
+        sums.add(member.earlier_traffic)
+        sums.add(member.shard_traffic)
+
+
 class Membership:
     """All members of one server.
 
@@ -216,8 +233,11 @@ class Membership:
         self.ever = 0  # workers that have come so far
         self.refused: Counter[str] = Counter()
         self._layout: Layout | None = None
-        # Per-tensor accounts of workers that have left, and all traffic of forgotten ones.
-        self._past = Ledger()
+        # Per-tensor accounts of workers that have left, and all traffic of forgotten members.
+        self._past = GoneTraffic()
+        # That, and all of the remembered members that have left: a report would else add up
+        # thousands. None: it is to be added up again.
+        self._gone: GoneTraffic | None = None
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -298,6 +318,9 @@ class Membership:
         elif member.peer is not None:
             replaced = member.peer
             self.leave(replaced)
+            self._gone = None
+        else:
+            self._gone = None  # without this one, which is back
         self._members.move_to_end(client)
         member.peer, member.epoch, member.traffic = peer, epoch, traffic
         member.excused = False
@@ -313,12 +336,15 @@ class Membership:
             self._members.move_to_end(member.client)
             member.earlier_traffic.add(member.traffic)
             member.traffic = Traffic()
-            member.ledger.settle(self._past if member.worker else Ledger(self._layout))
+            if self._gone is not None:
+                self._gone.add(member)
+            member.ledger.settle(self._past.workers if member.worker else Ledger(self._layout))
         return member
 
     def defined(self, layout: Layout) -> None:
         """Take the model's layout, for the per-tensor accounts."""
-        self._layout = self._past.layout = layout
+        self._layout = self._past.workers.layout = layout
+        self._gone = None
         for member in self:
             member.ledger.layout = layout
 
@@ -338,7 +364,8 @@ class Membership:
             "ever": self.ever,
             "late": self.late,
             "refused": dict(self.refused),
-            "past": self._past.state(),
+            "past": self._past.workers.state(),
+            "past_observers": self._past.observers.state(),
         }
 
     def restore(self, state: Mapping[str, Any], lease: Callable[[int], Lease]) -> None:
@@ -354,24 +381,44 @@ class Membership:
             member.peer = peer
         self._numbers, self.ever, self.late = state["numbers"], state["ever"], state["late"]
         self.refused = Counter(state["refused"])
-        self._past.restore(state["past"])
+        self._past.workers.restore(state["past"])
+        self._past.observers = Traffic.from_state(state["past_observers"])
+        self._gone = None
 
-    def ledger(self) -> dict[str, Any]:
-        """Return the traffic of all workers together, per tensor, and that of observers."""
-        total, watching = Ledger(self._layout), Traffic()
-        total.add(self._past)
-        for member in self:
-            if member.worker:
-                total.add(member.ledger)
-                total.traffic.add(member.traffic)
-                total.traffic.add(member.earlier_traffic)
-                total.traffic.add(member.shard_traffic)
-            else:
-                watching.add(member.traffic)
-                watching.add(member.earlier_traffic)
-                watching.add(member.shard_traffic)
+    def ledger(self, *, tensors: bool = True) -> dict[str, Any]:
+        """Return the traffic of all workers together and of observers; ``tensors``: by tensor."""
+        total = self._sums(self._members_gone())
+        for member in self._by_peer.values():
+            total.add(member)
+            (total.workers.traffic if member.worker else total.observers).add(member.traffic)
+        watching = total.observers
         observers = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
-        return {**total.report(), "observers": observers}
+        return {**total.workers.report(tensors=tensors), "observers": observers}
+
+    def counted_by_shards(self, clients: Mapping[str, Traffic]) -> None:
+        """Take the traffic of clients with other shards, as it was last counted there."""
+        for client, traffic in clients.items():
+            member = self._members.get(client)
+            if member is None:
+                continue
+            if member.peer is None and traffic.counts() != member.shard_traffic.counts():
+                self._gone = None
+            member.shard_traffic = traffic
+
+    def _members_gone(self) -> GoneTraffic:
+        """Return the sums over all that are not connected, added up only where they changed."""
+        if self._gone is None:
+            self._gone = self._sums(self._past)
+            for member in self:
+                if member.peer is None:
+                    self._gone.add(member)
+        return self._gone
+
+    def _sums(self, first: GoneTraffic) -> GoneTraffic:
+        found = GoneTraffic(self._layout)
+        found.workers.add(first.workers)
+        found.observers.add(first.observers)
+        return found
 
     def refuse(self, member: Member, seq: int, fault: Refused, answer: Error) -> None:
         """Count the refusal of a new push, and keep it as the answer to its sequence number.
@@ -426,7 +473,4 @@ class Membership:
             others = (member for member in gone if member.last_seq)
             for member in list(islice(chain(silent, others), excess)):
                 del self._members[member.client]
-                if member.worker:
-                    self._past.add(member.ledger)
-                    self._past.traffic.add(member.earlier_traffic)
-                    self._past.traffic.add(member.shard_traffic)
+                self._past.add(member)  # so `_gone` stays what it is

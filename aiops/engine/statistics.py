@@ -127,7 +127,7 @@ def report(
         "delta_replica": delta_replies.replica.report() if delta_replies else None,
         "averages": rendezvous.report(),
         "data_sets": training.data_sets.report() if training else [],
-        "ledger": membership.ledger(),
+        "ledger": membership.ledger(tensors=shown is None),
         "budget": budget.report(vbar) if budget else None,
         **members,
     }

@@ -239,7 +239,7 @@ class Server:
         if not isinstance(coordinator, Lead):
             return found
         if self._listener is not None and not self._dispatcher.broken:
-            for effect in coordinator.count_traffic(self._now()):
+            for effect in coordinator.count_traffic():
                 self._perform(effect)
         return coordinator.of_all(found)
 

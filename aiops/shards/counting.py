@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ class TrafficCount:
     Attributes
     ----------
     clients
-        The traffic counted, by client.
+        The traffic that was counted when all followers last did, by client.
     states
         By shard, what its follower last told of the state that it keeps.
     tables
@@ -33,29 +34,44 @@ class TrafficCount:
 
     def __init__(self, followers: int) -> None:
         self._followers = range(1, followers + 1)
-        self._number, self._since = 0, 0.0
+        self._number, self._since = 0, math.inf  # since when a request waits for the one under way
         self._missing: set[int] = set()
         self._volume = 0
+        self._counting: dict[str, Traffic] = {}
         self._asked: list[Received] = []
+        self._later: list[Received] = []  # that have come since it began
         self.clients: dict[str, Traffic] = {}
         self.states: dict[int, Mapping[str, Any]] = {}
         self.tables: dict[int, Mapping[str, Any]] = {}
 
     def ask(self, event: Received, now: float) -> list[Order]:
-        """Have a request wait for the count under way, or else begin one.
+        """Have a request wait for a count that begins after it; return the orders of that.
 
-        It may have come long before ``now``, and waited behind a push of its client.
+        It may have come long before ``now``, and waited behind a push of its client. One that is
+        under way may lack what its client has pushed since.
         """
-        self._asked.append(event)
-        return self.begin(now)
-
-    def begin(self, now: float) -> list[Order]:
-        """Begin a count, unless one is under way."""
         if self._missing:
+            self._later.append(event)
+            self._since = min(self._since, now)
             return []
+        self._asked.append(event)
+        return self._begin(now)
+
+    def begin(self) -> list[Order]:
+        """Begin a count that no request waits for, unless one is under way."""
+        return [] if self._missing else self._begin(math.inf)
+
+    def next(self, now: float) -> list[Order]:
+        """Begin another count if requests have come while one was under way that has ended."""
+        if not self._later:
+            return []
+        self._asked, self._later = self._later, []
+        return self._begin(now)
+
+    def _begin(self, since: float) -> list[Order]:
         self._number, self._missing = self._number + 1, set(self._followers)
-        self._since = now
-        self._volume, self.clients = 0, {}
+        self._since = since
+        self._volume, self._counting = 0, {}
         message = CountTraffic(self._number)
         return [Order(shard, message) for shard in self._followers]
 
@@ -69,7 +85,6 @@ class TrafficCount:
         """
         if message.id != self._number or shard not in self._missing:
             return False
-        self._missing.discard(shard)
         if not is_small(message.state) or not is_small(message.tables):
             raise RemoteProtocolError("traffic_counted: more than statistics tell")
         self.states[shard] = message.state
@@ -79,11 +94,14 @@ class TrafficCount:
             self._volume += traffic.volume
             if self._volume > LONGEST:  # no message could carry the number
                 raise RemoteProtocolError("counted.clients: more than can have crossed")
-            self.clients.setdefault(client, Traffic()).add(traffic)
+            self._counting.setdefault(client, Traffic()).add(traffic)
+        self._missing.discard(shard)
+        if not self._missing:
+            self.clients = self._counting  # a part of a count would make the sums fall
         return not self._missing
 
     def late(self, time: float) -> set[int]:
-        """Return the followers that are to count since this time, or longer, and have not."""
+        """Return the followers that a request has waited for since this time, or longer."""
         return self._missing if self._since <= time else set()
 
     def of_all(self, report: Mapping[str, Any], *, kept: bool) -> dict[str, Any]:
@@ -95,9 +113,14 @@ class TrafficCount:
         return found
 
     def end(self) -> list[Received]:
-        """End the count; return the requests that waited for it."""
+        """End the count; return the requests that waited for it, or for one after it.
+
+        Those that have come since it began wait for the `next`, if it is whole.
+        """
         asked, self._asked = self._asked, []
-        self._missing.clear()
+        if self._missing:
+            asked, self._later = [*asked, *self._later], []
+            self._missing.clear()
         return asked
 
 

@@ -329,7 +329,9 @@ class Lead:
                 why = f"{self.followers.name(shard)} said: {message.text}"
                 return self._on_lost(Lost(event.time, shard, why))
             case TrafficCounted():
-                return self._answer_statistics() if self._count.counted(shard, message) else []
+                if not self._count.counted(shard, message):
+                    return []
+                return [*self._answer_statistics(), *self._count.next(self._now)]
             case UpdateDone() if model is not None:
                 return self._go_on(model, model.updating.done(event, message))
             case UpdateDone():
@@ -490,16 +492,18 @@ class Lead:
 
     def _answer_statistics(self) -> list[Effect]:
         """Answer the requests for statistics, with the traffic that followers have counted."""
-        for member in self.engine.membership:
-            member.shard_traffic = self._count.clients.get(member.client, member.shard_traffic)
+        self.engine.membership.counted_by_shards(self._count.clients)
         asked = [event for event in self._count.end() if event.peer in self._clients]
         return [effect for event in asked for effect in self._decide(event)]
 
-    def count_traffic(self, now: float) -> list[Effect]:
-        """Begin to count the followers' traffic, which `of_all` reports, unless one is lost."""
+    def count_traffic(self) -> list[Effect]:
+        """Begin to count the followers' traffic, which `of_all` reports, unless one is lost.
+
+        A follower that never answers is not `late`: metrics have its last count.
+        """
         if self.model is None or self.followers.lost:
             return []
-        return [*self._count.begin(now)]
+        return [*self._count.begin()]
 
     def of_all(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine's statistics with its followers' last counts, and the shards' lines."""

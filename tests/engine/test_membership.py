@@ -111,3 +111,71 @@ def test_the_lines_of_metrics_are_those_of_the_first_who_are_here_and_sums_of_th
     assert lines["worker_counts"] == {"present": 4, "silent": 1, "observer": 1}
     assert found.present_lines(7.0, 4)["others"]["workers"] == 0
     assert found.present_lines(7.0, 0)["workers"] == []
+
+
+def carry(found: Membership, number: int, nbytes: int) -> None:
+    member = found.at(number)
+    assert member is not None
+    member.traffic.received("push", 0, nbytes)
+
+
+def test_what_observers_have_cost_is_kept_when_they_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "DEPARTED", 3)
+    found = Membership(None, 1.0)
+    for number in range(9):
+        found.join(number, f"observer-{number}", 1, "o", False, Traffic())
+        carry(found, number, 10**number)
+        assert found.ledger()["observers"]["pushed"] == int("1" * (number + 1))
+        found.leave(number)
+    assert found.ledger()["observers"]["pushed"] == 111_111_111
+    again = Membership(None, 1.0)
+    again.restore(found.state(lambda lease: 0), lambda number: pytest.fail("there is no lease"))
+    assert again.ledger() == found.ledger()
+
+
+@given(st.data())
+def test_sums_over_members_are_the_same_whenever_they_were_added_up_last(
+    data: st.DataObject,
+) -> None:
+    """A report keeps the sums of those that have left; one that never did adds up all anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "DEPARTED", 3)
+        found, peers, epoch = Membership(None, 1.0), dict[int, int](), 0
+        for step in range(data.draw(st.integers(1, 40))):
+            client = data.draw(st.integers(0, 7))
+            peer = peers.get(client)
+            match data.draw(st.sampled_from(["join", "leave", "carry", "shards", "report"])):
+                case "join":
+                    epoch += 1
+                    worker = client % 3 > 0
+                    found.join(step, f"{client}", epoch, "w", worker, Traffic())
+                    peers[client] = step
+                case "leave" if peer is not None:
+                    found.leave(peers.pop(client))
+                case "carry" if peer is not None:
+                    carry(found, peer, 10)
+                case "shards":
+                    counted = Traffic()
+                    counted.received("push", 0, step)
+                    found.counted_by_shards({f"{client}": counted})
+                case "report":
+                    found.ledger()
+        kept = found.ledger()
+        found._gone = None
+        assert found.ledger() == kept
+
+
+def test_a_report_does_not_add_up_those_that_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = met(50)
+    for number in range(40):
+        carry(found, number, 5)
+        found.leave(number)
+    found.ledger()
+    added, add = [], membership.GoneTraffic.add
+    monkeypatch.setattr(
+        membership.GoneTraffic, "add", lambda sums, each: (added.append(each), add(sums, each))
+    )
+    assert found.ledger()["pushed"]["bytes"] == 200
+    assert len(added) == 10, "those that are connected"
