@@ -2,8 +2,9 @@
 
 It is for machines that observe a server (a scraper, a probe, a page), and nothing that they do may
 cost the server more than a little: a request has a size and a deadline, the reader of an answer has
-a deadline, and beyond a few connections the oldest that has not sent its request gives way. No
-body is read, and no connection is kept.
+a deadline, and beyond a few connections the oldest that has not sent its request gives way. Few
+connections wait for an answer that takes time, so that one that takes none comes all the same. A
+body is not kept, and neither is a connection.
 
 At a loopback address a request must name this machine as its host. Otherwise a page of another site
 that a user visits could read the answers, by a name that it lets point here (DNS rebinding).
@@ -15,7 +16,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeAlias
@@ -26,14 +28,22 @@ from aiops.errors import UsageError
 
 _log = logging.getLogger("aiops.server")
 
-CONNECTIONS = 8
-"""Connections that are open at a time."""
+CONNECTIONS = 32
+"""Connections that are open at a time, those that are answered at once aside."""
+
+WAITING = 4
+"""Connections of these whose answer takes time, to be made or to be read."""
 
 PATIENCE = 5.0
 """Seconds for a request to come, for its answer to be made, and for that to be read, each."""
 
 LONGEST_REQUEST = 8 << 10
 """Bytes of a request: its line and its headers."""
+
+_LONGEST_BODY = 1 << 20
+"""Bytes of a body that are read, to be thrown away."""
+
+_ABSOLUTE = "http://"
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -48,6 +58,7 @@ class HttpResponse:
 
 
 Handler: TypeAlias = Callable[[], Awaitable[HttpResponse]]
+QuickHandler: TypeAlias = Callable[[], HttpResponse]
 
 
 class HttpListener:
@@ -56,24 +67,31 @@ class HttpListener:
     Parameters
     ----------
     handlers
-        By path: makes the answer.
-    patience, most
-        As `PATIENCE` and `CONNECTIONS`.
+        By path: makes the answer, which may take time.
+    quick
+        By path: makes the answer at once. Default: there are none.
+    patience, most, most_waiting
+        As `PATIENCE`, `CONNECTIONS` and `WAITING`; the last is less than the one before.
     """
 
     def __init__(
         self,
         handlers: Mapping[str, Handler],
+        quick: Mapping[str, QuickHandler] | None = None,
         *,
         patience: float = PATIENCE,
         most: int = CONNECTIONS,
+        most_waiting: int = WAITING,
     ) -> None:
-        self._handlers, self._patience, self._most = handlers, patience, most
+        self._handlers, self._quick = handlers, quick or {}
+        self._patience, self._most, self._most_waiting = patience, most, most_waiting
         self._server: asyncio.Server | None = None
         self._local = True
-        # The oldest first, each with its connection; those whose request has come are `_answering`.
+        # The oldest first, each with its connection. Of those whose request has come some have an
+        # answer that takes time, and others one that ends in a few turns of the loop.
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._answering = set[asyncio.Task[None]]()
+        self._waiting = set[asyncio.Task[None]]()
+        self._ending = set[asyncio.Task[None]]()
 
     async def listen(self, host: str, port: int) -> int:
         """Listen at an address; return the port (0 picks a free one).
@@ -85,15 +103,20 @@ class HttpListener:
         """
         self._local = is_loopback(host)
         try:
-            self._server = await asyncio.start_server(
-                self._connected, host, port, limit=LONGEST_REQUEST, backlog=self._most
-            )
-        except OSError as error:
-            where = address(host, port)
-            raise UsageError(f"cannot listen on {where}: {error.strerror or error}") from None
+            self._server = await self._started(host, port)
+            found: int = self._server.sockets[0].getsockname()[1]
+            if len(self._server.sockets) > 1 and not port:  # each address picked one of its own
+                self._server.close()
+                self._server = await self._started(host, found)
+        except (OSError, UnicodeError) as error:  # the latter: it is no name of a host
+            raise UsageError(f"cannot listen on {address(host, port)}: {_why(error)}") from None
         forks.note(self)
-        found: int = self._server.sockets[0].getsockname()[1]
         return found
+
+    async def _started(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(
+            self._connected, host, port, limit=LONGEST_REQUEST, backlog=self._most
+        )
 
     def forked(self) -> None:
         """Listen no more in a fork: the port is the parent's."""
@@ -110,7 +133,8 @@ class HttpListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= self._most and not self._dropped_one():
+        full = len(self._open) - len(self._ending) >= self._most and not self._dropped_one()
+        if full or len(self._open) >= 4 * self._most:
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
@@ -119,14 +143,15 @@ class HttpListener:
 
     def _served(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
-        self._answering.discard(task)
+        self._waiting.discard(task)
+        self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection to the metrics' port failed", exc_info=error)
 
     def _dropped_one(self) -> bool:
-        """Cut the oldest connection that has not sent its request; return whether there was one."""
+        """Cut the oldest connection that is not being answered; return whether there was one."""
         for task, writer in self._open.items():
-            if task not in self._answering:
+            if task not in self._waiting and task not in self._ending:
                 del self._open[task]
                 writer.transport.abort()
                 return True
@@ -145,31 +170,49 @@ class HttpListener:
         assert task is not None, "each connection has one"
         try:
             async with asyncio.timeout(self._patience):
-                request = await reader.readuntil(b"\r\n\r\n")
-            self._answering.add(task)
-            method, path, host = _parsed(request)
-            response = await self._answer(method, path, host)
+                head = await _head(reader)
+            self._ending.add(task)
+            method, path, host = _parsed(head)
+            response = await self._answer(task, method, path, host)
         except asyncio.LimitOverrunError:
             response = _said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         except ValueError:
             response = _said(HTTPStatus.BAD_REQUEST)
         async with asyncio.timeout(self._patience):
             writer.write(_encoded(response, body=method != "HEAD"))
-            writer.close()
-            await writer.wait_closed()
+            if method in ("GET", "HEAD"):
+                writer.close()
+                await writer.wait_closed()
+                return
+            # There may be a body. If it were left unread, the system would cut the connection, and
+            # the answer with it.
+            self._ending.discard(task)  # so it gives way
+            writer.write_eof()
+            left = _LONGEST_BODY
+            while left > 0 and (data := await reader.read(LONGEST_REQUEST)):
+                left -= len(data)
 
-    async def _answer(self, method: str, path: str, host: str) -> HttpResponse:
+    async def _answer(
+        self, task: asyncio.Task[None], method: str, path: str, host: str
+    ) -> HttpResponse:
         if self._local and not _is_here(host):
             text = f"this server is reached as localhost or by its address, not as {host!r}"
             return _said(HTTPStatus.MISDIRECTED_REQUEST, text)
-        handler = self._handlers.get(path)
-        if handler is None:
-            return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._handlers)}")
+        if path not in self._handlers and path not in self._quick:
+            paths = ", ".join([*self._handlers, *self._quick])
+            return _said(HTTPStatus.NOT_FOUND, f"there are {paths}")
         if method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED)
         try:
+            if path in self._quick:
+                return self._quick[path]()
+            if len(self._waiting) >= self._most_waiting:
+                text = f"{self._most_waiting} requests for {path} or the like wait already"
+                return _said(HTTPStatus.SERVICE_UNAVAILABLE, text)
+            self._ending.discard(task)
+            self._waiting.add(task)  # until its answer has been read
             async with asyncio.timeout(self._patience):
-                return await handler()
+                return await self._handlers[path]()
         except TimeoutError:
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready in {self._patience:g} s")
         except Exception:
@@ -177,7 +220,38 @@ class HttpListener:
             return _said(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log tells why")
 
 
-def _parsed(request: bytes) -> tuple[str, str, str]:
+def _why(error: OSError | UnicodeError) -> str:
+    """Return the reason alone: asyncio's text of a system's error names the address once more."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number is not None and number > 0 else str(error)
+
+
+async def _head(reader: asyncio.StreamReader) -> list[str]:
+    """Return the lines of a request up to the empty one, without their ends.
+
+    One empty line before them is left out, and a line may end with a newline alone (RFC 9112, 2.2).
+
+    Raises
+    ------
+    LimitOverrunError
+        When they are too long.
+    """
+    lines, left, before = list[str](), LONGEST_REQUEST, 1
+    while True:
+        line = await reader.readuntil(b"\n")
+        left -= len(line)
+        if left < 0:
+            raise asyncio.LimitOverrunError("the request is too long", 0)
+        text = line.decode("latin-1").removesuffix("\n").removesuffix("\r")
+        if text:
+            lines.append(text)
+        elif lines or not before:
+            return lines
+        else:
+            before -= 1
+
+
+def _parsed(head: Sequence[str]) -> tuple[str, str, str]:
     """Return the method, the path without its query, and the host of a request.
 
     Raises
@@ -185,13 +259,18 @@ def _parsed(request: bytes) -> tuple[str, str, str]:
     ValueError
         When it is none.
     """
-    line, *headers = request.decode("latin-1").split("\r\n")
+    line, *headers = head or [""]
     method, target, version = line.split(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(version)
     hosts = [h.partition(":")[2].strip() for h in headers if h.lower().startswith("host:")]
     if len(hosts) > 1:
         raise ValueError("several hosts")
+    if target.lower().startswith(
+        _ABSOLUTE
+    ):  # as to a proxy: then its host counts (RFC 9112, 3.2.2)
+        host, _, path = target[len(_ABSOLUTE) :].partition("/")
+        hosts, target = [host], f"/{path}"
     return method, target.partition("?")[0], hosts[0] if hosts else ""
 
 

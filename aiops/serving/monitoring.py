@@ -7,8 +7,8 @@
     /readyz    200 if there is a model and pushes are taken; 503 with the reason
 
 The values are gathered on the event loop, at one moment, and the text is made of them on another
-thread. Scrapes at the same time share both. However often others scrape, gathering takes a tenth of
-the loop's time at most: a scrape that comes too early waits for its turn.
+thread. Scrapes at the same time share both. However often others scrape, gathering and writing take
+a tenth of a processor's time at most: a scrape that comes too early waits for its turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aiops.serving.config import Config
 _log = logging.getLogger("aiops.server")
 
 _SHARE = 0.1
-"""The most of the event loop's time that gathering takes."""
+"""The most of a processor's time that gathering and writing take."""
 
 
 class Monitored(Protocol):
@@ -84,12 +84,13 @@ class Monitoring(AsyncClosing):
             return self
         self._exposition = _exposition()
         self._listener = HttpListener(
-            {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+            {"/metrics": self._metrics}, {"/healthz": self._healthz, "/readyz": self._readyz}
         )
-        port = await self._listener.listen(config.metrics_host, config.metrics_port)
-        self.url = f"http://{address(config.metrics_host, port)}"
+        host = {"": "0.0.0.0", "*": "0.0.0.0"}.get(config.metrics_host, config.metrics_host)
+        port = await self._listener.listen(host, config.metrics_port)
+        self.url = f"http://{address(host, port)}"
         _log.info("metrics at %s/metrics", self.url)
-        if not is_loopback(config.metrics_host):
+        if not is_loopback(host):
             _log.warning(
                 "all who reach %s can read the metrics, with the names of workers and tensors: have"
                 " a firewall let only Prometheus and probes in",
@@ -104,10 +105,10 @@ class Monitoring(AsyncClosing):
         if self._gathering is not None:
             self._gathering.cancel()
 
-    async def _healthz(self) -> HttpResponse:
+    def _healthz(self) -> HttpResponse:
         return HttpResponse(HTTPStatus.OK, b"ok\n")
 
-    async def _readyz(self) -> HttpResponse:
+    def _readyz(self) -> HttpResponse:
         why = self._not_ready()
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
         return HttpResponse(status, f"{why or 'ready'}\n".encode())
@@ -134,13 +135,17 @@ class Monitoring(AsyncClosing):
         report["ready"] = not self._not_ready()
         took = report["gathering_seconds"] = time.perf_counter() - begun
         self._next = loop.time() + took / _SHARE
-        return await asyncio.to_thread(self._written, report)
+        text, wrote = await asyncio.to_thread(self._written, report)
+        self._next = loop.time() + (took + wrote) / _SHARE
+        return text
 
-    def _written(self, report: Mapping[str, Any]) -> bytes:
+    def _written(self, report: Mapping[str, Any]) -> tuple[bytes, float]:
+        """Return the text, and the seconds of a processor that it took."""
         assert self._exposition is not None, "it is imported before there are requests"
+        begun = time.thread_time()
         with yielding():  # the event loop has the interpreter when it wants it
             text: bytes = self._exposition.text(report, _info(self._config, report))
-        return text
+        return text, time.thread_time() - begun
 
     def _not_ready(self) -> str:
         running = self._running()

@@ -300,6 +300,26 @@ async def test_gathering_takes_a_tenth_of_the_loops_time_at_most() -> None:
     assert len(source.times) < 12, "scrapes at the same time share what was gathered"
 
 
+async def test_writing_takes_a_tenth_of_a_processor_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from aiops.metrics import exposition
+
+    source = Source(0.0)
+
+    def slow(report: Mapping[str, Any], info: Mapping[str, str]) -> bytes:
+        until = time.thread_time() + 0.03
+        while time.thread_time() < until:
+            pass
+        return b""
+
+    monkeypatch.setattr(exposition, "text", slow)
+    async with Monitoring(Config(metrics_port=0), lambda: source) as monitoring:
+        for _ in range(3):
+            await asyncio.to_thread(get, f"{monitoring.url}/metrics")
+    assert np.diff(source.times).min() >= 10 * 0.03
+
+
 async def test_without_a_server_yet() -> None:
     async with Monitoring(Config(metrics_port=0), lambda: None) as monitoring:
         found = await asyncio.to_thread(scrape, monitoring.url)
@@ -317,6 +337,13 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         await Monitoring(Config(metrics_port=0), lambda: None).connect()
     async with Monitoring(Config(), lambda: None) as monitoring:
         assert monitoring.url == ""
+
+
+@pytest.mark.parametrize("host", ["", "*"])
+async def test_all_addresses(host: str) -> None:
+    async with Monitoring(Config(metrics_port=0, metrics_host=host), lambda: None) as monitoring:
+        assert monitoring.url.startswith("http://0.0.0.0:")
+        assert await asyncio.to_thread(get, f"{monitoring.url}/healthz") == (200, "ok\n")
 
 
 async def test_beyond_loopback_it_says_who_can_read(caplog: pytest.LogCaptureFixture) -> None:
