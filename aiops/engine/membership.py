@@ -120,6 +120,16 @@ class Member:
             self.traffic.bytes_out + self.earlier_traffic.bytes_out + self.shard_traffic.bytes_out
         )
 
+    def counts(self) -> dict[str, int]:
+        """Return the counts of its line that only rise."""
+        return {
+            "pushes": self.pushes,
+            "refused": self.refused,
+            "ignored": self.ignored,
+            "bytes_pushed": self.bytes_in(),
+            "bytes_fetched": self.bytes_out(),
+        }
+
     def report(self, now: float) -> dict[str, Any]:
         """Return its line of the statistics."""
         return {
@@ -128,13 +138,9 @@ class Member:
             "role": "worker" if self.worker else "observer",
             "present": self.peer is not None,
             "excused": self.excused,
-            "pushes": self.pushes,
-            "refused": self.refused,
-            "ignored": self.ignored,
             "rolled_back": self.rolled_back,
             "staleness": self.staleness,
-            "bytes_pushed": self.bytes_in(),
-            "bytes_fetched": self.bytes_out(),
+            **self.counts(),
             "ledger": self.ledger.brief(),
             "seconds_since_answer": round(max(0.0, now - self.answered), 3),
         }
@@ -238,6 +244,7 @@ class Membership:
         # That, and all of the remembered members that have left: a report would else add up
         # thousands. None: it is to be added up again.
         self._gone: GoneTraffic | None = None
+        self._first: dict[str, int] = {}  # by name, the worker that had it first
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -254,35 +261,41 @@ class Membership:
     def present_lines(self, now: float, most: int) -> dict[str, Any]:
         """Return the lines of the first ``most`` workers that are connected, and sums of the rest.
 
-        It is bounded as `lines` is not: of the rest only attributes are added up.
+        It is bounded as `lines` is not: of the rest only attributes are looked at.
 
         Returns
         -------
-        ``workers``: the lines, by number. ``others``: the number of the rest, the sums of their
-        counts, and the largest of their times and stalenesses. ``worker_counts``: the number of
-        all that are connected, of the excused ones among them, and of observers.
+        ``workers``: the lines, by number, each with a ``label`` that no other worker has had.
+        ``others``: the number of the rest, and the largest of their times and stalenesses.
+        ``worker_counts``: the numbers of those that are connected: workers that are not excused,
+        those that are, and observers.
         """
-        here = sorted(self.present(), key=lambda member: member.number)
+        here = sorted(self.present(), key=_number)
         shown, rest = here[:most], here[most:]
+        silent = sum(member.excused for member in here)
         answered = min((member.answered for member in rest), default=now)
         return {
-            "workers": [member.report(now) for member in shown],
+            "workers": [member.report(now) | {"label": self._label(member)} for member in shown],
             "others": {
                 "workers": len(rest),
-                "pushes": sum(member.pushes for member in rest),
-                "refused": sum(member.refused for member in rest),
-                "ignored": sum(member.ignored for member in rest),
-                "bytes_pushed": sum(member.bytes_in() for member in rest),
-                "bytes_fetched": sum(member.bytes_out() for member in rest),
                 "staleness": max((member.staleness for member in rest), default=0),
                 "seconds_since_answer": round(max(0.0, now - answered), 3),
             },
             "worker_counts": {
-                "present": len(here),
-                "silent": sum(member.excused for member in here),
+                "active": len(here) - silent,
+                "silent": silent,
                 "observer": len(self._by_peer) - len(here),
             },
         }
+
+    def counts(self) -> dict[int, dict[str, int]]:
+        """Return what has been counted of each worker, by number, under the names of its line."""
+        return {member.number: member.counts() for member in self if member.worker}
+
+    def _label(self, member: Member) -> str:
+        """Return a name by which metrics tell workers apart, also those that come and go."""
+        first = self._first.get(member.name) == member.number
+        return member.name if first else f"{member.name} (#{member.number})"
 
     def peers(self) -> list[int]:
         """Return the numbers of the connections that clients are on."""
@@ -313,6 +326,8 @@ class Membership:
             member = self._members[client] = Member(self._numbers, client, shown, worker)
             member.ledger.layout = self._layout
             self.ever += worker
+            if worker:
+                self._first.setdefault(shown, self._numbers)
         elif member.peer is not None and epoch < member.epoch:
             return member, peer
         elif member.peer is not None:
@@ -381,6 +396,7 @@ class Membership:
             member.peer = peer
         self._numbers, self.ever, self.late = state["numbers"], state["ever"], state["late"]
         self.refused = Counter(state["refused"])
+        self._first = {m.name: m.number for m in sorted(self, key=_number)[::-1] if m.worker}
         self._past.workers.restore(state["past"])
         self._past.observers = Traffic.from_state(state["past_observers"])
         self._gone = None
@@ -473,4 +489,10 @@ class Membership:
             others = (member for member in gone if member.last_seq)
             for member in list(islice(chain(silent, others), excess)):
                 del self._members[member.client]
+                if self._first.get(member.name) == member.number:
+                    del self._first[member.name]
                 self._past.add(member)  # so `_gone` stays what it is
+
+
+def _number(member: Member) -> int:
+    return member.number

@@ -12,7 +12,13 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from aiops.metrics.catalog import INFO, INFO_HELP, METRICS
-from aiops.metrics.metric import STALENESS_BUCKETS, HistogramSample, Metric, Report
+from aiops.metrics.metric import (
+    STALENESS_BUCKETS,
+    HistogramSample,
+    Metric,
+    Report,
+    since_start,
+)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -44,7 +50,7 @@ class ReportCollector(Collector):
 
 def _family(metric: Metric, report: Report) -> Any:
     family: Any = _KINDS[metric.kind](metric.name, metric.help, labels=metric.labels)
-    for sample in metric.read(report):
+    for sample in since_start(metric, report):
         if isinstance(sample, HistogramSample):
             bounds = (*(str(float(bound)) for bound in STALENESS_BUCKETS), "+Inf")
             buckets = [*zip(bounds, sample.counts, strict=True)]

@@ -67,6 +67,42 @@ class Metric(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+def since_start(metric: Metric, report: Report) -> Iterator[MetricSample | HistogramSample]:
+    """Yield a metric's samples; those that count do so from the start of the server on.
+
+    After a crash or a rollback a server has fewer counts than it had. Prometheus takes a counter
+    that falls for one that has begun at 0, and would add all that was restored to its rates. So
+    ``before``, the report of the start, is taken off.
+    """
+    found = [*metric.read(report)]
+    if metric.kind == "gauge" or "before" not in report:
+        yield from found
+        return
+    before = dict(map(_keyed, metric.read(report["before"])))
+    for sample in found:
+        labels, _sample = _keyed(sample)
+        first = before.get(labels)
+        yield sample if first is None else _less(sample, first)
+
+
+def _keyed(
+    sample: MetricSample | HistogramSample,
+) -> tuple[tuple[str, ...], MetricSample | HistogramSample]:
+    return (() if isinstance(sample, HistogramSample) else sample.labels), sample
+
+
+def _less(
+    sample: MetricSample | HistogramSample, first: MetricSample | HistogramSample
+) -> MetricSample | HistogramSample:
+    if isinstance(sample, HistogramSample):
+        assert isinstance(first, HistogramSample), "one metric has samples of one kind"
+        counts = tuple(max(0, a - b) for a, b in zip(sample.counts, first.counts, strict=True))
+        return HistogramSample(counts, max(0, sample.total - first.total))
+    assert isinstance(first, MetricSample), "one metric has samples of one kind"
+    # A follower that began anew counts from 0, where its lead did not.
+    return sample._replace(value=max(0, sample.value - first.value))
+
+
 def value(*path: str) -> Reader:
     """Return the reader of one number, at a path of keys in the report; true is 1."""
 

@@ -25,6 +25,11 @@ from aiops.metrics.metric import (
 _CODES = (BadPush.code, StaleGradient.code, Unavailable.code)
 
 
+def _updates(report: Report) -> Iterator[MetricSample]:
+    if "gradients" in report:  # a follower has a version, and is told of it
+        yield MetricSample((), report["version"])
+
+
 def _refused(report: Report) -> Iterator[MetricSample]:
     """Yield the pushes refused by code, the usual ones also at 0: rates need a value before."""
     if "refused" not in report:
@@ -89,7 +94,13 @@ METRICS = (
     Metric(
         "counter",
         "aiops_updates_total",
-        "Updates of the model, which is its version; a rollback sets it back.",
+        "Updates of the model.",
+        _updates,
+    ),
+    Metric(
+        "gauge",
+        "aiops_model_version",
+        "Version of the model; a rollback sets it back.",
         value("version"),
     ),
     Metric(

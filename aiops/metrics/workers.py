@@ -1,10 +1,11 @@
-"""Metrics of workers, one by one: of the first N that are connected, and of the others together."""
+"""Metrics of workers, one by one: of the first N that are connected; gauges of the others, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from aiops.metrics.metric import OTHER, Metric, MetricSample, Reader, Report, apart
+from aiops.metrics.metric import OTHER, Metric, MetricSample, Reader, Report, apart, at
 
 
 def _workers(report: Report) -> Iterator[MetricSample]:
@@ -13,38 +14,55 @@ def _workers(report: Report) -> Iterator[MetricSample]:
 
 
 def _each(key: str) -> Reader:
-    """Return the reader of a number of each worker."""
+    """Return the reader of a number of each worker, and of all others together."""
 
     def read(report: Report) -> Iterator[MetricSample]:
         for name, line in _lines(report):
             yield MetricSample((name,), line[key])
+        others = report.get("others")
+        if others and others["workers"]:
+            yield MetricSample((OTHER,), others[key])
+
+    return read
+
+
+def _count(key: str) -> Reader:
+    """Return the reader of a count of each worker, from the start of the server on.
+
+    There is none of the others together: their sum would fall when one of them leaves.
+    """
+
+    def read(report: Report) -> Iterator[MetricSample]:
+        for name, line in _lines(report):
+            yield MetricSample((name,), _since_start(report, line, key))
 
     return read
 
 
 def _bytes(report: Report) -> Iterator[MetricSample]:
     for name, line in _lines(report):
-        yield MetricSample((name, "push"), line["bytes_pushed"])
-        yield MetricSample((name, "fetch"), line["bytes_fetched"])
+        yield MetricSample((name, "push"), _since_start(report, line, "bytes_pushed"))
+        yield MetricSample((name, "fetch"), _since_start(report, line, "bytes_fetched"))
 
 
-def _lines(report: Report) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the label and the line of each worker, and those of all others together."""
-    others = report.get("others")
-    if others is None:  # it is no report about the present workers
-        return
-    lines = report["workers"]
-    names = apart([line["name"] for line in lines], taken=[OTHER])
-    yield from zip(names, lines, strict=True)
-    if others["workers"]:
-        yield OTHER, others
+def _since_start(report: Report, line: Mapping[str, Any], key: str) -> float:
+    before = at(report, "before", "members", line["worker"], key) or 0
+    return float(max(0, line[key] - before))
+
+
+def _lines(report: Report) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the label and the line of each worker with series of its own."""
+    if "others" in report:  # it is a report about the present workers
+        lines = report["workers"]
+        yield from zip(apart([line["label"] for line in lines], taken=[OTHER]), lines, strict=True)
 
 
 METRICS = (
     Metric(
         "gauge",
         "aiops_workers",
-        "Workers: connected, and of these silent for longer than a barrier waits; observers.",
+        "Connected clients: workers (active), workers that a barrier has waited for too long"
+        " (silent), observers.",
         _workers,
         ("state",),
     ),
@@ -52,21 +70,21 @@ METRICS = (
         "counter",
         "aiops_worker_pushes_total",
         "Gradients of a worker that were used.",
-        _each("pushes"),
+        _count("pushes"),
         ("worker",),
     ),
     Metric(
         "counter",
         "aiops_worker_refused_total",
         "Pushes of a worker that were refused.",
-        _each("refused"),
+        _count("refused"),
         ("worker",),
     ),
     Metric(
         "counter",
         "aiops_worker_ignored_total",
         "Gradients of a worker that were not used.",
-        _each("ignored"),
+        _count("ignored"),
         ("worker",),
     ),
     Metric(

@@ -205,6 +205,7 @@ class Server:
         )
         self._ending = asyncio.Event()
         self._error: BaseException | None = None  # with which it ends
+        self._before: dict[str, Any] | None = None  # the report of its start
         self._forked = False  # this is a copy of it, in a fork
         forks.note(self)
 
@@ -230,18 +231,23 @@ class Server:
     def report(self, shown: int) -> Mapping[str, Any]:
         """Return its statistics for metrics, with lines of this many workers at most.
 
-        Those of a lead have the traffic that its followers had counted at the call before.
+        Those of a lead have the traffic that its followers had counted at the call before. It is
+        empty until the server has started; then ``before`` has the counts of that time.
         """
+        coordinator, before = self._coordinator, self._before
+        if before is None:
+            return {}
+        if isinstance(coordinator, Lead) and not self._dispatcher.broken:
+            for effect in coordinator.count_traffic():
+                self._perform(effect)
+        return {**self._report(shown), "before": before}
+
+    def _report(self, shown: int) -> dict[str, Any]:
         coordinator = self._coordinator
         if isinstance(coordinator, Follower):
             return {**self._statistics(), "version": self.version}
         found = self._engine.report(shown)
-        if not isinstance(coordinator, Lead):
-            return found
-        if self._listener is not None and not self._dispatcher.broken:
-            for effect in coordinator.count_traffic():
-                self._perform(effect)
-        return coordinator.of_all(found)
+        return coordinator.of_all(found) if isinstance(coordinator, Lead) else found
 
     @property
     def not_ready(self) -> str:
@@ -337,6 +343,9 @@ class Server:
         run_state.fence_predecessors(loop, self.url, self.run, tls)
         if leading is not None and leading.places is not None:
             leading.places.begin()
+        self._before = self._report(0)
+        if not self.config.follower:
+            self._before["members"] = self._engine.membership.counts()
         return self.url
 
     async def _open(

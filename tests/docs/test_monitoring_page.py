@@ -34,9 +34,10 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_numbers_on_it() -> None:
     assert f"at most {http_listener.CONNECTIONS} connections" in PAGE
+    assert f"at most {http_listener.WAITING} of them wait" in PAGE
     size, seconds = http_listener.LONGEST_REQUEST >> 10, f"{http_listener.PATIENCE:g}"
     assert f"a request has {size} KiB and {seconds} s" in PAGE
-    assert f"{MOST}\ntensors" in PAGE
+    assert f"{MOST} tensors" in PAGE
     assert f"cut to {LONGEST} characters" in PAGE
     assert f"series of their own, {Config().metrics_workers} by default" in PAGE
     assert f"The address, {Config().metrics_host} by default" in PAGE

@@ -105,10 +105,9 @@ def test_the_lines_of_metrics_are_those_of_the_first_who_are_here_and_sums_of_th
     lines = found.present_lines(7.0, 2)
     assert [line["name"] for line in lines["workers"]] == ["w0", "w2"]
     others = lines["others"]
-    assert (others["workers"], others["pushes"], others["staleness"]) == (2, 1100, 3)
-    assert others["bytes_pushed"] == 8 + 4 + 8 + 6
+    assert (others["workers"], others["staleness"]) == (2, 3)
     assert others["seconds_since_answer"] == 5.0
-    assert lines["worker_counts"] == {"present": 4, "silent": 1, "observer": 1}
+    assert lines["worker_counts"] == {"active": 3, "silent": 1, "observer": 1}
     assert found.present_lines(7.0, 4)["others"]["workers"] == 0
     assert found.present_lines(7.0, 0)["workers"] == []
 
@@ -179,3 +178,33 @@ def test_a_report_does_not_add_up_those_that_have_left(monkeypatch: pytest.Monke
     )
     assert found.ledger()["pushed"]["bytes"] == 200
     assert len(added) == 10, "those that are connected"
+
+
+def labels(found: Membership) -> dict[int, str]:
+    lines = found.present_lines(NOW, 100)["workers"]
+    return {line["worker"]: line["label"] for line in lines}
+
+
+def test_a_worker_keeps_its_label_whoever_of_its_name_comes_and_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "DEPARTED", 2)
+    found = Membership(None, 1.0)
+    found.join(1, "watcher", 1, "w", False, Traffic())
+    for peer in (2, 3):
+        found.join(peer, f"client-{peer}", 1, "w", True, Traffic())
+    assert labels(found) == {2: "w", 3: "w (#3)"}
+    found.leave(2)
+    assert labels(found) == {3: "w (#3)"}
+    again = Membership(None, 1.0)
+    again.restore(found.state(lambda lease: 0), lambda number: pytest.fail("there is no lease"))
+    assert labels(again) == {3: "w (#3)"}
+    found.join(4, "client-2", 2, "w", True, Traffic())
+    found.join(5, "client-5", 1, "w", True, Traffic())
+    assert labels(found) == {2: "w", 3: "w (#3)", 4: "w (#4)"}
+    found.leave(4)
+    for peer in (6, 7, 8):  # so that the first is forgotten
+        found.join(peer, f"client-{peer}", 1, "x", True, Traffic())
+        found.leave(peer)
+    found.join(9, "client-9", 1, "w", True, Traffic())
+    assert labels(found) == {3: "w (#3)", 4: "w (#4)", 8: "w"}

@@ -86,16 +86,24 @@ def test_a_tensor_without_a_value() -> None:
 
 def line(name: str, **counts: float) -> dict[str, Any]:
     zeros = dict.fromkeys(("pushes", "refused", "ignored", "bytes_pushed", "bytes_fetched"), 0)
-    return {"name": name, **zeros, "staleness": 0, "seconds_since_answer": 0.0, **counts}
+    return {
+        "worker": 1,
+        "label": name,
+        **zeros,
+        "staleness": 0,
+        "seconds_since_answer": 0.0,
+        **counts,
+    }
 
 
 def test_workers_and_the_others() -> None:
     lines = [line("a", pushes=1), line("other", pushes=2), line("a", pushes=3)]
-    report = {"workers": lines, "others": {"workers": 2, **line("", pushes=40)}}
+    report = {"workers": lines, "others": {"workers": 2, "staleness": 40}}
     found = samples("aiops_worker_pushes_total", report)
-    assert found == {("a",): 1, ("other (2)",): 2, ("a (2)",): 3, ("other",): 40}
+    assert found == {("a",): 1, ("other (2)",): 2, ("a (2)",): 3}, "a sum of others would fall"
+    assert samples("aiops_worker_staleness_updates", report)[("other",)] == 40
     report["others"]["workers"] = 0  # type: ignore[index]
-    assert ("other",) not in samples("aiops_worker_pushes_total", report)
+    assert ("other",) not in samples("aiops_worker_staleness_updates", report)
 
 
 def test_the_state_of_a_standby() -> None:

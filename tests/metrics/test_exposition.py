@@ -33,7 +33,7 @@ def test_an_empty_report_is_a_text_too() -> None:
 def test_names_that_peers_choose_cannot_change_the_text() -> None:
     zeros = dict.fromkeys(("pushes", "refused", "ignored", "bytes_pushed", "bytes_fetched"), 0)
     row = {**zeros, "staleness": 0, "seconds_since_answer": 0.0}
-    lines = [{"name": name, **row} for name in HOSTILE]
+    lines = [{"worker": n, "label": name, **row} for n, name in enumerate(HOSTILE)]
     report = {"workers": lines, "others": {"workers": 0}}
     text = exposition.text(report, {"policy": 'p"\n'}).decode()
     found = families(text)["aiops_worker_pushes_total"]

@@ -97,6 +97,7 @@ def test_a_run_as_it_trains() -> None:
                 assert value >= counters.get((series, *sorted(labels.items())), 0), series
     found = seen[-1]
     assert number(found, "aiops_updates_total") == report["version"] == 2 * steps
+    assert number(found, "aiops_model_version") == 2 * steps
     assert number(found, "aiops_gradients_used_total") == report["gradients"]
     counts = {n: v for n, s, v in found["aiops_staleness_updates"] if s.get("le", "+Inf") == "+Inf"}
     assert counts["aiops_staleness_updates_count"] == 2 * steps
@@ -210,11 +211,43 @@ def test_workers_beyond_the_bound_are_summed() -> None:
                 worker.step(gradients(worker.params))
         found = scrape(url)
         series = {s["worker"]: v for _n, s, v in found["aiops_worker_pushes_total"]}
-        assert series == {"same": 1, 'a"\n\\': 2, "other": 3 + 4 + 5}
-        assert number(found, "aiops_workers", state="present") == 5
+        assert series == {"same": 1, 'a"\n\\': 2}, "the sum of the others would fall"
+        assert number(found, "aiops_workers", state="active") == 5
+        assert number(found, "aiops_workers", state="silent") == 0
         assert number(found, "aiops_workers", state="observer") == 1
         silence = {s["worker"] for _n, s, _v in found["aiops_worker_silence_seconds"]}
-        assert silence == set(series)
+        assert silence == {*series, "other"}
+
+
+def test_counters_begin_at_0_after_a_crash(tmp_path: Path) -> None:
+    """Prometheus would take restored counts for new ones."""
+    settings = {"policy": "asgd", "state": tmp_path / "state", "no_shm": True}
+    with (
+        monitored(**settings) as (server, url),
+        aiops.Worker(server.url, MODEL, name="w") as worker,
+    ):
+        for _ in range(5):
+            worker.step(gradients(worker.params))
+        assert number(scrape(url), "aiops_worker_pushes_total", worker="w") == 5
+    with monitored(**settings) as (server, url):
+        found = scrape(url)
+        assert number(found, "aiops_model_version") == 5
+        counters = {
+            (n, *s.items()): v for f in found for n, s, v in found[f] if f.endswith("_total")
+        }
+        restored = {key: value for key, value in counters.items() if key[0].startswith("aiops_")}
+        restored.pop(("aiops_journal_bytes_total",))
+        assert set(restored.values()) == {0}, restored
+        assert {v for _n, _s, v in found["aiops_staleness_updates"]} == {0}
+        with aiops.Worker(server.url, MODEL, name="w") as worker:
+            for _ in range(2):
+                worker.step(gradients(worker.params))
+            found = scrape(url)
+        assert number(found, "aiops_model_version") == 7
+        assert number(found, "aiops_updates_total") == 2
+        assert number(found, "aiops_worker_pushes_total", worker="w (#2)") == 2
+        pushed = number(found, "aiops_message_bytes_total", direction="push", part="payload")
+        assert pushed == 2 * sum(array.nbytes for array in MODEL.values())
 
 
 @pytest.mark.slow
@@ -267,7 +300,8 @@ async def test_a_standby_until_it_is_promoted(tmp_path: Path) -> None:
         await asyncio.wait_for(standby.promoted(), PATIENCE)
         assert await asyncio.to_thread(get, f"{url}/readyz") == (200, "ready\n")
         found = await asyncio.to_thread(scrape, url)
-        assert number(found, "aiops_updates_total") == 1
+        assert number(found, "aiops_model_version") == 1
+        assert number(found, "aiops_updates_total") == 0, "those since it was promoted"
         assert "aiops_standby_fed" not in found
 
 
