@@ -6,9 +6,13 @@
     import keras
     from aiops.client.keras import KerasOptimizer
 
-    model.compile(KerasOptimizer(), "sparse_categorical_crossentropy")   # was: "adam"
+    optimizer = KerasOptimizer()
+    model.compile(optimizer, "sparse_categorical_crossentropy")   # was: "adam"
     model.fit(x, y)
-    model.optimizer.close()
+    optimizer.close()
+
+``compile`` wraps the optimizer where the precision is mixed_float16, and ``model.optimizer`` is
+then a LossScaleOptimizer that cannot be closed: keep the optimizer itself.
 
 With the backends of JAX and TensorFlow a training step is compiled whole, and there is no place in
 it to talk to a server.
@@ -38,8 +42,10 @@ __all__ = ["KerasOptimizer"]
 class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
     """A `keras.optimizers.Optimizer` that pushes gradients and receives parameters.
 
-    It joins the server when training begins, so weights that are loaded before that define the
-    model, if this is the first worker. Variables are called ``0.kernel``, ``1.bias``, and so on.
+    It joins the server when ``fit`` begins, so weights that are loaded before that define the
+    model, if this is the first worker. Callbacks begin later: a checkpoint that one of them
+    restores, as BackupAndRestore does, cannot define the model, and the first step refuses it.
+    Variables are called ``0.kernel``, ``1.bias``, and so on.
 
     Parameters
     ----------
@@ -47,10 +53,11 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
         As `RemoteOptimizer`'s.
     learning_rate
         A number, a schedule or a function, as Keras takes them: the rate of a step. Default: the
-        server's.
+        server's, which the attribute has from when ``fit`` begins (before: 1), unless another was
+        set there.
     options
         ``clipnorm``, ``global_clipnorm``, ``clipvalue``, ``gradient_accumulation_steps``,
-        ``loss_scale_factor``, ``use_ema`` and others of Keras' optimizers.
+        ``loss_scale_factor`` and others of Keras' optimizers.
 
     Attributes
     ----------
@@ -61,7 +68,8 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
     ------
     UsageError
         When Keras has another backend than PyTorch, there is a ``weight_decay``, which is the
-        server's, or a variable has a constraint.
+        server's, or ``use_ema``, or a variable has a constraint. At the first step: when a callback
+        has changed the variables with which this worker has defined the model.
     """
 
     def __init__(
@@ -85,8 +93,15 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
                 "weight_decay is the server's: start it with --set"
                 f" weight_decay={options['weight_decay']}"
             )
+        if options.get("use_ema"):
+            raise UsageError(
+                "use_ema overwrites variables with their averages, which the server undoes at the"
+                " next step: leave it out, and let the server average (--policy schedule-free, its"
+                " default, does)"
+            )
         super().__init__(1.0 if learning_rate is None else learning_rate, **options)
         self._own_rate = learning_rate is not None
+        self._usual = math.nan
         self.remote: RemoteOptimizer | None = None
         self._joins: dict[str, Any] = {
             "url": url,
@@ -107,9 +122,20 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
                 )
         pairs = [(f"{at}.{each.name}", each.value) for at, each in enumerate(variables)]
         self.remote = RemoteOptimizer(pairs, **self._joins)
+        self._usual = self.remote.param_groups[0]["lr"]  # of the tensors; `server_lr` may be none's
         if not self._own_rate:
-            self.learning_rate = self.remote.server_lr
+            self.learning_rate = self._usual
         super().build(variables)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate of the next step; it may be set to another number."""
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        self._own_rate = True
+        _keras.optimizers.Optimizer.learning_rate.fset(self, rate)
 
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
@@ -119,10 +145,22 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
         self.remote.zero_grad()
         for gradient, variable in zip(grads, trainable_variables, strict=True):
             variable.value.grad = gradient
-        rate, usual = float(learning_rate), self.remote.server_lr
+        if self.remote.last is None:
+            self._check_untouched(self.remote)
+        rate, usual = float(learning_rate), self._usual
         same = math.isclose(rate, usual, rel_tol=1e-6)  # Keras' is a float32
         self.remote.param_groups[0]["lr"] = usual if same else rate
         self.remote.step()
+
+    def _check_untouched(self, remote: RemoteOptimizer) -> None:
+        """Check, before the first step, that the model is the one that was defined here."""
+        if remote.defined and remote.changed():
+            raise UsageError(
+                "the variables were changed after fit() had defined the server's model by them, as"
+                " BackupAndRestore does, and a step would undo that: load the checkpoint before"
+                " fit() (model.load_weights), at a server that begins anew (this one has the model"
+                " now)"
+            )
 
     def close(self) -> None:
         """Push what has not been pushed yet, and leave the server, as `RemoteOptimizer.close`."""

@@ -112,6 +112,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         The learning rate that the server announced.
     version
         The model version of the parameters.
+    defined
+        The server's model was that of this module, and in its first version, when this was made.
     last
         The `Receipt` of the last step, or None.
 
@@ -189,6 +191,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                 "%d of %d parameters here were overwritten by version %d of %s",
                 *(self._overwritten, len(self._trained), self.version, self.worker.url),
             )
+        self.defined = not (self._overwritten or self.version)
         self._pull()
 
     def _check_decays(self) -> None:
@@ -354,8 +357,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     f"{name!r} was frozen when this optimizer was made, so the server has no such"
                     " tensor: make it trainable first, and the optimizer after that"
                 )
-        changed = [tensor.name for tensor in self._trained if tensor.param._version != tensor.seen]
-        if changed and not self._warned:
+        changed = [] if self._warned else self.changed()
+        if changed:
             self._warned = True
             _log.warning(
                 "%r and %d other parameters were changed here since the last step; the server does"
@@ -363,6 +366,10 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                 " optimizer is made, or give it to the server with --init)",
                 *(changed[0], len(changed) - 1),
             )
+
+    def changed(self) -> list[str]:
+        """Return the names of parameters that were changed here since they were overwritten."""
+        return [tensor.name for tensor in self._trained if tensor.param._version != tensor.seen]
 
     def _pull(self) -> None:
         """Overwrite the module's parameters with the worker's."""
@@ -428,13 +435,13 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
             for layer in self.embeddings.values():
                 layer.discard()
-        changed = any(tensor.param._version != tensor.seen for tensor in self._trained)
-        if saved["version"] > self.version and (self._overwritten or changed):
+        if saved["version"] > self.version and (self._overwritten or self.changed()):
             _log.warning(
-                "this state is of version %d, and the model of %s is at version %d: it is another"
-                " one, and overwrites the parameters here. To go on from a checkpoint, load it into"
-                " the module before the optimizer is made (the first worker's defines the model),"
-                " or start the server with --state, or with --init and what it saved",
+                "this state is of version %d, and the model of %s is at version %d: it is"
+                " behind, or another one, and overwrites the parameters here. To go on from a"
+                " checkpoint, load it into the module before the optimizer is made (the first"
+                " worker's defines the model), or start the server with --state, or with"
+                " --init and what it saved",
                 *(saved["version"], self.worker.url, self.version),
             )
         elif saved["version"] != self.version:

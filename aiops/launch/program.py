@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from aiops.common.frozen import value
-from aiops.common.launchers import worker_name
+from aiops.common.launchers import OVERRIDES, worker_name
 from aiops.net.cpu_count import BLAS
 
 JOB = "AIOPS_JOB"
@@ -72,12 +72,16 @@ class Place:
         Parameters
         ----------
         given
-            That of the command; numbers of threads that it has stay as they are.
+            That of the command; numbers of threads that it has stay as they are. The place that it
+            has does not: a worker of another job may have started this one, and `OVERRIDES` would
+            win over the worker's own.
         """
+        facts = (OVERRIDES.rank, OVERRIDES.workers, OVERRIDES.local_rank, OVERRIDES.local_workers)
+        outer = {name for names in facts for name in names}
         threads = {name: str(self.threads) for name in BLAS if name not in given}
         return {
             "PYTHONUNBUFFERED": "1",  # lines are shown when they are printed
-            **given,
+            **{name: text for name, text in given.items() if name not in outer},
             **threads,
             "AIOPS_URL": self.url,
             "AIOPS_NAME": worker_name(self.rank),

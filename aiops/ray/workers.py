@@ -67,7 +67,10 @@ class WorkerActor:
         """Run the loop; return what it returns."""
         run_as_batch()  # Ray's own processes and 25 threads of this one want the processors, too
         place = task.place
-        os.environ.update(place.variables(os.environ))
+        given = place.variables(os.environ)
+        for name in os.environ.keys() - given.keys():  # the place in another job
+            del os.environ[name]
+        os.environ.update(given)
         os.environ["AIOPS_TOKEN"] = task.accesses[0].token
         self._first = task.accesses
         for index, access in enumerate(task.present):

@@ -275,7 +275,77 @@ def keras() -> Any:
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
 
+    keras.utils.set_random_seed(0)
     return keras
+
+
+def rates_of_keras(keras: Any) -> None:
+    """The rate of a step is the server's for these tensors, or that which was set last."""
+    from aiops.client.keras import KerasOptimizer
+
+    def trained(optimizer: Any) -> Any:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        model.fit(np.ones((8, 4), np.float32), np.ones(8), batch_size=8, verbose=0)
+        return model
+
+    def factor(optimizer: Any) -> float:
+        [only] = set((optimizer.remote._factors() or {"all": 1.0}).values())
+        return float(only)
+
+    with ServerThread(policy="asgd", set={"lr": ["0.1", "0.01@*"]}, kernels="numpy") as server:
+        optimizer = KerasOptimizer(server.url)  # all tensors have a rate that is not the server's
+        trained(optimizer)
+        assert float(optimizer.learning_rate) == pytest.approx(0.01)
+        assert factor(optimizer) == 1.0
+        optimizer.close()
+        optimizer = KerasOptimizer(server.url)
+        optimizer.learning_rate = 0.005  # before it has joined
+        trained(optimizer)
+        assert float(optimizer.learning_rate) == pytest.approx(0.005)
+        assert factor(optimizer) == pytest.approx(0.5)
+        optimizer.close()
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            optimizer = KerasOptimizer(server.url)
+            model = trained(optimizer)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        assert model.optimizer is not optimizer  # Keras has wrapped it
+        assert optimizer.remote is not None
+        assert optimizer.remote.version == 3
+        assert factor(optimizer) == 1.0
+        optimizer.close()
+
+
+def restored_by_a_callback(keras: Any, folder: Path) -> None:
+    """Keras restores a backup when fit() has joined: no step may undo it unseen."""
+    from aiops.client.keras import KerasOptimizer
+
+    seen, y = np.ones((8, 4), np.float32), np.ones(8)
+
+    def job(url: str) -> Any:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(KerasOptimizer(url), "mse")
+        return model
+
+    def fit(model: Any, epochs: int) -> None:
+        backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
+        model.fit(seen, y, epochs=epochs, batch_size=8, verbose=0, callbacks=[backup])
+
+    with ServerThread(policy="asgd", kernels="numpy") as server:
+        first = job(server.url)
+        fit(first, 1)
+        first.optimizer.close()
+        again = job(server.url)  # the same server has gone on, and its model counts
+        fit(again, 2)
+        assert again.optimizer.remote.version == 2
+        again.optimizer.close()
+    with ServerThread(policy="asgd", kernels="numpy") as server:
+        anew = job(server.url)
+        with pytest.raises(UsageError, match=r"load the checkpoint before fit\(\)"):
+            fit(anew, 3)
+        anew.optimizer.close()
 
 
 def test_keras(keras: Any, tmp_path: Path) -> None:
@@ -322,9 +392,13 @@ def test_keras(keras: Any, tmp_path: Path) -> None:
         anew.optimizer.close()
     with pytest.raises(UsageError, match=r"start it with --set weight_decay=0.1"):
         KerasOptimizer(weight_decay=0.1)
+    with pytest.raises(UsageError, match="use_ema overwrites variables"):
+        KerasOptimizer(use_ema=True, ema_overwrite_frequency=2)
     bound = job(KerasOptimizer("aiops://127.0.0.1:1"), kernel_constraint="non_neg")
     with pytest.raises(UsageError, match=r"kernel' has a constraint, which the server cannot keep"):
         bound.fit(seen, **fit)
+    rates_of_keras(keras)
+    restored_by_a_callback(keras, tmp_path / "backup")
     example_trains("keras_digits", "EPOCHS", 1, 45)
 
 

@@ -12,6 +12,7 @@ import aiops
 from aiops.client.variables import standalone
 from aiops.common.launchers import detect
 from aiops.errors import UsageError
+from aiops.launch.program import Team
 from tests.common.test_launchers import (
     AWS_BATCH,
     FLUX,
@@ -131,6 +132,20 @@ def test_frameworks_find_one_process_and_aiops_its_place(before: dict[str, str])
     assert after.restarts == place.restarts
     assert standalone(environment) == (place.rank, place.workers)  # again
     assert environment.get("HOME") == before.get("HOME")
+
+
+def test_the_workers_of_a_job_that_a_worker_starts_have_places_of_their_own() -> None:
+    """The inner jobs of a search, say, whose outer workers have called `standalone`."""
+    outer = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    standalone(outer)
+    team = Team(workers=3, local_workers=3, restarts=0, seed=1, threads=1)
+    for rank in range(3):
+        inner = team.place(rank, 0, "aiops://inner").variables(outer)
+        place = detect(inner)
+        assert (place.rank, place.workers) == (rank, 3)
+        assert (place.local_rank, place.local_workers, place.url) == (rank, 3, "aiops://inner")
+        assert standalone(inner) == (rank, 3)
+    assert outer["AIOPS_RANK"] == "1"
 
 
 def test_where_nothing_tells_it_is_the_only_one() -> None:
