@@ -142,8 +142,8 @@ def test_sums_over_members_are_the_same_whenever_they_were_added_up_last(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membership, "DEPARTED", 3)
         found, peers, epoch = Membership(None, 1.0), dict[int, int](), 0
-        for step in range(data.draw(st.integers(1, 40))):
-            client = data.draw(st.integers(0, 7))
+        for step in range(data.draw(st.integers(1, 60))):
+            client = data.draw(st.integers(0, 3))
             peer = peers.get(client)
             match data.draw(st.sampled_from(["join", "leave", "carry", "shards", "report"])):
                 case "join":
@@ -178,6 +178,21 @@ def test_a_report_does_not_add_up_those_that_have_left(monkeypatch: pytest.Monke
     )
     assert found.ledger()["pushed"]["bytes"] == 200
     assert len(added) == 10, "those that are connected"
+
+
+def test_the_sums_of_one_that_is_back_are_not_counted_twice() -> None:
+    found = met(2)
+    carry(found, 0, 100)
+    found.leave(0)
+    assert found.ledger()["pushed"]["bytes"] == 100
+    found.join(7, "client-0", 2, "w0", True, Traffic())
+    carry(found, 7, 10)
+    assert found.ledger()["pushed"]["bytes"] == 110
+    found.counted_by_shards({"client-0": Traffic(5, 0)})
+    found.leave(7)
+    assert found.ledger()["pushed"]["bytes"] == 115
+    found.counted_by_shards({"client-0": Traffic(6, 0)})
+    assert found.ledger()["pushed"]["bytes"] == 116
 
 
 def labels(found: Membership) -> dict[int, str]:
