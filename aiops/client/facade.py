@@ -300,6 +300,11 @@ class WorkerFacade(SessionFacade):
         return self._steps.steps
 
     @property
+    def unpushed(self) -> int:
+        """Steps that the policy has not pushed yet; leaving without a push loses them."""
+        return self._steps.strategy.unpushed
+
+    @property
     def recomputed(self) -> int:
         """Gradients that were computed again because the policy asked for it."""
         return self._steps.recomputed

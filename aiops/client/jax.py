@@ -199,7 +199,8 @@ class RemoteTree(Remote):
             are pushed before the parameters' gradients.
         lr_factor
             What the server's learning rate is multiplied by for this step, from 0 to 100: where the
-            loop has a schedule of its own, ``schedule(step) / schedule(0)``, say. Default: 1.
+            loop has a schedule of its own, ``schedule(step) / peak``, say, ``peak`` being its
+            largest rate. Default: 1.
 
         Returns
         -------
@@ -249,6 +250,9 @@ class RemoteTree(Remote):
         )
 
     # ------------------------------------------------------------ inside
+
+    def _show(self) -> None:
+        self.params = self._current()
 
     def _push_rows(self, looked_up: LookedUpRows, of_rows: Any, lr_factor: float) -> None:
         grads = np.asarray(_jax.device_get(of_rows))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 
 from aiops.client.sync.worker import Worker
 from aiops.common.closing import Closing
+
+_log = logging.getLogger("aiops.client")
 
 
 class Remote(Closing):
@@ -29,25 +32,48 @@ class Remote(Closing):
         return self.worker.rolled_back
 
     def close(self) -> None:
-        """Push what has not been pushed yet, and leave the server; may be called twice.
+        """Push what has not been pushed yet, take over the model, and leave the server.
+
+        Where there was something to push, the parameters here are the server's newest afterwards.
+        Those that were changed here since the last step stay. It may be called twice, and no step
+        can be taken after it.
 
         Without it, when this is collected or the program ends, the worker leaves without a push:
-        steps that a policy with local steps has not pushed yet are then lost.
+        steps that a policy with local steps has not pushed yet are then lost, and a warning says
+        how many.
 
         Raises
         ------
         ConnectionLost, DeadlineExceeded, BadPush
             When the last push failed; the connection is closed all the same.
         """
-        if self._finalizer.detach() is not None:
-            self.worker.close()
+        if self._finalizer.detach() is None or self.worker.closed:  # also in a fork
+            return
+        try:
+            behind = self.worker.unpushed
+            self.worker.push_rest()
+            if behind:
+                self.worker.refresh()
+            self._show()
+        finally:
+            self.worker.abandon()
+
+    def _show(self) -> None:
+        """Take over the worker's parameters."""
+        raise NotImplementedError
 
     def abandon(self) -> None:
         """Leave the server without pushing the rest."""
-        self._finalizer()
-        self.close()
+        if self._finalizer.detach() is not None:
+            self.worker.abandon()
 
 
 def _leave(worker: Worker) -> None:
     """Leave the server; in a fork, such as a DataLoader's, that does nothing."""
-    worker.close(flush=False)
+    if not worker.closed and worker.unpushed:
+        _log.warning(
+            "this worker leaves %s, and has not pushed its last %d steps, which are lost: call"
+            " close() at the end of training",
+            *(worker.url, worker.unpushed),
+        )
+    worker.abandon()

@@ -59,7 +59,7 @@ from aiops.client.request_kinds import Receipt
 from aiops.client.sync.worker import Worker
 from aiops.client.torch_arrays import finish_copies, lock_cuda_pages, to_array, to_tensor
 from aiops.client.torch_embedding import Embedding, embeddings_in
-from aiops.client.torch_params import fetch_into, sort_out
+from aiops.client.torch_params import TrainedTensor, fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
 from aiops.client.variables import standalone
 from aiops.errors import UsageError
@@ -161,7 +161,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             for path, layer in self.embeddings.items():
                 layer.train_with(self.worker, path, self._leaves)
         except BaseException:
-            self.close()
+            self.abandon()
             raise
         self._made = True
 
@@ -371,10 +371,14 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         """Return the names of parameters that were changed here since they were overwritten."""
         return [tensor.name for tensor in self._trained if tensor.param._version != tensor.seen]
 
-    def _pull(self) -> None:
-        """Overwrite the module's parameters with the worker's."""
+    def _show(self) -> None:
+        changed = set(self.changed())  # a checkpoint that was loaded at the end, say
+        self._pull([tensor for tensor in self._trained if tensor.name not in changed])
+
+    def _pull(self, tensors: Iterable[TrainedTensor] | None = None) -> None:
+        """Overwrite the module's parameters with the worker's; default: all."""
         with _torch.no_grad():
-            for tensor in self._trained:
+            for tensor in self._trained if tensors is None else tensors:
                 tensor.param.copy_(tensor.server, non_blocking=tensor.param.is_cuda)
                 tensor.seen = tensor.param._version
         # The worker's may change in the next step.

@@ -404,6 +404,24 @@ def test_keras(keras: Any, tmp_path: Path) -> None:
 
 def test_flax() -> None:
     pytest.importorskip("flax")
+    optax = pytest.importorskip("optax")
+    from aiops.client.jax import RemoteTree
+
+    told = re.search(r"`step\(\.\.\., lr_factor=(.*?)\)`, `peak` being its largest rate", PAGE)
+    assert told is not None
+    peak = 0.01
+    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, 2, 10)  # a warm-up from 0
+    with ServerThread(policy="asgd", lr=1.0, kernels="numpy") as server:
+        remote = RemoteTree({"w": np.ones(3, np.float32)}, server.url)
+        seen = []
+        for n in range(4):
+            factor = eval(told[1], {"schedule": schedule, "n": n, "peak": peak})
+            before = remote.params["w"]
+            remote.step({"w": np.ones(3, np.float32) / 10}, lr_factor=factor)
+            seen.append(float(10 * (before - remote.params["w"])[0]))
+        remote.close()
+    assert seen[:3] == pytest.approx([0.0, 0.5, 1.0], abs=1e-5)
+    assert 0 < seen[3] < 1
     example_trains("flax_digits", "STEPS", 3, 3)
 
 

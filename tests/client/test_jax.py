@@ -321,6 +321,19 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_sent(which: str) -
 # ---------------------------------------------------------------- the end
 
 
+def test_closing_pushes_the_last_steps_and_takes_over_the_model() -> None:
+    settings = {"inner_lr": 0.02, "local_steps": 2}
+    with ServerThread(policy="diloco", set=settings, workers=1, kernels="numpy") as server:
+        remote = RemoteTree({"w": jnp.ones(3)}, server.url)
+        for _ in range(3):
+            remote.step({"w": jnp.ones(3)})
+        remote.close()
+        with aiops.Client(server.url) as client:
+            theirs = client.fetch()
+        assert theirs.version == 2
+        np.testing.assert_array_equal(theirs["w"], remote.params["w"])
+
+
 def test_closing(asgd: ServerThread) -> None:
     with RemoteTree({"w": one}, asgd.url) as remote:
         pass

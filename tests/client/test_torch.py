@@ -773,6 +773,51 @@ def test_closing(asgd: ServerThread) -> None:
         opt.step()
 
 
+LOCAL: dict[str, dict[str, Any]] = {
+    "diloco": {"inner_lr": 0.02, "local_steps": 2},
+    "downpour": {"lr": 0.1, "n_push": 2, "n_fetch": 2},
+}
+
+
+@pytest.mark.parametrize("policy", LOCAL)
+def test_closing_pushes_the_last_steps_and_takes_over_the_model(policy: str) -> None:
+    with ServerThread(policy=policy, set=LOCAL[policy], workers=1, kernels="numpy") as server:
+        p, chosen = weight(1.0), weight(1.0)
+        opt = RemoteOptimizer([("p", p), ("chosen", chosen)], server.url)
+        for _ in range(3):
+            p.grad, chosen.grad = torch.ones(1), torch.ones(1)
+            opt.step()
+        assert opt.worker.unpushed == 1
+        with torch.no_grad():
+            chosen.fill_(7.0)  # as a framework does that goes back to the best weights at the end
+        opt.close()
+        with aiops.Client(server.url) as client:
+            theirs = client.fetch()
+        assert theirs.version == 2
+        assert p.item() == theirs["p"][0] < 1
+        assert chosen.item() == 7
+
+
+@pytest.mark.parametrize("policy", [*LOCAL, "asgd"])
+def test_steps_that_are_lost_without_a_close_are_warned_of(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = LOCAL.get(policy, {})
+    with ServerThread(policy=policy, set=settings, workers=1, kernels="numpy") as server:
+        for closed in (True, False):
+            p = weight(1.0)
+            opt = RemoteOptimizer([p], server.url)
+            for _ in range(3):
+                p.grad = torch.ones(1)
+                opt.step()
+            if closed:
+                opt.close()
+            del opt
+            gc.collect()
+            lost = 0 if closed or policy == "asgd" else 1
+            assert said(caplog, "has not pushed its last 1 steps") == lost
+
+
 def test_an_optimizer_nobody_refers_to_says_goodbye(asgd: ServerThread) -> None:
     opt = RemoteOptimizer([weight(1.0)], asgd.url)
     torch.optim.lr_scheduler.ExponentialLR(opt, gamma=0.5)

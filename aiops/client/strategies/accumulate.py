@@ -130,6 +130,11 @@ class Accumulate(LocalStrategy):
             self._held |= self._sent
         super().failed()
 
+    @property
+    def unpushed(self) -> int:
+        """The steps since a push was last due, if the sum has any."""
+        return (self._model.steps % self._push_every or self._push_every) if self._held else 0
+
     def rest(self) -> Transfer | None:
         """Push what has accrued since the last push."""
         arrays = self._take_sum()

@@ -92,6 +92,11 @@ class LocalStrategy:
         """
         self.under_way = None
 
+    @property
+    def unpushed(self) -> int:
+        """The steps that `rest` would push."""
+        return 0
+
     def rest(self) -> Transfer | None:
         """Return what has not been pushed yet, at the end of training; it is then `under_way`."""
         return None

@@ -237,6 +237,11 @@ class Gated(LocalStrategy):
             self._kept.put_back()
         super().failed()
 
+    @property
+    def unpushed(self) -> int:
+        """The gradients in the sum; the tensor with the most counts."""
+        return 0 if self._kept is None else self._kept.most
+
     def rest(self) -> Transfer | None:
         """Push what has been accumulated since the last push."""
         if self._kept is not None:
@@ -387,6 +392,11 @@ class _Sum:
             merged = np.where(empty, versions, np.minimum(both, versions))
         self._versions[tensors] = merged
         self._count[tensors] += counts
+
+    @property
+    def most(self) -> int:
+        """The most gradients that the sum has of a tensor."""
+        return int(self._count.max())
 
     def buffers(self) -> dict[str, Params]:
         """Return what is to be put back, if it is refused."""

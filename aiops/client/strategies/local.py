@@ -107,6 +107,11 @@ class Local(LocalStrategy):
         self._refreshing = False
         super().failed()
 
+    @property
+    def unpushed(self) -> int:
+        """The local steps that no push has had; of fragments, that with the most counts."""
+        return max(self._unpushed)
+
     def rest(self) -> Transfer | None:
         """Push all steps that have not been pushed."""
         self._merge()
