@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from itertools import chain
 
-from aiops.common.launchers import LAUNCHERS, URL, detect
+from aiops.common.launchers import LAUNCHERS, URL, WorkerPlace, detect
 from aiops.common.tls_files import CA, CERT, KEY, Tls
 from aiops.errors import UsageError
 from aiops.wire.checked_connection import xxh3
@@ -24,7 +24,7 @@ _MOST_OVERLAP = 8
 
 _GROUP = (
     *("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
-    *("ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MV2_COMM_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
     *("SLURM_NTASKS", "SLURM_NPROCS"),
 )
 """What frameworks read beside the variables of `LAUNCHERS`: `standalone`."""
@@ -115,16 +115,24 @@ def standalone(environment: MutableMapping[str, str] = os.environ) -> tuple[int,
     Hugging Face's Trainer and Accelerate begin ``torch.distributed`` where they find RANK and
     WORLD_SIZE: gradients would be averaged among the workers before they are pushed, and each
     worker would wait for the slowest. Call this before ``TrainingArguments`` or an ``Accelerator``
-    is made. The launcher's variables, RANK, WORLD_SIZE, MASTER_ADDR and the like, leave
-    the environment. aiops finds the worker's place in its own instead, such as AIOPS_RANK, here and
-    in the processes that this one starts. May be called again.
+    is made, and after MPI is initialised, where the program uses that itself. The launcher's
+    variables, RANK, WORLD_SIZE, MASTER_ADDR and the like, leave the environment. aiops finds the
+    worker's place in its own instead, such as AIOPS_RANK, here and in the processes that this one
+    starts (not in the workers of another job). May be called again.
 
     Returns
     -------
     The worker's number, from 0, and how many there are: to take a part of the data, or another
     seed. (0, 1) where nothing tells.
+
+    Raises
+    ------
+    UsageError
+        When a variable has no value that it may have, or a launcher tells the worker's number and
+        not how many there are, or the other way round: a guess would give parts of the data twice.
     """
     place = detect(environment)
+    _check_place(place, environment)
     kept = {
         "AIOPS_RANK": place.rank,
         "AIOPS_WORLD_SIZE": place.workers,
@@ -144,3 +152,20 @@ def standalone(environment: MutableMapping[str, str] = os.environ) -> tuple[int,
         environment.pop(name, None)
     rank, workers = place.rank or 0, place.workers or 1
     return rank, max(workers, rank + 1)
+
+
+def _check_place(place: WorkerPlace, environment: Mapping[str, str]) -> None:
+    """Check that a worker's number and how many there are are both told, or neither."""
+    for fault in place.faults:
+        raise UsageError(fault)
+    number = environment.get("RANK", "") if place.rank is None else str(place.rank)
+    if number and place.workers is None:
+        raise UsageError(
+            f"this worker's number is told, {number:.20}, and not how many there are: set"
+            " WORLD_SIZE to that"
+        )
+    if not number and place.workers is not None:
+        raise UsageError(
+            f"there are {place.workers} workers, by {place.sources['workers']}, and the number of"
+            " this one is not told: set RANK to it, from 0"
+        )

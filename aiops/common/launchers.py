@@ -87,6 +87,16 @@ LAUNCHERS = (
         job=("PMIX_NAMESPACE",),
     ),
     Launcher(
+        # Of mpirun_rsh; below MPICH's mpiexec they are there once MPI is initialised.
+        "MVAPICH",
+        ("MV2_COMM_WORLD_RANK",),
+        rank=("MV2_COMM_WORLD_RANK",),
+        workers=("MV2_COMM_WORLD_SIZE",),
+        local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
+        local_workers=("MV2_COMM_WORLD_LOCAL_SIZE",),
+        host=("MASTER_ADDR",),
+    ),
+    Launcher(
         # `srun --mpi=pmi2` sets PMI_RANK, too, and leaves the rest to Slurm's variables.
         "MPICH or Intel MPI",
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),

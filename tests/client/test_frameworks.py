@@ -57,8 +57,8 @@ def on(server: ServerThread, model: Any) -> bool:
     )
 
 
-def example_trains(name: str, amount: str, value: int, updates: int) -> None:
-    """Run an example shortened, at a server of its own."""
+def example_learns(name: str, amount: str, value: int, updates: int, most: float) -> None:
+    """Run an example shortened, at a server of its own; it costs ``most`` at most then."""
     module = importlib.import_module(f"examples.frameworks.{name}")
     before = getattr(module, amount)
     setattr(module, amount, value)
@@ -68,7 +68,7 @@ def example_trains(name: str, amount: str, value: int, updates: int) -> None:
         with aiops.Client(server.url) as client:
             assert client.fetch().version == updates
     setattr(module, amount, before)
-    assert 0 < cost < 5.6
+    assert 0 <= cost < most
 
 
 def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +140,7 @@ def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         for one, other in zip(anew.model.parameters(), more.model.parameters(), strict=True):
             assert torch.equal(one, other)
         anew.optimizer.optimizer.close()
-    example_trains("huggingface_trainer", "STEPS", 3, 3)
+    example_learns("huggingface_trainer", "STEPS", 15, 15, 5.2)  # untrained: 5.5
 
 
 def test_accelerate(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_lightning(tmp_path: Path) -> None:
                 assert torch.equal(value, elsewhere.get_parameter(name))
             assert torch.equal(anew.net[1].running_mean, module.net[1].running_mean)
             trainer.optimizers[0].close()
-    example_trains("lightning_digits", "STEPS", 3, 3)
+    example_learns("lightning_digits", "STEPS", 40, 40, 0.5)  # untrained: 0.9
 
 
 @pytest.fixture
@@ -286,7 +286,8 @@ def rates_of_keras(keras: Any) -> None:
     def trained(optimizer: Any) -> Any:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(optimizer, "mse")
-        model.fit(np.ones((8, 4), np.float32), np.ones(8), batch_size=8, verbose=0)
+        small = np.full((8, 4), 0.01, np.float32)  # so that the scaled gradient is finite
+        model.fit(small, small[:, 0], batch_size=8, verbose=0)
         return model
 
     def factor(optimizer: Any) -> float:
@@ -399,7 +400,7 @@ def test_keras(keras: Any, tmp_path: Path) -> None:
         bound.fit(seen, **fit)
     rates_of_keras(keras)
     restored_by_a_callback(keras, tmp_path / "backup")
-    example_trains("keras_digits", "EPOCHS", 1, 45)
+    example_learns("keras_digits", "EPOCHS", 1, 45, 0.5)
 
 
 def test_flax() -> None:
@@ -422,7 +423,7 @@ def test_flax() -> None:
         remote.close()
     assert seen[:3] == pytest.approx([0.0, 0.5, 1.0], abs=1e-5)
     assert 0 < seen[3] < 1
-    example_trains("flax_digits", "STEPS", 3, 3)
+    example_learns("flax_digits", "STEPS", 40, 40, 0.5)
 
 
 def test_workers_of_aiops_run_are_not_joined_by_the_framework() -> None:

@@ -19,6 +19,7 @@ from tests.common.test_launchers import (
     HYDRA,
     JSRUN,
     KUBERNETES,
+    MVAPICH,
     OPEN_MPI,
     SLURM,
     TORCHRUN,
@@ -115,6 +116,7 @@ RUN = {
     "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "HOME": "/home/alice",
 }  # fmt: skip
 JOBS = [RUN, TORCHRUN, {**SLURM, **RUN}, SLURM, OPEN_MPI, HYDRA, KUBERNETES, AWS_BATCH, JSRUN, FLUX]
+JOBS.append(MVAPICH)
 
 
 @pytest.mark.parametrize("before", JOBS)
@@ -152,4 +154,25 @@ def test_where_nothing_tells_it_is_the_only_one() -> None:
     environment = {"HOME": "/home/alice"}
     assert standalone(environment) == (0, 1)
     assert environment == {"HOME": "/home/alice"}
-    assert standalone({"RANK": "2", "AIOPS_URL": "aiops://h"}) == (0, 1)
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}  # no step's
+    assert standalone(batch) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 and WORLD_SIZE is 2"),
+        ({"RANK": "2", "WORLD_SIZE": "three"}, "WORLD_SIZE must be a whole number from 1"),
+        ({"RANK": "2"}, "number is told, 2, and not how many there are: set WORLD_SIZE"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "number is told, 2, and not how many there are"),
+        ({"AIOPS_RANK": "2"}, "number is told, 2, and not how many there are"),
+        ({"AIOPS_WORLD_SIZE": "4"}, "4 workers, by AIOPS_WORLD_SIZE, and the number of this one"),
+    ],
+)
+def test_a_place_that_is_told_in_part_is_not_guessed(
+    environment: dict[str, str], said: str
+) -> None:
+    before = dict(environment)
+    with pytest.raises(UsageError, match=said):
+        standalone(environment)
+    assert environment == before

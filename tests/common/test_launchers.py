@@ -33,6 +33,10 @@ OPEN_MPI = {
     "PMIX_RANK": "1",
 }  # fmt: skip
 HYDRA = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2", "AIOPS_URL": "aiops://h:1",
+}  # fmt: skip
 KUBERNETES = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 AWS_BATCH = {
     "AWS_BATCH_JOB_ID": "b", "AWS_BATCH_JOB_NODE_INDEX": "1", "AWS_BATCH_JOB_NUM_NODES": "2",
@@ -58,6 +62,7 @@ FLUX = {
         (OPEN_MPI, "Open MPI", (1, 2, 1, 2), "aiops://127.0.0.1:7171"),
         (HYDRA, "MPICH or Intel MPI", (2, 4, 0, 2), None),
         ({**HYDRA, "MASTER_ADDR": "n3"}, "MPICH or Intel MPI", (2, 4, 0, 2), "aiops://n3:7171"),
+        (MVAPICH, "MVAPICH", (1, 2, 1, 2), "aiops://h:1"),
         (KUBERNETES, "Kubernetes", (2, 3, None, None), None),
         (AWS_BATCH, "AWS Batch", (1, 2, None, None), "aiops://10.1.2.3:7171"),
         (JSRUN, "jsrun (LSF)", (7, 12, 1, 6), None),
