@@ -52,6 +52,7 @@ except ImportError as missing:
         name="torch",
     ) from missing
 
+from aiops.client import variables
 from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.client.remote import Remote
@@ -61,7 +62,6 @@ from aiops.client.torch_arrays import finish_copies, lock_cuda_pages, to_array, 
 from aiops.client.torch_embedding import Embedding, embeddings_in
 from aiops.client.torch_params import TrainedTensor, fetch_into, sort_out
 from aiops.client.torch_settings import ServerValues, server_settings
-from aiops.client.variables import standalone
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 from aiops.wire.fields import MOST_FACTOR
@@ -468,6 +468,29 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             f"<RemoteOptimizer of {len(self._trained)} parameters at {worker.url}, {worker.policy},"
             f" version {self.version}>"
         )
+
+
+def standalone() -> tuple[int, int]:
+    """Hide the job from other frameworks, and the GPUs of other workers from this one.
+
+    Of the environment's variables: those of the launcher leave it
+    (`aiops.client.variables.standalone`), and, where several workers are on this machine, one of
+    the GPUs stays in CUDA_VISIBLE_DEVICES. It is ``cuda:0`` from here on. Frameworks would
+    otherwise take the first for each worker, or all. So call this before CUDA is used.
+
+    Returns
+    -------
+    The worker's number, from 0, and how many there are.
+
+    Raises
+    ------
+    UsageError
+        When the worker's place is told in part only, or wrongly.
+    """
+    found = variables.standalone()
+    if not _torch.cuda.is_initialized():
+        variables.see_own_gpu(_torch.cuda.device_count())
+    return found
 
 
 def _warn_of_a_group() -> None:

@@ -18,6 +18,7 @@ from aiops.wire.checked_connection import xxh3
 
 NAME, TOKEN, CHECKSUMS = "AIOPS_NAME", "AIOPS_TOKEN", "AIOPS_CHECKSUMS"
 OVERLAP = "AIOPS_OVERLAP"
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 _MOST_OVERLAP = 8
 """Exchanges under way at once, at most: each takes memory for a gradient and the parameters."""
@@ -152,6 +153,27 @@ def standalone(environment: MutableMapping[str, str] = os.environ) -> tuple[int,
         environment.pop(name, None)
     rank, workers = place.rank or 0, place.workers or 1
     return rank, max(workers, rank + 1)
+
+
+def see_own_gpu(count: int, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Leave a worker one of the GPUs that it sees, where several workers are on its machine.
+
+    They take turns where there are fewer GPUs than workers. One that a launcher has chosen stays.
+
+    Parameters
+    ----------
+    count
+        How many this process sees.
+    environment
+        What has the worker's place, and is changed.
+    """
+    place = detect(environment)
+    if place.local_rank is None or (place.local_workers or 1) < 2:
+        return
+    given = environment.get(GPUS)
+    seen = [str(n) for n in range(count)] if given is None else given.split(",")
+    if count > 1:
+        environment[GPUS] = seen[place.local_rank % min(count, len(seen))].strip()
 
 
 def _check_place(place: WorkerPlace, environment: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ import gc
 import importlib
 import io
 import logging
+import os
 import pickle
 import re
 import sys
@@ -22,7 +23,7 @@ from tests.support import PATIENCE, ServerThread
 torch = pytest.importorskip("torch")
 
 from aiops.client import torch as module_under_test  # noqa: E402
-from aiops.client.torch import RemoteOptimizer, fetch_into  # noqa: E402
+from aiops.client.torch import RemoteOptimizer, fetch_into, standalone  # noqa: E402
 from aiops.client.torch_arrays import to_array  # noqa: E402
 
 
@@ -749,6 +750,22 @@ def test_batch_norm_s_buffers_stay_with_each_worker() -> None:
     judge.eval()
     assert loss_of(judge, x, y).item() < before / 2
     torch.testing.assert_close(judge[0].running_mean, x.mean(dim=0))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_standalone_leaves_a_worker_one_gpu(monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
+    job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    before = dict(os.environ)
+    try:
+        os.environ.update(job)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        assert standalone() == (1, 2)
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == (None if begun else "1")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def test_a_process_group_is_warned_of(

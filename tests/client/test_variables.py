@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.client.variables import standalone
+from aiops.client.variables import GPUS, see_own_gpu, standalone
 from aiops.common.launchers import detect
 from aiops.errors import UsageError
 from aiops.launch.program import Team
@@ -156,6 +156,37 @@ def test_where_nothing_tells_it_is_the_only_one() -> None:
     assert environment == {"HOME": "/home/alice"}
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}  # no step's
     assert standalone(batch) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "seen"),
+    [
+        (4, None, ["0", "1", "2"]),
+        (2, None, ["0", "1", "0"]),
+        (1, None, [None] * 3),
+        (0, None, [None] * 3),
+        (3, "5, GPU-7,2", ["5", "GPU-7", "2"]),
+        (1, "5", ["5"] * 3),  # a launcher has chosen
+        (0, "", [""] * 3),
+    ],
+)
+def test_each_worker_of_a_machine_has_a_gpu_of_its_own(
+    count: int, given: str | None, seen: list[str | None]
+) -> None:
+    for rank, own in enumerate(seen):
+        environment = {"RANK": str(rank), "WORLD_SIZE": "3"}
+        environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"}
+        if given is not None:
+            environment[GPUS] = given
+        standalone(environment)
+        see_own_gpu(count, environment)
+        assert environment.get(GPUS) == own
+        see_own_gpu(min(count, 1), environment)  # again: it sees one now
+        assert environment.get(GPUS) == own
+    alone = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    before = dict(alone)
+    see_own_gpu(4, alone)
+    assert alone == before
 
 
 @pytest.mark.parametrize(
