@@ -791,14 +791,15 @@ def test_closing(asgd: ServerThread) -> None:
 
 
 LOCAL: dict[str, dict[str, Any]] = {
-    "diloco": {"inner_lr": 0.02, "local_steps": 2},
-    "downpour": {"lr": 0.1, "n_push": 2, "n_fetch": 2},
+    "diloco": {"set": {"inner_lr": 0.02, "local_steps": 2}},
+    "downpour": {"set": {"lr": 0.1, "n_push": 2, "n_fetch": 2}},
+    "asgd": {"gate": "periodic:k_push=2,k_fetch=2"},
 }
 
 
 @pytest.mark.parametrize("policy", LOCAL)
 def test_closing_pushes_the_last_steps_and_takes_over_the_model(policy: str) -> None:
-    with ServerThread(policy=policy, set=LOCAL[policy], workers=1, kernels="numpy") as server:
+    with ServerThread(policy=policy, workers=1, kernels="numpy", **LOCAL[policy]) as server:
         p, chosen = weight(1.0), weight(1.0)
         opt = RemoteOptimizer([("p", p), ("chosen", chosen)], server.url)
         for _ in range(3):
@@ -815,12 +816,12 @@ def test_closing_pushes_the_last_steps_and_takes_over_the_model(policy: str) -> 
         assert chosen.item() == 7
 
 
-@pytest.mark.parametrize("policy", [*LOCAL, "asgd"])
+@pytest.mark.parametrize("policy", [*LOCAL, "fasgd"])
 def test_steps_that_are_lost_without_a_close_are_warned_of(
     policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = LOCAL.get(policy, {})
-    with ServerThread(policy=policy, set=settings, workers=1, kernels="numpy") as server:
+    options = LOCAL.get(policy, {})
+    with ServerThread(policy=policy, workers=1, kernels="numpy", **options) as server:
         for closed in (True, False):
             p = weight(1.0)
             opt = RemoteOptimizer([p], server.url)
@@ -831,7 +832,7 @@ def test_steps_that_are_lost_without_a_close_are_warned_of(
                 opt.close()
             del opt
             gc.collect()
-            lost = 0 if closed or policy == "asgd" else 1
+            lost = 0 if closed or policy == "fasgd" else 1
             assert said(caplog, "has not pushed its last 1 steps") == lost
 
 
