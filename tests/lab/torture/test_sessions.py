@@ -99,7 +99,7 @@ class TestFound:
         assert self.wrong() == ""
 
     def test_an_exception(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Engine, "report", lambda self: 1 // 0)
+        monkeypatch.setattr(Engine, "report", lambda self, *shown: 1 // 0)
         assert "ZeroDivisionError" in self.wrong()
 
     def test_a_buffer_that_is_not_given_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
