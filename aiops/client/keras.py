@@ -158,8 +158,7 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
             raise UsageError(
                 "the variables were changed after fit() had defined the server's model by them, as"
                 " BackupAndRestore does, and a step would undo that: load the checkpoint before"
-                " fit() (model.load_weights), at a server that begins anew (this one has the model"
-                " now)"
+                " fit() (model.load_weights), and start a new server (this one has the model now)"
             )
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ def _less(
         counts = tuple(max(0, a - b) for a, b in zip(sample.counts, first.counts, strict=True))
         return HistogramSample(counts, max(0, sample.total - first.total))
     assert isinstance(first, MetricSample), "one metric has samples of one kind"
-    # A follower that began anew counts from 0, where its lead did not.
+    # A follower that was restarted counts from 0, where its lead did not.
     return sample._replace(value=max(0, sample.value - first.value))
 
 

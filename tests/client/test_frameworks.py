@@ -1,7 +1,7 @@
 """Hugging Face's Trainer, Accelerate, Lightning and Keras train through a RemoteOptimizer.
 
 They take seconds to import, so each has one test of the whole way of a job: begun, saved, and gone
-on with, at the same server and at one that begins anew; and then of its example.
+on with, at the same server and at a new one; and then of its example.
 """
 
 from __future__ import annotations

@@ -117,6 +117,13 @@ def _residual(simulation: Simulation) -> RunWork:
     return ResNetSimulation(simulation, tested=2000)
 
 
+_OF_IMAGES = LearnedTask(
+    Simulation(dataset="cifar10", batch_size=16, iterations=400, samples=2),
+    (1, 4, 16),
+    Measure("error", "% wrong", 100.0, 1.0),
+    {**_USUAL, "fasgd": 0.001, "gradients": 0.003},
+    _convolved,
+)
 _OF_TRANSFORMER = LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_TEXT, TransformerSimulation)
 
 
@@ -135,20 +142,8 @@ TASKS: Mapping[str, LearnedTask] = {
     "lstm": LearnedTask(_TEXT, (1, 4, 16), _COST, _OF_LSTM, LSTMSimulation),
     "mnist": _OF_MNIST,
     "many": replace(_OF_MNIST, base=replace(_OF_MNIST.base, iterations=20000), workers=(1000,)),
-    "cifar10": LearnedTask(
-        Simulation(dataset="cifar10", batch_size=16, iterations=400, samples=2),
-        (1, 4, 16),
-        Measure("error", "% wrong", 100.0, 1.0),
-        {**_USUAL, "fasgd": 0.001, "gradients": 0.003},
-        _convolved,
-    ),
-    "resnet": LearnedTask(
-        Simulation(dataset="cifar10", batch_size=16, iterations=600, samples=2),
-        (1, 4, 16),
-        Measure("error", "% wrong", 100.0, 1.0),
-        {**_USUAL, "fasgd": 0.001, "gradients": 0.003},
-        _residual,
-    ),
+    "cifar10": _OF_IMAGES,
+    "resnet": replace(_OF_IMAGES, base=replace(_OF_IMAGES.base, iterations=600), work=_residual),
     "tables": LearnedTask(
         Simulation(dataset="clicks", batch_size=128, iterations=1000, samples=5),
         (1, 4, 16),
