@@ -17,7 +17,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing aiops for the demo"
-	@$(PIP) --editable '.[server,demo]'
+	@$(PIP) --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt

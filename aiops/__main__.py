@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 
 from aiops.cli import starting
+from aiops.cli.extras import missing_package_named
 
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:2] == ["serve"]:
+    serves = sys.argv[1:2] == ["serve"]
+    if serves:
         starting.begin()
-    from aiops.cli.main import main as run
+    with missing_package_named("server" if serves else None):
+        from aiops.cli.main import main as run
 
-    run()
+        run()
 
 
 if __name__ == "__main__":

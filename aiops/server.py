@@ -15,7 +15,15 @@ from aiops.serving.server import Server
 
 __all__ = ["Server", "serve"]
 
-if __name__ == "__main__":
-    from aiops.cli.main import server_main
 
-    server_main()
+def _main() -> None:
+    from aiops.cli.extras import missing_package_named
+
+    with missing_package_named("server"):
+        from aiops.cli.main import server_main
+
+        server_main()
+
+
+if __name__ == "__main__":
+    _main()

@@ -110,6 +110,9 @@ EXTRAS: Mapping[str, str] = {
     "keras": "client.keras",
     "ray": "ray ray.context ray.data ray.job ray.running_server ray.servers ray.training"
     " ray.workers",
+    "typer": "cli",
+    "rich": "cli lab.demo.display",
+    "threadpoolctl": "",
     "cryptography": "",
     "cupy": "",
     "grpc": "",
@@ -121,7 +124,15 @@ EXTRAS: Mapping[str, str] = {
     "uvloop": "",
     "zmq": "",
 }
-"""Packages that may be missing, and the modules that import them as they are imported."""
+"""Packages that may be missing, and the modules that import them as they are imported.
+
+``cli``: all commands; the modules that begin one do without (`WITHOUT_THE_COMMANDS`).
+"""
+
+WITHOUT_THE_COMMANDS = {"cli", "cli.starting", "cli.extras", "cli.exit_status"}
+
+CORE = {"numpy", "msgpack"}
+"""The packages without which aiops does not work."""
 
 ROOT = Path(aiops.__file__).parent
 MODULES = {
@@ -130,6 +141,20 @@ MODULES = {
     ): path
     for path in sorted(ROOT.rglob("*.py"))
 }
+
+
+OTHERS = {"PIL", "atheris", "llvmlite", "pandas", "xxhash"}
+"""Packages that come with another of an extra, or that only a function imports."""
+
+
+def needy_modules(package: str) -> set[str]:
+    """The modules that import a package of `EXTRAS` as they are imported."""
+    names = EXTRAS[package].split()
+    found = {f"aiops.{name}" for name in names}
+    if "cli" in names:
+        found |= {module for module in OURS if room_of(module) == "cli"}
+        found -= {f"aiops.{name}" for name in WITHOUT_THE_COMMANDS}
+    return found
 
 
 def room_of(module: str) -> str:
@@ -233,11 +258,18 @@ class TestImports:
         for module, path in MODULES.items():
             packages = {name.partition(".")[0] for name in imports(path, everywhere=False)}
             for package in packages & set(EXTRAS):
-                assert module.removeprefix("aiops.") in EXTRAS[package].split(), module
+                assert module in needy_modules(package), module
+
+    def test_all_else_is_the_core(self) -> None:
+        """Two packages, and what Python has: each other one is of an extra (pyproject.toml)."""
+        for module, path in MODULES.items():
+            packages = {name.partition(".")[0] for name in imports(path)}
+            foreign = packages - set(sys.stdlib_module_names) - {"aiops", "benchmarks"}
+            assert foreign <= CORE | set(EXTRAS) | OTHERS, module
 
     @pytest.mark.parametrize("package", EXTRAS)
     def test_who_needs_such_a_package_is_imported_only_when_needed(self, package: str) -> None:
-        needy = {f"aiops.{name}" for name in EXTRAS[package].split()}
+        needy = needy_modules(package)
         for module in MODULES:
             if module not in needy:
                 assert not needy & imports(MODULES[module], everywhere=False), module

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from aiops.client.params import Params
 from aiops.engine.engine import Engine
@@ -17,6 +16,7 @@ from aiops.lab.experiments.execution import PERCEPTRON, TorchSimulation, network
 from aiops.lab.experiments.planned_run import OnProgress, Result
 from aiops.model.layout import Array, Ints
 from aiops.sim.turns.memory_server import MemoryServer
+from aiops.sim.turns.run import one_blas_thread
 from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.task import Task
 
@@ -65,7 +65,7 @@ class PoisonedRun(TorchSimulation):
 
     def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
-        with threadpool_limits(1):
+        with one_blas_thread():
             return _Poisoned(self).run(on_progress)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -10,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from threadpoolctl import threadpool_limits
-
 from aiops.common.closing import Closing
-from aiops.errors import BadPush
+from aiops.errors import BadPush, UsageError
 from aiops.sim.turns import checkpoint
 from aiops.sim.turns.client_selection import Selection, resumed, selection
 from aiops.sim.turns.dispatcher import Dispatcher
@@ -25,6 +24,25 @@ from aiops.wire.connection import SinkFor
 
 _AT_ONCE = 100  # turns between two looks at the clock
 _PROGRESS_EVERY = 0.1  # seconds
+
+
+def one_blas_thread() -> contextlib.ExitStack:
+    """Have matrix products use one thread, until the returned stack is closed.
+
+    Sums in another order are other sums, so results that are to be the same need it.
+
+    Raises
+    ------
+    UsageError
+        When the package threadpoolctl is not installed.
+    """
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        raise UsageError("simulations need threadpoolctl: pip install 'aiops-ps[cli]'") from None
+    stack = contextlib.ExitStack()
+    stack.enter_context(threadpool_limits(1))
+    return stack
 
 
 @dataclass
@@ -63,7 +81,7 @@ class Run(Closing):
         run = self.simulation
         self._stopping = False
         self._diverged: str | None = None
-        self._limits = threadpool_limits(1)  # sums in another order would be other sums
+        self._limits = one_blas_thread()  # sums in another order would be other sums
         self.engine = run.engine()
         self.dispatcher = Dispatcher(
             self.engine,
@@ -244,7 +262,7 @@ class Run(Closing):
     def close(self) -> None:
         """End the threads."""
         self.dispatcher.close()
-        self._limits.restore_original_limits()
+        self._limits.close()
 
 
 def simulate(

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from aiops.client.params import Params
 from aiops.lab.experiments.curves import curve
@@ -22,6 +21,7 @@ from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.memory_server import MemoryServer
+from aiops.sim.turns.run import one_blas_thread
 from aiops.sim.turns.simulated_client import SimulatedClient
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches
@@ -57,7 +57,7 @@ class ElasticClients:
     def __call__(self, on_progress: OnProgress) -> Result:
         """Run it."""
         run = self.simulation
-        with threadpool_limits(1):
+        with one_blas_thread():
             elastic = _ElasticRun(run, self.most)
             marks = {round(self.rounds * k / run.samples) for k in range(1, run.samples + 1)}
             curve = [elastic.sample(0)]

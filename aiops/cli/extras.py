@@ -1,0 +1,37 @@
+"""The packages of extras that commands need: a missing one is named, with what installs it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+
+from aiops.cli.exit_status import UNAVAILABLE
+
+__all__ = ["missing_package_named"]
+
+_EXTRA_OF: Mapping[str, str] = {"typer": "cli", "rich": "cli"}
+"""The packages that commands import, each with the extra that brings it."""
+
+
+@contextlib.contextmanager
+def missing_package_named(extra: str | None = None) -> Iterator[None]:
+    """End the process with one line if what runs inside lacks a package of the command line.
+
+    Parameters
+    ----------
+    extra
+        The extra to name; default the smallest with the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA_OF:
+            raise
+        print(
+            f"aiops: the command line needs the package {package!r}, which is not here:"
+            f" pip install 'aiops-ps[{extra or _EXTRA_OF[package]}]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(UNAVAILABLE) from None
