@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ COMMANDS: Mapping[str, str] = {
     "replay": "Run a recorded run again, to bit-identical parameters.",
     "policies": "List the algorithms; with a NAME, explain one.",
     "bandwidth": "Train with gates, codecs and budgets; measure bytes.",
-    "bench": "Measure speed (needs a checkout of the repository).",
+    "bench": "Measure speed.",
     "torture": "Kill servers and workers at random; count what is lost.",
     "experiment": "Reproduce the papers' figures by name.",
 }
@@ -59,11 +60,17 @@ class _LazyCommands(typer.core.TyperGroup):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         for name, summary in COMMANDS.items():
-            self.add_command(typer.core.TyperCommand(name, help=summary))
+            hidden = name == "bench" and not _in_a_checkout()
+            self.add_command(typer.core.TyperCommand(name, help=summary, hidden=hidden))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and command(str(name)), rest
+
+
+def _in_a_checkout() -> bool:
+    """Return True if the benchmarks are here: they are the repository's, and not the package's."""
+    return (Path(__file__).parents[2] / "benchmarks" / "suite.py").is_file()
 
 
 def command(name: str) -> Any:
@@ -83,7 +90,6 @@ app = typer.Typer(
     cls=_LazyCommands,
     help="An asyncio-native parameter server for asynchronous SGD.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich would take as long to import as all else together
 )
@@ -111,17 +117,17 @@ def main() -> None:
     The status of a server that was superseded is 3, so that a supervisor can tell.
     """
     sys.path.append("")  # --policy package.module:Class may lie in the current folder
-    _run(app)
+    _run(app, "aiops")
 
 
 def server_main() -> None:
     """Run ``python -m aiops.server``."""
-    _run(command("serve"))
+    _run(command("serve"), "python -m aiops.server")
 
 
-def _run(command: Any) -> None:
+def _run(command: Any, name: str) -> None:
     try:
-        status = command(standalone_mode=False)
+        status = command(prog_name=name, standalone_mode=False)
     except AiopsError as error:
         print(f"aiops: {error}", file=sys.stderr)
         raise SystemExit(3 if isinstance(error, Superseded) else 2) from None

@@ -47,6 +47,13 @@ def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
             values["lr"] = None
 
 
+def _policies(begun: str) -> list[str]:
+    """Return the algorithms whose names begin so, for the shell to complete them."""
+    from aiops.algorithms import BUILT_IN
+
+    return [name for name in sorted(BUILT_IN) if name.startswith(begun)]
+
+
 def _with_config_flags(function: Callable[[Config, str], None]) -> Callable[..., None]:
     """Make a command whose flags are the fields of `Config`, and ``--config``.
 
@@ -93,6 +100,7 @@ def _with_config_flags(function: Callable[[Config, str], None]) -> Callable[...,
             help=field.metadata["help"],
             show_default=default is not None,
             parser=field.metadata["read"],
+            autocompletion=_policies if field.name == "policy" else None,
         )
         parameters.append(
             inspect.Parameter(

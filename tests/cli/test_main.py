@@ -116,6 +116,28 @@ class TestAsAWhole:
         assert says in aiops_command(*arguments).error
 
 
+class TestCompletion:
+    """What a shell is given to complete a word of a command line."""
+
+    @pytest.mark.parametrize(
+        ("words", "offered"),
+        [
+            ("aiops sta", ["stats", "state"]),
+            ("aiops stats --wa", ["--watch"]),
+            ("aiops serve --polic", ["--policy"]),
+            ("aiops serve --policy fas", ["fasgd"]),
+        ],
+    )
+    def test_of_a_word(
+        self, words: str, offered: list[str], aiops_command: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("_AIOPS_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        done = aiops_command()
+        assert (done.status, done.out.split(), done.err) == (0, offered, "")
+
+
 class TestPolicies:
     def test_lists_all_with_one_line_each(self, aiops_command: Any) -> None:
         done = aiops_command("policies")
@@ -388,6 +410,13 @@ class TestBench:
         monkeypatch.setattr(benchmarks.kernels, "main", given.append)
         assert aiops_command("bench", "kernels", "--size", "9", "more").status == 0
         assert given == [["--size", "9", "more"]]
+
+    def test_is_offered_in_a_checkout_alone(
+        self, aiops_command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        assert " bench " in aiops_command("--help").out
+        monkeypatch.setattr(main, "__file__", str(tmp_path / "aiops" / "cli" / "main.py"))
+        assert " bench " not in aiops_command("--help").out
 
     def test_without_a_checkout(self, aiops_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
