@@ -113,9 +113,9 @@ class ScheduleFree(Algorithm):
 
         e = g / (sqrt(s/(1−β₂ᵗ)) + ε)      ρ = Σ e (x−z)/(α a) / Σ e²,   a = γ/sqrt(1+τ̄)
 
-    The sums are over the tensors of an update but those whose rate is 0, and means over 64 or so; α
+    The sums are over the tensors of an update but those whose rate is 0, and means over 16 or so; α
     is the rate of the tensor without a schedule, so that γ does not work against one that falls.
-    While ρ > (1.4 + τ̄/2) · √γ, γ doubles within 64 updates, and else it halves. Where steps turn
+    While ρ > (1.4 + τ̄/2) · √γ, γ doubles within 16 updates, and else it halves. Where steps turn
     back at every valley's other side, ρ is 0 and less; staleness lets each go on for τ̄ updates
     more. The numbers are those of a transformer at its best rate. A rate that is too high is not
     lowered: mini-batches of few examples have a small ρ at any rate. Each server of a model over
@@ -162,8 +162,8 @@ class ScheduleFree(Algorithm):
         β₂, memory of the mean square s.
     power : float, default 2
         p: the later a step, the more x is made of it.
-    schedule : str, default ``warmup:100``
-        The rate rises over the first 100 updates, since it is at first that stale gradients are
+    schedule : str, default ``warmup:25``
+        The rate rises over the first 25 updates, since it is at first that stale gradients are
         most wrong, and needs no end. Keep the warm-up in another one.
     ahead : float, default 1
         What k is multiplied by; with 0 workers are sent y.
@@ -234,7 +234,7 @@ class ScheduleFree(Algorithm):
     beta: float = 0.8
     beta2: float = 0.99
     power: float = 2.0
-    schedule: str = "warmup:100"
+    schedule: str = "warmup:25"
     ahead: float = 1.0
     eps: float = 1e-8
     weight_decay: float = 0.0

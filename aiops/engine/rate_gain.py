@@ -10,10 +10,10 @@ import numpy as np
 
 from aiops.model.layout import Ints
 
-_MEMORY = 64
+_MEMORY = 16
 """Updates over which the gauge is averaged, and before which the rate is left alone."""
 
-_DOUBLING = 64
+_DOUBLING = 16
 """Updates in which the factor doubles at most, or halves."""
 
 
@@ -21,7 +21,7 @@ class RateGain:
     """A factor of the learning rate, which rises while the gauge is above 0, and else falls.
 
     The gauge is `aiops.kernels.rule.Rule.gauge`, of which an update reports the sum; it is averaged
-    over 64 updates or so. Each update moves the factor by a 64th of a doubling, between 1 and the
+    over 16 updates or so. Each update moves the factor by a 16th of a doubling, between 1 and the
     algorithm's `most_gain`. So it depends on integers alone, and is the same on all backends, on
     any number of servers, and in a replay.
 

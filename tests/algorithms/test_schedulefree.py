@@ -42,10 +42,10 @@ class Plain:
         y = (1 - a.beta) * self.z + a.beta * self.x
         move = a.beta * c * (self.z - self.x) - (1 - a.beta) * d
         self.sent = y + a.ahead * staleness / (1 + staleness / 16) * move
-        self.mean += (straight - self.mean) / 64
-        if self.t > 64:
-            steps = 64 * math.log2(self.gain) + (1 if self.mean > 0 else -1)
-            self.gain = 2 ** (min(max(steps, 0), math.floor(64 * math.log2(a.rise))) / 64)
+        self.mean += (straight - self.mean) / 16
+        if self.t > 16:
+            steps = 16 * math.log2(self.gain) + (1 if self.mean > 0 else -1)
+            self.gain = 2 ** (min(max(steps, 0), math.floor(16 * math.log2(a.rise))) / 16)
         return self.sent
 
 
@@ -66,8 +66,8 @@ def test_the_rate_rises_where_steps_go_straight_on(
 
 
 def test_the_rate_falls_again_where_they_turn() -> None:
-    assert 1 < follow({}, 0, updates=150, straight=1.0) < 8
-    assert follow({}, 0, updates=900, straight=1.0, turns=150) == 1
+    assert 1 < follow({}, 0, updates=40, straight=1.0) < 8
+    assert follow({}, 0, updates=900, straight=1.0, turns=40) == 1
 
 
 def test_the_rate_rises_where_steps_are_directions_of_the_rate_that_was_set() -> None:

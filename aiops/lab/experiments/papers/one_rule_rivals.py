@@ -5,6 +5,8 @@ belongs to its optimiser and task. The middle grows with the root of a barrier's
 round, and falls with the fourth root of asgd's workers; sasgd and fasgd divide by staleness
 themselves. Each rate is tried in full with a seed of its own (`TRIAL_SEED`), again for each number
 of workers; the best is run with the seeds that are reported. Ours has one setting, and no trial.
+The rate of rivals with an optimiser rises over 60 mini-batches, and over a sixth of a task that has
+fewer than 360; ours over 25.
 
 Time. With ``unequal`` speeds worker 0 takes three times as long for a mini-batch as the others, and
 all rules have the same time: that in which workers who never wait compute the task's number of
@@ -28,8 +30,9 @@ TIMES = 3
 """How many times as long as the others worker 0 takes where speeds are unequal."""
 
 _STEP = 3.0  # from rate to rate
-_WARMUP = 60  # mini-batches until a rival's rate is full, and
-_OUR_WARMUP = 100  # until ours is, by default
+_WARMUP = 60  # mini-batches until a rival's rate is full, or
+_WARMUP_SHARE = 6  # this part of a run, of a short one; and
+_OUR_WARMUP = 25  # until ours is, by default
 _CLIP = "clip=1"
 _OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adamw": ("optimizer=adamw", "beta2=0.95", _CLIP),
@@ -134,7 +137,7 @@ def simulation(
         base,
         policy=rule.policy,
         lr=rate,
-        set=(*rule.settings, *_schedule(rule, max(1, count // each), each)),
+        set=(*rule.settings, *_schedule(rule, base.iterations, max(1, count // each), each)),
         clients=clients,
         batch_size=batch,
         iterations=iterations,
@@ -157,13 +160,16 @@ def mini_batches(count: int, workers: int, *, barrier: bool, unequal: bool) -> i
     return workers * max(1, int(rounds))
 
 
-def _schedule(rule: Contender, updates: int, each: int) -> tuple[str, ...]:
-    """Return a rule's setting of the schedule; warm-ups are of as many mini-batches for all."""
+def _schedule(rule: Contender, length: int, updates: int, each: int) -> tuple[str, ...]:
+    """Return a rule's setting of the schedule; warm-ups are of as many mini-batches for all.
+
+    ``length`` is the task's mini-batches: of a short one no more than a sixth is warm-up.
+    """
     if rule.policy == "schedule-free":
         return (f"schedule=warmup:{max(1, _OUR_WARMUP // each)}",) if each > 1 else ()
     if rule.policy in ("sasgd", "fasgd"):  # as published
         return ()
-    warmup = max(1, _WARMUP // each)
+    warmup = max(1, min(_WARMUP, length // _WARMUP_SHARE) // each)
     if not rule.cosine:
         return (f"schedule=warmup:{warmup}",)
     return (f"schedule=warmup:{warmup},cosine:{max(updates, warmup + 1)}",)

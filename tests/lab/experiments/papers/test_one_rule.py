@@ -122,7 +122,7 @@ class TestProtocol:
     def test_a_barrier_is_one_worker_with_all_examples(self) -> None:
         run = simulation(TASKS["lstm"], BARRIER, 4, 0.008, 0, unequal=False)
         assert (run.clients, run.batch_size, run.iterations) == (1, 64, 150)
-        assert run.set == ("schedule=warmup:25",)
+        assert run.set == ("schedule=warmup:6",)
 
     def test_every_rule_is_one_that_a_server_takes(self) -> None:
         task = TASKS["digits"]
