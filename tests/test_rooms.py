@@ -36,6 +36,7 @@ ARROWS: Mapping[str, str] = {
     "wire":           "errors common model",
     "state":          "errors common kernels model",
     "metrics":        "errors",
+    "dashboard":      "",
     "access":         "errors common wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
@@ -52,7 +53,8 @@ ARROWS: Mapping[str, str] = {
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
-                      " engine filters averaging shards net state durable metrics",
+                      " engine filters averaging shards net state durable metrics"
+                      " dashboard",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",

@@ -462,6 +462,7 @@ class Engine:
         hello, peer = event.hello, event.peer
         assert isinstance(hello, Hello)
         worker = hello.role == "worker"
+        known = self.membership.find(hello.client) is not None
         member, replaced = self.membership.join(
             peer, hello.client, hello.epoch, hello.name, worker, event.traffic
         )
@@ -471,6 +472,7 @@ class Engine:
             effects += self.rendezvous.left(replaced, event.time)
         if replaced == peer:
             return effects
+        self.membership.note_arrival("returned" if known else "joined", member)
         member.answered = event.time
         training, present = self.training, len(self.membership.present())
         effects += self.warnings.joined(present, self.options.workers)
@@ -510,6 +512,7 @@ class Engine:
             self.training.data_sets.left(peer, member, event.time)
         if member is None:
             return effects
+        self.membership.note_arrival("left" if isinstance(event, Received) else "lost", member)
         member.forget_sent()
         return effects + self._workers_changed(event.time)
 

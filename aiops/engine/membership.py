@@ -10,7 +10,7 @@ negative numbers, for as long.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -31,6 +31,9 @@ nothing is lost with them, and of the others those that left first."""
 
 SHOWN = 256
 """The most members that have left for which a report has a line: the last ones."""
+
+ARRIVALS = 256
+"""The last clients that came or went, which `Membership.arrivals` lists."""
 
 Acknowledged: TypeAlias = tuple[int, bool, int, float, float | None, bytes, str]
 """The fields of an acknowledgement that are kept to answer a repeated push: version, used,
@@ -130,6 +133,14 @@ class Member:
             "bytes_fetched": self.bytes_out(),
         }
 
+    def row(self) -> tuple[Any, ...]:
+        """Return its row of `Membership.rows`."""
+        state = "observer" if not self.worker else "silent" if self.excused else "worker"
+        return (
+            *(self.number, self.name, state, self.pushes, self.refused, self.ignored),
+            *(self.staleness, self.bytes_in(), self.bytes_out(), self.answered),
+        )
+
     def report(self, now: float) -> dict[str, Any]:
         """Return its line of the statistics."""
         return {
@@ -226,6 +237,11 @@ class Membership:
         Returns the member behind a connection, or None.
     refused
         Pushes refused, by the code of the error.
+    arrivals
+        The clients that came and went lately: a number that rises, how (``joined``, ``returned``,
+        ``left`` with a goodbye, or ``lost``), and the name. They are for people, and no state.
+    arrived
+        How many have come and gone so far: the last number.
     """
 
     def __init__(self, expected: int | None, deadline: float) -> None:
@@ -245,6 +261,8 @@ class Membership:
         # thousands. None: it is to be added up again.
         self._gone: GoneTraffic | None = None
         self._first: dict[str, int] = {}  # by name, the worker that had it first
+        self.arrivals: deque[tuple[int, str, str]] = deque(maxlen=ARRIVALS)
+        self.arrived = 0
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -287,6 +305,20 @@ class Membership:
                 "observer": len(self._by_peer) - len(here),
             },
         }
+
+    def rows(self, most: int) -> list[tuple[Any, ...]]:
+        """Return numbers and names of the first ``most`` clients that are connected, for a page.
+
+        Each is the fields of `aiops.dashboard.document.WorkerRow`, in their order. It takes a few
+        microseconds a client: no ledger is looked at.
+        """
+        here = sorted(self._by_peer.values(), key=_worker_first)[:most]
+        return [member.row() for member in here]
+
+    def note_arrival(self, how: str, member: Member) -> None:
+        """Note that a client came or went."""
+        self.arrived += 1
+        self.arrivals.append((self.arrived, how, member.name))
 
     def counts(self) -> dict[int, dict[str, int]]:
         """Return what has been counted of each worker, by number, under the names of its line."""
@@ -496,3 +528,7 @@ class Membership:
 
 def _number(member: Member) -> int:
     return member.number
+
+
+def _worker_first(member: Member) -> tuple[bool, int]:
+    return not member.worker, member.number

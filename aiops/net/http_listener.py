@@ -1,5 +1,7 @@
 """Answer GET requests at a port of its own: a few connections, one request each, all with bounds.
 
+A path may have a stream, which goes on until its reader leaves: a page's server-sent events.
+
 It is for machines that observe a server (a scraper, a probe, a page), and nothing that they do may
 cost the server more than a little: a request has a size and a deadline, the reader of an answer has
 a deadline, and beyond a few connections the oldest that has not sent its request gives way. Few
@@ -17,7 +19,7 @@ import contextlib
 import ipaddress
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeAlias
@@ -34,6 +36,9 @@ CONNECTIONS = 32
 WAITING = 4
 """Connections of these whose answer takes time, to be made or to be read."""
 
+STREAMS = 16
+"""Connections that read a stream at a time, beside the others."""
+
 PATIENCE = 5.0
 """Seconds for a request to come, for its answer to be made, and for that to be read, each."""
 
@@ -46,19 +51,32 @@ _LONGEST_BODY = 1 << 20
 _ABSOLUTE = "http://"
 
 TEXT = "text/plain; charset=utf-8"
+EVENTS = "text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """An answer: its status, its body, and what that is."""
+    """An answer: its status, its body, what that is, and the names and values of more headers."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _HttpRequest:
+    """The first line of a request, and the headers that count."""
+
+    method: str
+    path: str
+    host: str
+    site: str  # the site of the page that asks, as a browser says it (Sec-Fetch-Site)
 
 
 Handler: TypeAlias = Callable[[], Awaitable[HttpResponse]]
 QuickHandler: TypeAlias = Callable[[], HttpResponse]
+Streamer: TypeAlias = Callable[[], AsyncGenerator[bytes]]
 
 
 class HttpListener:
@@ -70,21 +88,27 @@ class HttpListener:
         By path: makes the answer, which may take time.
     quick
         By path: makes the answer at once. Default: there are none.
-    patience, most, most_waiting
-        As `PATIENCE`, `CONNECTIONS` and `WAITING`; the last is less than the one before.
+    streams
+        By path: yields events (`EVENTS`), each when it is time. The next is asked for once the one
+        before has been read, for which its reader has ``patience``. Default: there are none.
+    patience, most, most_waiting, most_streams
+        As `PATIENCE`, `CONNECTIONS`, `WAITING`, which is less than the one before, and `STREAMS`.
     """
 
     def __init__(
         self,
         handlers: Mapping[str, Handler],
         quick: Mapping[str, QuickHandler] | None = None,
+        streams: Mapping[str, Streamer] | None = None,
         *,
         patience: float = PATIENCE,
         most: int = CONNECTIONS,
         most_waiting: int = WAITING,
+        most_streams: int = STREAMS,
     ) -> None:
-        self._handlers, self._quick = handlers, quick or {}
+        self._handlers, self._quick, self._streams = handlers, quick or {}, streams or {}
         self._patience, self._most, self._most_waiting = patience, most, most_waiting
+        self._most_streams = most_streams
         self._server: asyncio.Server | None = None
         self._local = True
         # The oldest first, each with its connection. Of those whose request has come some have an
@@ -92,6 +116,7 @@ class HttpListener:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._waiting = set[asyncio.Task[None]]()
         self._ending = set[asyncio.Task[None]]()
+        self._streaming = set[asyncio.Task[None]]()
 
     async def listen(self, host: str, port: int) -> int:
         """Listen at an address; return the port (0 picks a free one).
@@ -133,8 +158,9 @@ class HttpListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        full = len(self._open) - len(self._ending) >= self._most and not self._dropped_one()
-        if full or len(self._open) >= 4 * self._most:
+        count = len(self._open) - len(self._streaming)
+        full = count - len(self._ending) >= self._most and not self._dropped_one()
+        if full or count >= 4 * self._most:
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
@@ -145,13 +171,14 @@ class HttpListener:
         self._open.pop(task, None)
         self._waiting.discard(task)
         self._ending.discard(task)
+        self._streaming.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection to the metrics' port failed", exc_info=error)
 
     def _dropped_one(self) -> bool:
         """Cut the oldest connection that is not being answered; return whether there was one."""
         for task, writer in self._open.items():
-            if task not in self._waiting and task not in self._ending:
+            if not any(task in busy for busy in (self._waiting, self._ending, self._streaming)):
                 del self._open[task]
                 writer.transport.abort()
                 return True
@@ -172,8 +199,13 @@ class HttpListener:
             async with asyncio.timeout(self._patience):
                 head = await _head(reader)
             self._ending.add(task)
-            method, path, host = _parsed(head)
-            response = await self._answer(task, method, path, host)
+            request = _parsed(head)
+            method = request.method
+            refused = self._refusal(request)
+            if refused is None and request.path in self._streams and method == "GET":
+                await self._stream(task, reader, writer, self._streams[request.path])
+                return
+            response = refused or await self._answer(task, request)
         except asyncio.LimitOverrunError:
             response = _said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         except ValueError:
@@ -192,17 +224,52 @@ class HttpListener:
             while left > 0 and (data := await reader.read(LONGEST_REQUEST)):
                 left -= len(data)
 
-    async def _answer(
-        self, task: asyncio.Task[None], method: str, path: str, host: str
-    ) -> HttpResponse:
-        if self._local and not _is_here(host):
-            text = f"this server is reached as localhost or by its address, not as {host!r}"
+    async def _stream(
+        self,
+        task: asyncio.Task[None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        streamer: Streamer,
+    ) -> None:
+        """Send events until the reader is gone, or has not read one in time."""
+        self._ending.discard(task)
+        self._streaming.add(task)
+        transport = writer.transport
+        transport.set_write_buffer_limits(0)  # so that `drain` waits until all of it is sent
+        writer.write(_head_of(HttpResponse(HTTPStatus.OK, b"", EVENTS), length=None))
+        watch = asyncio.get_running_loop().create_task(_end_with(reader, task))
+        try:
+            async with contextlib.aclosing(streamer()) as events:
+                async for event in events:
+                    writer.write(event)
+                    async with asyncio.timeout(self._patience):
+                        await writer.drain()
+        finally:
+            watch.cancel()
+
+    def _refusal(self, request: _HttpRequest) -> HttpResponse | None:
+        """Return the answer to a request that has no other; None: it has."""
+        method, path = request.method, request.path
+        if self._local and not _is_here(request.host):
+            text = f"this server is reached as localhost or by its address, not as {request.host!r}"
             return _said(HTTPStatus.MISDIRECTED_REQUEST, text)
-        if path not in self._handlers and path not in self._quick:
-            paths = ", ".join([*self._handlers, *self._quick])
-            return _said(HTTPStatus.NOT_FOUND, f"there are {paths}")
+        paths = [*self._handlers, *self._quick, *self._streams]
+        if path not in paths:
+            return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}")
         if method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED)
+        if path in self._streams and request.site in ("cross-site", "same-site"):
+            # It could not read them, but take the room of those who can.
+            return _said(HTTPStatus.FORBIDDEN, "a page of another site asks")
+        if path in self._streams and len(self._streaming) >= self._most_streams:
+            text = f"{self._most_streams} read {path} already"
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        return None
+
+    async def _answer(self, task: asyncio.Task[None], request: _HttpRequest) -> HttpResponse:
+        path = request.path
+        if path in self._streams:
+            return HttpResponse(HTTPStatus.OK, b"", EVENTS)  # to HEAD
         try:
             if path in self._quick:
                 return self._quick[path]()
@@ -224,6 +291,14 @@ def _why(error: OSError | UnicodeError) -> str:
     """Return the reason alone: asyncio's text of a system's error names the address once more."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number is not None and number > 0 else str(error)
+
+
+async def _end_with(reader: asyncio.StreamReader, task: asyncio.Task[None]) -> None:
+    """Cancel a task once its peer has closed the connection; throw away what it sends."""
+    with contextlib.suppress(OSError):
+        while await reader.read(LONGEST_REQUEST):
+            pass
+    task.cancel()
 
 
 async def _head(reader: asyncio.StreamReader) -> list[str]:
@@ -251,8 +326,8 @@ async def _head(reader: asyncio.StreamReader) -> list[str]:
             before -= 1
 
 
-def _parsed(head: Sequence[str]) -> tuple[str, str, str]:
-    """Return the method, the path without its query, and the host of a request.
+def _parsed(head: Sequence[str]) -> _HttpRequest:
+    """Return a request, its path without its query.
 
     Raises
     ------
@@ -263,7 +338,7 @@ def _parsed(head: Sequence[str]) -> tuple[str, str, str]:
     method, target, version = line.split(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(version)
-    hosts = [h.partition(":")[2].strip() for h in headers if h.lower().startswith("host:")]
+    hosts, sites = _values(headers, "host:"), _values(headers, "sec-fetch-site:")
     if len(hosts) > 1:
         raise ValueError("several hosts")
     if target.lower().startswith(
@@ -271,7 +346,12 @@ def _parsed(head: Sequence[str]) -> tuple[str, str, str]:
     ):  # as to a proxy: then its host counts (RFC 9112, 3.2.2)
         host, _, path = target[len(_ABSOLUTE) :].partition("/")
         hosts, target = [host], f"/{path}"
-    return method, target.partition("?")[0], hosts[0] if hosts else ""
+    path = target.partition("?")[0]
+    return _HttpRequest(method, path, hosts[0] if hosts else "", sites[0] if sites else "")
+
+
+def _values(headers: Sequence[str], name: str) -> list[str]:
+    return [h.partition(":")[2].strip() for h in headers if h.lower().startswith(name)]
 
 
 def _is_here(host: str) -> bool:
@@ -290,14 +370,20 @@ def _said(status: HTTPStatus, text: str = "") -> HttpResponse:
 
 def _encoded(response: HttpResponse, *, body: bool) -> bytes:
     """Return the bytes of an answer; without ``body`` its headers only."""
+    head = _head_of(response, len(response.body))
+    return head + response.body if body else head
+
+
+def _head_of(response: HttpResponse, length: int | None) -> bytes:
+    """Return the bytes before a body of this length; None: it ends with the connection."""
     lines = [
         f"HTTP/1.1 {response.status.value} {response.status.phrase}",
         f"Content-Type: {response.content_type}",
-        f"Content-Length: {len(response.body)}",
+        *([] if length is None else [f"Content-Length: {length}"]),
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
         "Connection: close",
         *(["Allow: GET, HEAD"] if response.status == HTTPStatus.METHOD_NOT_ALLOWED else []),
+        *(f"{name}: {value}" for name, value in response.headers),
     ]
-    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    return head + response.body if body else head
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")

@@ -218,8 +218,11 @@ class Config:
         None,
         "Serve metrics for Prometheus at this port, by HTTP, and /healthz, /readyz; 0: a free one.",
     )
+    dashboard: bool = _option(
+        False, "Show a live page of the run at that port (a free one by default), for a browser."
+    )
     metrics_host: str = _option(
-        "127.0.0.1", "Address of that port: all who reach it can read the metrics."
+        "127.0.0.1", "Address of that port: all who reach it can read what it shows."
     )
     metrics_workers: int = _option(
         100, "Workers that have metrics of their own; those of all others are summed."
@@ -250,8 +253,11 @@ class Config:
             raise UsageError(f"port must be 0 to 65535, not {self.port}")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
             raise UsageError(f"--metrics-port must be 0 to 65535, not {self.metrics_port}")
-        if self.metrics_port is None and self.metrics_host != Config.metrics_host:
-            raise UsageError("--metrics-host is the address of --metrics-port: give that, too")
+        observed = self.metrics_port is not None or self.dashboard
+        if not observed and self.metrics_host != Config.metrics_host:
+            raise UsageError(
+                "--metrics-host is the address of --metrics-port: give that, too, or --dashboard"
+            )
         for name in (*_SECONDS, *_COUNTS):
             value = getattr(self, name)
             if value is None:

@@ -177,5 +177,6 @@ def following(config: Config, shard: int = 1) -> Config:
         worker_budget=None,
         profile=None,
         metrics_port=None,
+        dashboard=False,
         metrics_host=Config.metrics_host,
     )

@@ -5,6 +5,7 @@
     /metrics   what Prometheus scrapes
     /healthz   200 while the event loop answers
     /readyz    200 if there is a model and pushes are taken; 503 with the reason
+    /          with ``--dashboard`` the live page (`aiops.serving.live_page`)
 
 The values are gathered on the event loop, at one moment, and the text is made of them on another
 thread. Scrapes at the same time share both. However often others scrape, gathering and writing take
@@ -19,16 +20,23 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from types import ModuleType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from aiops._version import __version__
 from aiops.common.closing import AsyncClosing
 from aiops.common.urls import address, is_loopback
 from aiops.errors import UsageError
 from aiops.metrics.catalog import INFO_LABELS
-from aiops.net.http_listener import HttpListener, HttpResponse
+from aiops.net.http_listener import (
+    Handler,
+    HttpListener,
+    HttpResponse,
+    QuickHandler,
+    Streamer,
+)
 from aiops.net.yielding import yielding
 from aiops.serving.config import Config
+from aiops.serving.live_page import LivePage, Watched
 
 _log = logging.getLogger("aiops.server")
 
@@ -36,19 +44,10 @@ _SHARE = 0.1
 """The most of a processor's time that gathering and writing take."""
 
 
-class Monitored(Protocol):
-    """A server that can be observed, or a standby."""
-
-    def report(self, shown: int) -> Mapping[str, Any]:
-        """Return its statistics, with lines of this many workers at most."""
-
-    @property
-    def not_ready(self) -> str:
-        """The reason for which it takes no pushes; empty: it takes them."""
-
-
 class Monitoring(AsyncClosing):
     """``async with Monitoring(config, running)`` answers at ``--metrics-port``, if there is one.
+
+    With ``--dashboard`` there is one, by default a free one.
 
     Parameters
     ----------
@@ -61,7 +60,7 @@ class Monitoring(AsyncClosing):
     Attributes
     ----------
     url
-        Of its root; empty without ``--metrics-port``.
+        Of its root; empty without ``--metrics-port`` and ``--dashboard``.
 
     Raises
     ------
@@ -69,27 +68,39 @@ class Monitoring(AsyncClosing):
         When the address cannot be had, or prometheus-client is not installed.
     """
 
-    def __init__(self, config: Config, running: Callable[[], Monitored | None]) -> None:
+    def __init__(self, config: Config, running: Callable[[], Watched | None]) -> None:
         self.url = ""
         self._config, self._running = config, running
         self._listener: HttpListener | None = None
         self._exposition: ModuleType | None = None
+        self._page: LivePage | None = None
         self._gathering: asyncio.Task[bytes] | None = None
         self._next = 0.0  # the loop's time from which on values may be gathered again
 
     async def connect(self) -> Self:
         """Listen, if that is asked for."""
         config = self._config
-        if config.metrics_port is None:
+        if config.metrics_port is None and not config.dashboard:
             return self
-        self._exposition = _exposition()
-        self._listener = HttpListener(
-            {"/metrics": self._metrics}, {"/healthz": self._healthz, "/readyz": self._readyz}
-        )
+        handlers: dict[str, Handler] = {}
+        if config.metrics_port is not None:
+            self._exposition = _exposition()
+            handlers["/metrics"] = self._metrics
+        quick: dict[str, QuickHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        streams: dict[str, Streamer] = {}
+        if config.dashboard:
+            self._page = LivePage(_info(config, {}), self._running)
+            quick |= self._page.files()
+            streams["/events"] = self._page.events
+        self._listener = HttpListener(handlers, quick, streams)
         host = {"": "0.0.0.0", "*": "0.0.0.0"}.get(config.metrics_host, config.metrics_host)
-        port = await self._listener.listen(host, config.metrics_port)
+        port = await self._listener.listen(host, config.metrics_port or 0)
         self.url = f"http://{address(host, port)}"
-        _log.info("metrics at %s/metrics", self.url)
+        if self._exposition is not None:
+            _log.info("metrics at %s/metrics", self.url)
+        if self._page is not None:
+            self._page.begin()
+            _log.info("the live page is at %s/", self.url)
         if not is_loopback(host):
             _log.warning(
                 "all who reach %s can read the metrics, with the names of workers and tensors: have"
@@ -100,6 +111,8 @@ class Monitoring(AsyncClosing):
 
     async def close(self) -> None:
         """Listen no more, and cut the connections."""
+        if self._page is not None:
+            self._page.close()
         if self._listener is not None:
             await self._listener.close()
         if self._gathering is not None:

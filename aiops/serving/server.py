@@ -44,6 +44,7 @@ from aiops.serving.draining import Draining
 from aiops.serving.effects import EffectRunner
 from aiops.serving.event_dispatcher import EventDispatcher
 from aiops.serving.leading import Leading, sinks_with_orders
+from aiops.serving.members import Members
 from aiops.serving.memory_bound import Holdings, MemoryBound
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
@@ -241,6 +242,11 @@ class Server:
             for effect in coordinator.count_traffic():
                 self._perform(effect)
         return {**self._report(shown), "before": before}
+
+    def members(self, most: int) -> Members:
+        """Return its clients for the live page: the rows of this many at most."""
+        engine = None if isinstance(self._coordinator, Follower) else self._engine
+        return Members.of(engine, self._now(), most)
 
     def _report(self, shown: int) -> dict[str, Any]:
         coordinator = self._coordinator

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aiops.dashboard.board import CHANGED
+from aiops.dashboard.series import COARSE
 from aiops.metrics.metric import LONGEST, MOST
 from aiops.net import http_listener
 from aiops.serving.config import Config
@@ -37,6 +39,9 @@ def test_the_numbers_on_it() -> None:
     assert f"at most {http_listener.WAITING} of them wait" in PAGE
     size, seconds = http_listener.LONGEST_REQUEST >> 10, f"{http_listener.PATIENCE:g}"
     assert f"a request has {size} KiB and {seconds} s" in PAGE
+    assert f"At most {http_listener.STREAMS} pages" in PAGE
+    assert f"rows of at most {CHANGED} workers" in PAGE
+    assert f"in at most {COARSE} points" in PAGE
     assert f"{MOST} tensors" in PAGE
     assert f"cut to {LONGEST} characters" in PAGE
     assert f"series of their own, {Config().metrics_workers} by default" in PAGE

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
@@ -36,10 +36,26 @@ async def never() -> HttpResponse:
     raise AssertionError
 
 
+async def flood() -> AsyncGenerator[bytes]:
+    FLOODED.clear()
+    while True:
+        FLOODED.append(len(FLOODED))
+        yield b"x" * (1 << 20)
+
+
+async def once() -> AsyncGenerator[bytes]:
+    yield b"data: 1\n\n"
+    await asyncio.Event().wait()
+
+
+FLOODED: list[int] = []  # the events that a flood was asked for
+
+
 @contextlib.asynccontextmanager
 async def listening(host: str = "127.0.0.1", **settings: Any) -> AsyncIterator[int]:
     handlers = {"/big": big, "/broken": broken, "/never": never}
-    listener = HttpListener(handlers, {"/hello": hello}, **settings)
+    streams = {"/flood": flood, "/once": once}
+    listener = HttpListener(handlers, {"/hello": hello}, streams, **settings)
     port = await listener.listen(host, 0)
     try:
         yield port
@@ -63,10 +79,10 @@ async def get(port: int, path: str, host: str = "localhost", method: str = "GET"
     return await ask(port, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
 
 
-async def answered(port: int, path: str = "/hello", status: int = 200) -> bool:
+async def answered(port: int, path: str = "/hello", status: int = 200, method: str = "GET") -> bool:
     """Return whether it answers so; some requests may miss a deadline that is short."""
     for _ in range(100):
-        if (await get(port, path)).startswith(f"HTTP/1.1 {status} ".encode()):
+        if (await get(port, path, method=method)).startswith(f"HTTP/1.1 {status} ".encode()):
             return True
     return False
 
@@ -254,3 +270,54 @@ async def test_random_bytes_do_no_harm() -> None:
     async with listening(patience=0.2) as port:
         await asyncio.gather(*(ask(port, bytes_of(200) + b"\r\n\r\n") for _ in range(50)))
         assert await answered(port)
+
+
+class TestStreams:
+    async def test_events_come_as_they_are_made(self) -> None:
+        async with listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /once HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            async with asyncio.timeout(PATIENCE):
+                head = await reader.readuntil(b"\r\n\r\n")
+                event = await reader.readuntil(b"\n\n")
+            assert b"Content-Type: text/event-stream" in head
+            assert b"Content-Length" not in head
+            assert event == b"data: 1\n\n"
+            writer.transport.abort()
+
+    async def test_a_reader_that_does_not_read_is_cut_and_nothing_is_kept_for_it(self) -> None:
+        async with listening(patience=0.05) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET /flood HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(PATIENCE):
+                while not writer.is_closing():  # it is reset, which a write notices
+                    writer.write(b"x")
+                    await asyncio.sleep(0.01)
+            assert len(FLOODED) < 50, "the next is made once the last has been read"
+            writer.transport.abort()
+
+    async def test_few_read_at_a_time_and_the_rest_of_the_port_answers(self) -> None:
+        async with listening(most_streams=2, most=2, most_waiting=1) as port:
+            both = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for reader, writer in both:
+                writer.write(b"GET /once HTTP/1.1\r\n\r\n")
+                async with asyncio.timeout(PATIENCE):
+                    await reader.readuntil(b"data: 1\n\n")
+            assert (await get(port, "/once")).startswith(b"HTTP/1.1 503 ")
+            assert await answered(port), "those who read take no connection of the others"
+            for _reader, writer in both:
+                writer.transport.abort()
+            assert await answered(port, "/once", 200, "HEAD"), "they have left"
+
+    @pytest.mark.parametrize(
+        ("site", "status"),
+        [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)],
+    )
+    async def test_a_page_of_another_site_takes_no_room(self, site: str, status: int) -> None:
+        async with listening() as port:
+            request = f"HEAD /once HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: {site}\r\n\r\n"
+            assert (await ask(port, request)).startswith(f"HTTP/1.1 {status} ".encode())
+            assert (await ask(port, request.replace("/once", "/hello"))).startswith(
+                b"HTTP/1.1 200 "
+            ), "a link leads there"

@@ -82,6 +82,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "relay": ("a:1", "b:2", "c"),
     "relay_token": ("from file", "from variable", "from flag"),
     "metrics_port": (0, 9001, 9002),
+    "dashboard": (True, False, True),
     "metrics_host": ("0.0.0.0", "::1", "localhost"),
     "metrics_workers": (0, 10, 20),
     "log_format": ("json", "text", "json"),

@@ -42,6 +42,7 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving import rollback
 from aiops.serving.acceptor import Acceptor
 from aiops.serving.config import Config
+from aiops.serving.members import Members
 from aiops.serving.port import (
     Listener,
     Port,
@@ -584,8 +585,19 @@ class StandbyServer:
         return self._blank if server is None or self._config.follower else server.engine
 
     def report(self, shown: int) -> Mapping[str, Any]:
-        """Return the statistics for metrics, with lines of this many workers at most."""
-        return self._report(shown) if self.server is None else self.server.report(shown)
+        """Return the statistics for metrics, with lines of this many workers at most.
+
+        They are empty until it has started.
+        """
+        if self.server is not None:
+            return self.server.report(shown)
+        return {} if self._copy is None else self._report(shown)
+
+    def members(self, most: int) -> Members:
+        """Return the clients of its primary for the live page: the rows of this many at most."""
+        if self.server is not None:
+            return self.server.members(most)
+        return Members.of(self._engine(), self._engine().now, most)
 
     @property
     def not_ready(self) -> str:

@@ -1,0 +1,226 @@
+"""The document of the live page, and its changes: one serialisation of each for all viewers.
+
+A viewer is sent the whole document once, and then the difference of each tick to the one before:
+the sections that are not as they were, the rows of workers that are not, a point of each series,
+and the new events. Whatever the number of workers, a difference has at most `CHANGED` of their
+rows: those that have waited longest go first, and the rest follow with the next ticks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aiops.dashboard.document import Report, WorkerRow, sections, text
+from aiops.dashboard.happenings import Arrival, Happening, happened
+from aiops.dashboard.series import RunSeries, rounded
+
+MOST_WORKERS = 1024
+"""Workers that have a row."""
+
+CHANGED = 256
+"""Rows that a difference has at most, those of workers that have come aside."""
+
+EVENTS = 200
+"""Events that are kept."""
+
+LOGGED = 8
+"""Names of logged numbers that are shown; later ones are left out."""
+
+
+class ServerSample(NamedTuple):
+    """A server as it was at one moment.
+
+    Attributes
+    ----------
+    time
+        In seconds since 1970.
+    clock
+        The server's, in seconds; `WorkerRow.answered` is in the same.
+    report
+        Its report, with ``ready``.
+    rows
+        Its clients; None: they were not asked for, as there are no viewers.
+    workers
+        How many workers it has.
+    arrivals
+        Those that came and went lately, and the number of all that ever did.
+    arrived
+        How many ever came or went.
+    shares
+        Of a processor that its threads have used since the sample before, by name.
+    """
+
+    time: float
+    clock: float
+    report: Report
+    rows: Sequence[WorkerRow] | None = None
+    workers: int = 0
+    arrivals: Sequence[Arrival] = ()
+    arrived: int = 0
+    shares: Mapping[str, float] = {}
+
+
+class Board:
+    """The document of one server.
+
+    Parameters
+    ----------
+    about
+        What does not change: settings of the server, by name.
+
+    Attributes
+    ----------
+    tick
+        The number of samples so far.
+    """
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.tick = 0
+        self._about = dict(about)
+        self._sections: dict[str, Any] = {}
+        self._series = RunSeries()
+        self._events: deque[list[Any]] = deque(maxlen=EVENTS)
+        self._rows: dict[int, list[Any]] = {}  # as viewers have them
+        self._due: dict[int, None] = {}  # rows that have changed, the longest ago first
+        self._names: list[str] = []
+        self._last: ServerSample | None = None
+
+    def take(self, sample: ServerSample) -> bytes:
+        """Take the next sample; return the difference that it makes, as a server-sent event."""
+        last, report = self._last, sample.report
+        self.tick += 1
+        found: dict[str, Any] = {"tick": self.tick, "clock": round(sample.clock, 1)}
+        now = sections(report, sample.shares)
+        now["names"] = self._noted_names(sample.rows or ())
+        now["counts"] = {"workers": sample.workers, **report.get("worker_counts", {})}
+        found |= {name: made for name, made in now.items() if self._sections.get(name) != made}
+        self._sections = now
+        if sample.rows is not None:
+            found["rows"], found["gone"] = self._changed(sample.rows)
+        else:  # no viewer has them
+            self._rows, self._due = {}, {}
+        values = self._values(last, sample)
+        found["point"] = {"t": round(sample.time, 1), **self._series.add(sample.time, values)}
+        events = [[round(sample.time, 1), *each] for each in self._happened(last, sample)]
+        self._events.extend(events)
+        if events:
+            found["events"] = events[-EVENTS:]
+        self._last = sample._replace(rows=None)
+        return event("tick", found)
+
+    def whole(self) -> bytes:
+        """Return the whole document as a server-sent event, as viewers have it after the tick."""
+        last = self._last
+        return event(
+            "whole",
+            {
+                "tick": self.tick,
+                "clock": round(last.clock, 1) if last else 0.0,
+                "about": self._about,
+                **self._sections,
+                "rows": [*self._rows.values()],
+                "series": self._series.columns(),
+                "events": [*self._events],
+            },
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _noted_names(self, rows: Sequence[WorkerRow]) -> list[str]:
+        for row in rows:
+            for name in row.logged:
+                if name not in self._names and len(self._names) < LOGGED:
+                    self._names.append(name)
+        return [*self._names]
+
+    def _changed(self, given: Sequence[WorkerRow]) -> tuple[list[list[Any]], list[int]]:
+        """Return the rows to send, and the numbers of those that are gone."""
+        rows = {row.number: self._row(row) for row in given[:MOST_WORKERS]}
+        gone = [number for number in self._rows if number not in rows]
+        for number in gone:
+            del self._rows[number]
+        for number in [n for n in self._due if n not in rows]:
+            del self._due[number]
+        new = [number for number in rows if number not in self._rows]
+        for number, row in rows.items():
+            if number in self._rows and self._rows[number] != row:
+                self._due.setdefault(number)
+        sent = [*new, *[*self._due][: max(0, CHANGED - len(new))]]
+        for number in sent:
+            self._rows[number] = rows[number]
+            self._due.pop(number, None)
+        return [rows[number] for number in sent], gone
+
+    def _row(self, row: WorkerRow) -> list[Any]:
+        seconds = (row.compute, row.idle)
+        return [
+            *(row.number, text(row.name), row.state, row.pushes, row.refused, row.ignored),
+            *(row.staleness, row.bytes_in, row.bytes_out, round(row.answered, 1)),
+            *(None if each is None else round(each, 1) for each in seconds),
+            [_finite(row.logged.get(name)) for name in self._names],
+        ]
+
+    def _values(self, last: ServerSample | None, now: ServerSample) -> dict[str, float | None]:
+        """Return the values of the series: rates since the sample before, and means."""
+        report = now.report
+        found: dict[str, float | None] = {
+            "workers": now.workers,
+            "loop": now.shares.get("event loop"),
+            "updating": now.shares.get("updates"),
+            "resident": (report.get("memory") or {}).get("resident"),
+        }
+        passed = now.time - last.time if last else 0.0
+        if last is not None and passed > 0:
+            before = last.report
+            found["updates"] = _rate(before, report, passed, "version")
+            used = report.get("gradients", 0) - before.get("gradients", 0)
+            if used > 0:
+                totals = [
+                    each.get("mean_staleness", 0.0) * each.get("gradients", 0)
+                    for each in (before, report)
+                ]
+                found["staleness"] = max(0.0, (totals[1] - totals[0]) / used)
+            for name, way in (("received", "pushed"), ("sent", "fetched")):
+                found[name] = _rate(before, report, passed, "ledger", way, "bytes")
+        for name, (mean, least, most) in (report.get("logged") or {}).items():
+            found[f"log {name}"] = mean
+            found[f"min {name}"], found[f"max {name}"] = least, most
+        return found
+
+    def _happened(self, last: ServerSample | None, now: ServerSample) -> list[Happening]:
+        seen = last.arrived if last else 0
+        new = [each for each in now.arrivals if each[0] > seen]
+        more = max(0, now.arrived - seen - len(new)) if last else 0
+        before = last.report if last else None
+        return [*happened(before, now.report, new, more)]
+
+
+def _rate(before: Report, now: Report, passed: float, *path: str) -> float | None:
+    """Return by how much a count rises in a second; None: it has fallen, or is missing."""
+    counts: list[Any] = []
+    for each in (before, now):
+        found: Any = each
+        for key in path:
+            found = (found or {}).get(key)
+        counts.append(found)
+    if None in counts or counts[1] < counts[0]:
+        return None
+    return float(counts[1] - counts[0]) / passed
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else rounded(value)
+
+
+def event(kind: str, document: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event.
+
+    >>> event("tick", {"a": 1})
+    b'event: tick\\ndata: {"a":1}\\n\\n'
+    """
+    data = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return f"event: {kind}\ndata: {data}\n\n".encode(errors="replace")

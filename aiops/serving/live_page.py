@@ -1,0 +1,196 @@
+"""The live page of a server (``--dashboard``), and its events.
+
+::
+
+    /         the page, and beside it its script, its style and the library that draws its charts
+    /events   server-sent events: the whole document, then what changes
+
+A sample of the server is taken every second while the page is open somewhere, and every two else:
+the page shows the run from its beginning. The values are gathered on the event loop, at one moment;
+the rest is done on another thread, once for all viewers. Both together take a hundredth of a
+processor's time at most: where there are thousands of workers, samples are rarer.
+
+A viewer that is behind by more than one tick is sent the whole document in the place of the
+differences that it has missed, so nothing is queued for it. The listener cuts one that does not
+read an event in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, Protocol
+
+from aiops.dashboard.board import MOST_WORKERS, Board, ServerSample
+from aiops.dashboard.document import STALENESS_BUCKETS
+from aiops.net.http_listener import HttpResponse
+from aiops.net.thread_times import ThreadShares
+from aiops.net.yielding import yielding
+from aiops.serving.members import Members
+from aiops.serving.repeated_error import RepeatedError
+
+_SHARE = 0.01
+"""The most of a processor's time that samples take."""
+
+_EVERY, _UNSEEN = 1.0, 2.0
+"""Seconds between samples, while there are viewers and without any."""
+
+_THREADS = {
+    "aiops-update": "updates",
+    "aiops-helper": "updates",
+    "aiops-journal": "journal",
+    "aiops-segments": "journal",
+    "asyncio": "metrics and this page",
+}
+
+_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "/uPlot.min.css": ("uPlot.min.css", "text/css; charset=utf-8"),
+}
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (("Content-Security-Policy", _POLICY), ("Referrer-Policy", "no-referrer"))
+
+
+class Watched(Protocol):
+    """A server that the page shows, or a standby."""
+
+    def report(self, shown: int) -> Mapping[str, Any]:
+        """Return its statistics, with lines of this many workers at most."""
+
+    def members(self, most: int) -> Members:
+        """Return its clients, with the rows of this many at most."""
+
+    @property
+    def not_ready(self) -> str:
+        """The reason for which it takes no pushes; empty: it takes them."""
+
+
+class LivePage:
+    """Samples a server, and has the events for all viewers.
+
+    Parameters
+    ----------
+    about
+        What does not change of it, by name.
+    running
+        Returns the server that runs now, or None while there is none.
+    """
+
+    def __init__(self, about: Mapping[str, str], running: Callable[[], Watched | None]) -> None:
+        self._running = running
+        since = {"since": round(time.time(), 1), "staleness": STALENESS_BUCKETS}
+        self._board = Board({**about, **since})
+        self._shares: ThreadShares | None = None
+        self._working = asyncio.Lock()  # a thread has the board
+        self._ticked = asyncio.Event()  # set once the next tick is there
+        self._asked = asyncio.Event()  # a viewer has come
+        self._last: tuple[int, bytes] = (0, b"")  # the last tick, and the difference of it
+        self._whole: tuple[int, bytes] = (0, b"")  # a tick, and the whole document of it
+        self._viewers = 0
+        self._error = RepeatedError()
+        self._task: asyncio.Task[None] | None = None
+
+    def files(self) -> dict[str, Callable[[], HttpResponse]]:
+        """Return what answers for each file of the page, by path."""
+        folder = files("aiops.dashboard") / "static"
+        found: dict[str, Callable[[], HttpResponse]] = {}
+        for path, (name, kind) in _FILES.items():
+            content = (folder / name).read_bytes()
+            response = HttpResponse(HTTPStatus.OK, content, kind, _HEADERS)
+            found[path] = partial(_given, response)
+        return found
+
+    def begin(self) -> None:
+        """Take samples from here on."""
+        self._shares = ThreadShares(_THREADS, "event loop")
+        self._task = asyncio.get_running_loop().create_task(self._sample())
+
+    def close(self) -> None:
+        """Take no more samples."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the whole document, then each tick's difference to the one before."""
+        self._viewers += 1
+        try:
+            self._asked.set()
+            seen = 0
+            while True:
+                tick, difference = self._last
+                if seen == tick:
+                    await self._ticked.wait()
+                elif seen and seen == tick - 1:
+                    seen = tick
+                    yield difference
+                else:
+                    seen, whole = await self._all()
+                    yield whole
+        finally:
+            self._viewers -= 1
+
+    async def _all(self) -> tuple[int, bytes]:
+        """Return the whole document and its tick; it is made once for all that want it."""
+        async with self._working:
+            tick = self._board.tick
+            if self._whole[0] != tick:
+                self._whole = tick, await asyncio.to_thread(self._board.whole)
+            return self._whole
+
+    async def _sample(self) -> None:
+        while True:
+            begun, took = time.monotonic(), 0.0
+            try:
+                took = await self._tick()
+            except Exception as error:  # the page is no reason for a server to end
+                self._error.log(begun, repr(error), f"the live page has no sample: {error!r}")
+            due = begun + max(took / _SHARE, _EVERY)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if not self._viewers:
+                self._asked.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_UNSEEN - _EVERY):
+                        await self._asked.wait()
+
+    async def _tick(self) -> float:
+        """Take a sample, and have the events of it; return the seconds of a processor it took."""
+        begun, running = time.perf_counter(), self._running()
+        report = {} if running is None else dict(running.report(0))
+        if running is None or self._shares is None or not report:  # it has not started
+            return 0.0
+        report["ready"] = running.not_ready
+        members = running.members(MOST_WORKERS if self._viewers else 0)
+        sample = ServerSample(
+            *(time.time(), members.clock, report, members.rows if self._viewers else None),
+            *(members.workers, members.arrivals, members.arrived, self._shares.take()),
+        )
+        took = time.perf_counter() - begun
+        async with self._working:
+            difference, wrote = await asyncio.to_thread(self._taken, sample)
+            self._last = self._board.tick, difference
+        self._ticked.set()
+        self._ticked = asyncio.Event()
+        return took + wrote
+
+    def _taken(self, sample: ServerSample) -> tuple[bytes, float]:
+        """Return the difference that a sample makes, and the seconds of a processor it took."""
+        begun = time.thread_time()
+        with yielding():  # the event loop has the interpreter when it wants it
+            made = self._board.take(sample)
+        return made, time.thread_time() - begun
+
+
+def _given(response: HttpResponse) -> HttpResponse:
+    return response

@@ -1,0 +1,238 @@
+"""The live page of a real server over a real socket: its files and its events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.serving.config import Config
+from aiops.serving.live_page import LivePage
+from aiops.serving.members import Members
+from aiops.serving.monitoring import Monitoring
+from tests.support import PATIENCE, ServerThread
+
+MODEL = {"w": np.ones((8, 8), np.float32), "b": np.ones(3, np.float32)}
+
+
+@contextlib.contextmanager
+def shown(**settings: Any) -> Iterator[tuple[ServerThread, str]]:
+    """A server with a live page, and the page's URL."""
+    with ServerThread(dashboard=True, kernels="numpy", **settings) as server:
+        yield server, server.call(lambda running: running.metrics_url)
+
+
+def get(url: str) -> tuple[int, Mapping[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+@contextlib.contextmanager
+def events(url: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+    """The events of a page, as they come."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    connection.request("GET", "/events")
+    answer = connection.getresponse()
+    assert answer.status == 200
+
+    def read() -> Iterator[tuple[str, dict[str, Any]]]:
+        while True:
+            kind, data, end = (answer.readline().decode() for _ in range(3))
+            assert end == "\n"
+            yield kind[7:-1], json.loads(data[6:])
+
+    try:
+        yield read()
+    finally:
+        connection.close()
+
+
+def gradients() -> dict[str, np.ndarray]:
+    return {name: 0.01 * np.ones_like(array) for name, array in MODEL.items()}
+
+
+def test_a_run_as_a_viewer_sees_it() -> None:
+    with shown(policy="fasgd") as (server, url), events(url) as coming:
+        kind, whole = next(coming)
+        assert kind == "whole"
+        assert whole["state"]["ready"] == "no worker has defined a model yet"
+        with aiops.Worker(server.url, MODEL, name="a") as worker:
+            for _ in range(5):
+                worker.step(gradients())
+            kind, tick = next(coming)
+            assert kind == "tick"
+            while not tick.get("rows") or tick["rows"][0][3] < 5:
+                kind, tick = next(coming)
+            assert tick["rows"][0][1:4] == ["a", "worker", 5]
+            assert [line[:2] for line in tick["tensors"]] == [["w", 64], ["b", 3]]
+            assert tick["state"]["version"] == 5
+            with events(url) as others:
+                kind, whole = next(others)
+                assert kind == "whole"
+                assert whole["rows"][0][1] == "a", "the rows that the others have"
+        texts = [text for _time, _kind, text in tick.get("events", ())]
+        while "a left" not in texts:
+            _kind, tick = next(coming)
+            texts += [text for _time, _kind, text in tick.get("events", ())]
+        assert tick["gone"]
+
+
+def test_the_files_and_what_a_browser_may_do_with_them() -> None:
+    with shown(policy="asgd") as (_server, url):
+        status, headers, page = get(f"{url}/")
+        assert status == 200
+        assert headers["Content-Type"].startswith("text/html")
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert b"://" not in page, "it needs nothing from elsewhere"
+        for name in ("page.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css"):
+            assert name.encode() in page
+            assert get(f"{url}/{name}")[0] == 200
+        assert get(f"{url}/uPlot.LICENSE")[0] == 404
+        assert get(f"{url}/../live_page.py")[0] == 404
+        assert get(f"{url}/metrics")[0] == 404, "that is for --metrics-port"
+        assert get(f"{url}/healthz")[0] == 200
+
+
+def test_without_the_flag_there_is_no_page() -> None:
+    pytest.importorskip("prometheus_client")
+    with ServerThread(metrics_port=0, policy="asgd", kernels="numpy") as server:
+        url = server.call(lambda running: running.metrics_url)
+        assert get(f"{url}/")[0] == get(f"{url}/events")[0] == 404
+
+
+class Source:
+    """A server that reports its number of reports."""
+
+    not_ready = ""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.asked: list[int] = []  # the rows that were asked for each time
+        self.sampled = asyncio.Condition()
+
+    def report(self, shown: int) -> Mapping[str, Any]:
+        self.times.append(asyncio.get_running_loop().time())
+        return {"version": len(self.times)}
+
+    def members(self, most: int) -> Members:
+        self.asked.append(most)
+        self.telling = asyncio.ensure_future(self._tell())
+        return Members(0.0)
+
+    async def _tell(self) -> None:
+        async with self.sampled:
+            self.sampled.notify_all()
+
+    async def reports(self, count: int) -> None:
+        """Wait until this many were made."""
+        async with asyncio.timeout(PATIENCE), self.sampled:
+            await self.sampled.wait_for(lambda: len(self.asked) >= count)
+
+
+@contextlib.asynccontextmanager
+async def page_of(source: Source) -> AsyncIterator[LivePage]:
+    page = LivePage({}, lambda: source)
+    page.begin()
+    try:
+        yield page
+    finally:
+        page.close()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are taken as often as they may."""
+    monkeypatch.setattr("aiops.serving.live_page._EVERY", 0.01)
+    monkeypatch.setattr("aiops.serving.live_page._UNSEEN", 0.01)
+
+
+async def test_rows_are_gathered_for_viewers_alone() -> None:
+    source = Source()
+    async with page_of(source) as page:
+        await source.reports(1)
+        async with asyncio.timeout(PATIENCE), contextlib.aclosing(page.events()) as stream:
+            assert (await anext(stream)).startswith(b"event: whole\n")
+            assert (await anext(stream)).startswith(b"event: tick\n")
+        assert source.asked[0] == 0
+        assert source.asked[-1] > 0
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_viewer_that_is_behind_is_sent_the_whole_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aiops.serving.live_page._SHARE", 1.0)
+    source = Source()
+    async with page_of(source) as page, contextlib.aclosing(page.events()) as stream:
+        await anext(stream)
+        await source.reports(len(source.asked) + 4)
+        assert (await anext(stream)).startswith(b"event: whole\n")
+
+
+@pytest.mark.usefixtures("often")
+async def test_samples_take_a_hundredth_of_a_processor_at_most() -> None:
+    class Slow(Source):
+        def report(self, shown: int) -> Mapping[str, Any]:
+            found = super().report(shown)
+            while asyncio.get_running_loop().time() < self.times[-1] + 0.003:
+                pass
+            return found
+
+    source = Slow()
+    async with page_of(source):
+        await source.reports(3)
+    assert np.diff(source.times).min() >= 100 * 0.003
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_sample_that_fails_is_logged_and_the_next_is_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Source):
+        def report(self, shown: int) -> Mapping[str, Any]:
+            found = super().report(shown)
+            if len(self.times) < 3:
+                raise LookupError("there is none yet")
+            return found
+
+    source = Failing()
+    async with page_of(source):
+        await source.reports(1)
+    assert caplog.text.count("the live page has no sample: LookupError('there is none yet')") == 1
+
+
+async def test_before_there_is_a_server_the_page_waits() -> None:
+    async with Monitoring(Config(dashboard=True), lambda: None) as monitoring:
+        status, _headers, _page = await asyncio.to_thread(get, f"{monitoring.url}/")
+        assert status == 200
+
+
+async def test_a_standby_has_a_page_too(tmp_path: Any) -> None:
+    settings: dict[str, Any] = {"port": 0, "policy": "asgd", "kernels": "numpy"}
+    async with aiops.serve(state=tmp_path / "a", acks="replicated", **settings) as primary:
+        own = {**settings, "dashboard": True, "state": str(tmp_path / "b")}
+        async with aiops.serve(standby=primary.url, **own) as standby:
+
+            def first() -> dict[str, Any]:
+                with events(standby.metrics_url) as coming:
+                    return next(coming)[1]
+
+            whole = await asyncio.to_thread(first)
+            assert whole["state"]["ready"] == f"it is a standby of {primary.url}"
+            assert whole["state"]["standby_of"] == primary.url
