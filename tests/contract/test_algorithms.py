@@ -24,7 +24,7 @@ from aiops.errors import ConflictError, UsageError
 from aiops.model.layout import Array, dtype_named
 from aiops.store.finite_guard import FiniteGuard
 from aiops.wire import messages
-from tests.contract.cases import CASES, PLACES, WITHOUT_GRADIENTS, WORKERS
+from tests.contract.cases import CASES, PLACES, WITHOUT_GRADIENTS, WORKERS, at_its_rate
 from tests.devices import DEVICES, device_named, machine_with
 from tests.engine.seeded_run import Case, Driver, Script
 from tests.hands import Gradient, Hand, crew_of, train
@@ -170,7 +170,7 @@ def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
 
 def test_a_factor_of_the_learning_rate_is_that_rate(case: tuple[str, dict[str, Any]]) -> None:
     """To the bit: of a worker's own rate too, where it takes steps of its own."""
-    name, settings = case
+    name, settings = case = at_its_rate(case)
     algorithm = find(name).make(settings)
     rate = "inner_lr" if hasattr(algorithm, "inner_lr") else "lr"
     own_rates = "lr=" in str(settings.get("per_tensor", ""))

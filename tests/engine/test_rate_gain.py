@@ -18,9 +18,9 @@ def noted(most: float, *counts: tuple[int, int]) -> RateGain:
 
 
 def test_it_rises_after_the_first_updates_and_doubles_in_as_many() -> None:
-    assert noted(8, (5, 64)).factor == 1
-    assert noted(8, (5, 128)).factor == 2
-    assert noted(8, (5, 192)).factor == 4
+    assert noted(8, (5, 16)).factor == 1
+    assert noted(8, (5, 32)).factor == 2
+    assert noted(8, (5, 48)).factor == 4
 
 
 @pytest.mark.parametrize("most", [1.0, 3.0, 8.0])
@@ -50,7 +50,7 @@ def test_a_server_that_is_started_again_may_allow_less(most: float) -> None:
 
 
 def test_it_goes_on_from_its_state() -> None:
-    found, other = noted(8, (5, 100)), RateGain(8)
+    found, other = noted(8, (5, 25)), RateGain(8)
     other.restore(found.state())
     assert other.factor == found.factor > 1
     found.note(np.array([-1]))
