@@ -51,6 +51,7 @@ docs: $(VENV)/.dev
 	@$(BIN)/python -m docs._tools.state docs/state.md
 	@$(BIN)/python -m docs._tools.metrics docs/guide-monitoring.md
 	@$(BIN)/python -m docs._tools.pages docs/algorithms
+	@$(BIN)/python -m docs._tools.api docs/api.md
 
 golden: $(VENV)/.dev
 	@$(BIN)/python -m tests.kernels.test_numba_source

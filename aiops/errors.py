@@ -9,6 +9,7 @@
     ├── ProtocolError               a peer broke the rules of docs/wire.md
     │   ├── LocalProtocolError      ... and it was this side
     │   └── RemoteProtocolError     ... and it was the other side
+    │       └── Corrupted           ... or bytes were changed on the way (also a ConnectionLost)
     ├── ConnectionLost              the network's: the peer or the connection went away
     │   ├── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
     │   ├── RolledBack              ... and the servers of a model go back to an earlier moment
@@ -40,6 +41,7 @@ __all__ = [
     "BadPush",
     "ConflictError",
     "ConnectionLost",
+    "Corrupted",
     "DamagedState",
     "DeadlineExceeded",
     "Kicked",
@@ -57,8 +59,6 @@ __all__ = [
     "Unavailable",
     "Untrusted",
     "UsageError",
-    "nearest",
-    "refusal",
 ]
 
 

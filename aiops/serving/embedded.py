@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from aiops.errors import UsageError, nearest
 from aiops.serving import rollback
 from aiops.serving.config import Config, assignments, shard_folder
 from aiops.serving.monitoring import Monitoring
 from aiops.serving.new_files import discard_unbegun, with_record
+from aiops.serving.serve_keywords import ServeKeywords
 from aiops.serving.server import Server
 from aiops.serving.shard_count import settle_shards
 from aiops.serving.standby.server import StandbyServer
@@ -25,11 +26,15 @@ _log = logging.getLogger("aiops.server")
 
 
 @overload
-def serve(*, standby: None = None, **settings: Any) -> AbstractAsyncContextManager[Server]: ...
-@overload
-def serve(*, standby: str, **settings: Any) -> AbstractAsyncContextManager[StandbyServer]: ...
 def serve(
-    *, standby: str | None = None, **settings: Any
+    *, standby: None = None, **settings: Unpack[ServeKeywords]
+) -> AbstractAsyncContextManager[Server]: ...
+@overload
+def serve(
+    *, standby: str, **settings: Unpack[ServeKeywords]
+) -> AbstractAsyncContextManager[StandbyServer]: ...
+def serve(
+    *, standby: str | None = None, **settings: Unpack[ServeKeywords]
 ) -> AbstractAsyncContextManager[Server] | AbstractAsyncContextManager[StandbyServer]:
     """Run a server inside this event loop, for as long as the ``async with`` block lasts.
 
@@ -52,10 +57,10 @@ def serve(
     standby
         The URL of the primary that it is a standby of, or several, as workers are given them.
     settings
-        The other fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's
-        settings, a codec may be given alone, and a path as text. ``shards="auto"`` is the number of
-        the state, or of named followers; without these it is 1, as one event loop gains nothing by
-        more.
+        As of ``aiops serve``, with ``_`` for ``-`` (`ServeKeywords`); ``set`` may be a dict of the
+        policy's settings, a codec may be given alone, and a path as text. ``shards="auto"`` is the
+        number of the state, or of named followers; without these it is 1, as one event loop gains
+        nothing by more.
 
     Raises
     ------
@@ -105,17 +110,14 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     """
     settings = {**settings}
     chosen = settings.get("set")
-    if isinstance(chosen, dict):
+    if isinstance(chosen, Mapping):
         settings["set"] = assignments(chosen)
     for name in ("push_codec", "fetch_codec"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
-    for name in (
-        *("init", "save", "record", "state", "ledger", "profile"),
-        *("tls_cert", "tls_key", "tls_ca"),
-    ):
-        if isinstance(settings.get(name), str):
-            settings[name] = Path(settings[name])
+    for each in dataclasses.fields(Config):
+        if "Path" in str(each.type) and isinstance(settings.get(each.name), str):
+            settings[each.name] = Path(settings[each.name])
     try:
         return Config(**settings)
     except TypeError:

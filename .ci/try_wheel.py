@@ -1,0 +1,156 @@
+"""A new user's first hour, from the package alone: ``python .ci/try_wheel.py dist/*.whl``.
+
+It uses the Python that runs it. In a folder outside the repository it makes an environment,
+installs the core, trains over a server inside the program; then installs ``[server]`` and has
+``aiops`` serve, train, go on after a kill, export and replay. Its exit status is 0 if all is well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+PATIENCE = 120.0  # seconds for one command; compiling kernels for the first time takes a few
+
+CORE = """
+import asyncio
+import numpy as np
+import aiops
+
+async def main():
+    async with aiops.serve(port=0, policy="asgd", set={"lr": 0.1}) as server:
+        def train():
+            with aiops.Worker(server.url, {"w": np.ones(4, np.float32)}) as worker:
+                worker.step({"w": np.ones(4, np.float32)})
+                return worker.params["w"].tolist()
+        assert np.allclose(await asyncio.to_thread(train), 0.9)
+
+asyncio.run(main())
+"""
+
+WORKER = """
+import itertools
+import aiops
+from aiops.lab.workloads import MLP, batches, load
+
+data, model = load("digits"), MLP((64, 32, 10))
+with aiops.Worker(params=model.init(seed=0)) as worker:
+    for x, y in itertools.islice(batches(data, 16, 0), 200):
+        worker.step(model.gradients(worker.params, x, y)[1])
+    print(worker.version)
+"""
+
+
+class User:
+    """A user with a folder and an environment of their own."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.folder, self.wheel = folder, wheel
+        self.programs = folder / "env" / "bin"
+        # Nothing of the machine's own settings, nor of the repository.
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIOPS_", "PYTHON", "VIRTUAL_ENV"))
+        }
+        venv.create(folder / "env", with_pip=True)
+
+    def install(self, extras: str) -> None:
+        """Install the wheel with extras."""
+        self.run("python", "-m", "pip", "install", "--quiet", f"{self.wheel}{extras}", seconds=600)
+
+    def run(self, *words: str, status: int = 0, seconds: float = PATIENCE) -> str:
+        """Run a command of the environment; return what it printed."""
+        print("$", *(word.strip().partition("\n")[0] for word in words), flush=True)
+        begun = time.monotonic()
+        done = subprocess.run(
+            [self.programs / words[0], *words[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        text = done.stdout + done.stderr
+        if done.returncode != status or "Traceback" in text:
+            raise SystemExit(f"{words} ended with {done.returncode}:\n{text}")
+        print(f"    {time.monotonic() - begun:.2f} s", flush=True)
+        return text
+
+    def serve(self, *flags: str) -> subprocess.Popen[str]:
+        """Start a server at a free port; workers and commands find its URL in AIOPS_URL."""
+        server = subprocess.Popen(
+            [self.programs / "aiops", "serve", "--port", "0", *flags],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout is not None
+        self.environment["AIOPS_URL"] = server.stdout.readline().strip()
+        assert self.environment["AIOPS_URL"].startswith("aiops://"), "it has not started"
+        return server
+
+
+def try_core(user: User) -> None:
+    """Install two packages, train, and ask for the command line that is not there."""
+    user.install("")
+    installed = user.run("python", "-m", "pip", "list", "--format=freeze")
+    packages = set(re.findall(r"^([\w-]+)==", installed, re.MULTILINE))
+    assert packages - {"pip", "setuptools"} == {"aiops-ps", "numpy", "msgpack"}, packages
+    user.run("python", "-c", CORE)
+    assert "pip install 'aiops-ps[server]'" in user.run("aiops", "serve", status=69)
+
+
+def try_server(user: User) -> None:
+    """Serve, train, kill the server, go on, export and replay."""
+    user.install("[server]")
+    assert "aiops " in user.run("aiops", "--version")
+    assert " bench " not in user.run("aiops", "--help")
+    user.run("aiops", "policies", "fasgd")
+    kept = ("--state", "state", "--keep-journal")
+    server = user.serve(*kept)
+    assert user.run("python", "-c", WORKER).split() == ["200"]
+    url = user.environment["AIOPS_URL"]
+    assert "is alive" in user.run("aiops", "ping", url)
+    server.kill()
+    server.wait(PATIENCE)
+    server = user.serve(*kept)
+    assert user.run("python", "-c", WORKER).split() == ["400"], "a kill has lost pushes"
+    assert "400" in user.run("aiops", "stats", user.environment["AIOPS_URL"])
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(PATIENCE) == 0
+    user.run("aiops", "state", "verify", "state")
+    user.run("aiops", "state", "export", "state", "--out", "model.safetensors")
+    replayed = user.run("aiops", "replay", "state", "--save", "again.safetensors")
+    assert "400" in replayed
+    exported, again = (values(user.folder / f"{name}.safetensors") for name in ("model", "again"))
+    assert exported == again, "the exported and the replayed model differ"
+
+
+def values(path: Path) -> bytes:
+    """Return the bytes of the tensors in a .safetensors file; its header's order is free."""
+    data = path.read_bytes()
+    return data[8 + int.from_bytes(data[:8], "little") :]
+
+
+def main() -> None:
+    """Try the wheel that is named on the command line."""
+    [wheel] = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        user = User(Path(folder), Path(wheel).resolve())
+        try_core(user)
+        try_server(user)
+    print(f"all well, with Python {sys.version.partition(' ')[0]}")
+
+
+if __name__ == "__main__":
+    main()

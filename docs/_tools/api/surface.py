@@ -1,0 +1,105 @@
+"""The public names: those that ``__all__`` of these modules lists, and their public members."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+CORE = ("aiops", "aiops.client", "aiops.data", "aiops.errors", "aiops.server")
+"""The public modules that need no package of an extra."""
+
+MODULES = (
+    *CORE,
+    *("aiops.client.torch", "aiops.client.jax", "aiops.client.keras", "aiops.data.torch"),
+    "aiops.ray",
+)
+"""All public modules."""
+
+MOST = 60
+"""The most names that they may have together."""
+
+_CLIENT = "offer carry forked patience begin plan token info abandon"
+INTERNAL: Mapping[str, str] = {
+    "AsyncClient": _CLIENT,
+    "Client": f"{_CLIENT} ask interrupt attend",
+    "AsyncWorker": "forked directed plan token info abandon",
+    "Worker": "forked directed plan token info abandon",
+    "AsyncModelAverager": "forked plan token info abandon take_task",
+    "ModelAverager": "forked plan token info abandon take_task",
+    "Table": "described most evicts",
+    "Params": "held newest now_at lend own state restore",
+    "Receipt": "vbar vbars",
+    "Embedding": "attach discard push extra_repr",
+    "RemoteOptimizer": "abandon changed",
+    "RemoteTree": "abandon",
+    "KerasOptimizer": "build",
+    "SharedBatches": "feed_for note one_task ending over rows",
+    "ShardedDataset": "rest",
+    "Server": "on_taken run_state socket follower_moved not_ready engine run coordinator warm start"
+    " reload supersede replayer discard serve until_ending stop_with_lead forked",
+    "RunningServer": "accesses config heads present lead has_standby is_pair node servers",
+}
+"""Members that other rooms of aiops call, and that are promised to no program."""
+
+
+class Name(NamedTuple):
+    """A public name."""
+
+    module: str
+    name: str
+    value: Any
+
+    @property
+    def home(self) -> str:
+        """Its full name where it is defined, as a type checker calls it."""
+        module = getattr(self.value, "__module__", self.module)
+        ours = isinstance(module, str) and module.partition(".")[0] == "aiops"
+        return f"{module if ours else self.module}.{self.name}"
+
+
+def names(modules: Sequence[str] = MODULES) -> Iterator[Name]:
+    """Yield each public name of these modules once, in the first that has it."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras takes it as it is imported
+    seen: set[int] = set()
+    for module in modules:
+        home = importlib.import_module(module)
+        for name in home.__all__:
+            value = getattr(home, name)
+            if not inspect.ismodule(value) and id(value) not in seen:
+                seen.add(id(value))
+                yield Name(module, name, value)
+
+
+def _attributes(doc: str) -> list[str]:
+    """Return the names in the section *Attributes* of a docstring."""
+    section = re.search(
+        r"^Attributes\n-+\n(.*?)(?:\n\n|\n\w+\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE
+    )
+    lines = section[1].splitlines() if section else []
+    return [
+        name
+        for line in lines
+        if not line.startswith(" ")
+        for name in line.partition(":")[0].replace("*", "").split(", ")
+    ]
+
+
+def members(of: type) -> Iterator[tuple[str, Any]]:
+    """Yield the public members of a class that aiops defines, sorted, with what defines them.
+
+    Attributes of its objects are those that its docstring names.
+    """
+    found: dict[str, Any] = dict.fromkeys(_attributes(inspect.getdoc(of) or ""))
+    for each in of.__mro__:
+        if each.__module__.partition(".")[0] == "aiops":
+            for name, value in vars(each).items():
+                if found.get(name) is None:
+                    found[name] = value
+    internal = INTERNAL.get(of.__name__, "").split()
+    for name in sorted(found):
+        if not name.startswith("_") and name not in internal:
+            yield name, found[name]
