@@ -69,6 +69,7 @@ class ServeKeywords(TypedDict, total=False):
     relay: str | None
     relay_token: str | None
     metrics_port: int | None
+    dashboard: bool
     metrics_host: str
     metrics_workers: int
     log_format: str
