@@ -35,6 +35,7 @@ GOOD: dict[str, Any] = {
     "Positive": 5,
     "Numbers": (7, 0, 2**53 - 1),
     "Examples": ((1, 0, 8), (1, 8, 12)),
+    "Logged": (("loss", 0.25), ("é" * 32, -1e308)),
 }
 """A value of each type."""
 
@@ -144,6 +145,12 @@ BAD: dict[str, list[Any]] = {
     "Examples": [
         *(None, (1, 0, 8), ((1, 0),), ((1, 8, 8),), ((1, 0, 2**53),), ((-1, 0, 8),)),
         *(((1, -1, 8),), ((1, False, 8),), ((1.0, 0, 8),), ((1, 0, 8),) * 1025),
+    ],
+    "Logged": [
+        *(None, {"loss": 1.0}, ("loss", 1.0), (("loss",),), (("loss", 1),), (("loss", True),)),
+        *((("loss", 1.0, 2.0),), ((b"loss", 1.0),), (("loss", float("nan")),)),
+        *((("loss", float("-inf")),), (("é" * 33, 1.0),), (("a", 1.0), ("a", 2.0))),
+        tuple((f"n{k}", 1.0) for k in range(17)),
     ],
     "Factors": [None, 0.5, (1,), (-0.5,), (100.5,), (float("nan"),), (float("inf"),)],
     "Gate": [None, (0.5,), (0.5, 1), (0.5, -0.5), (0.5, float("nan")), (0.5, 0.5, 0.5)],

@@ -106,6 +106,9 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Versions": st.lists(uint, max_size=3).map(tuple),
     "Positive": st.integers(1, LARGEST),
     "Numbers": st.lists(uint, max_size=3).map(tuple),
+    "Logged": st.dictionaries(st.text(max_size=16), real, max_size=3).map(
+        lambda values: tuple(values.items())
+    ),
     "Examples": st.lists(
         st.tuples(uint, st.integers(0, 9), st.integers(10, LARGEST)), max_size=3
     ).map(tuple),

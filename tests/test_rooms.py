@@ -88,8 +88,8 @@ PURE_IN_SHELLS: Mapping[str, str] = {
     "ray": "worker_group dealing checkpoint_list",
     "data": "feed order source",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
-    " requests session pending known_run restarts server_info handshake shard_channel shards"
-    " strategies torch_arrays training_loop steady program calls backoff",
+    " requests session logbook pending known_run restarts server_info handshake shard_channel"
+    " shards strategies torch_arrays training_loop steady program calls backoff",
 }
 """Modules (or packages) of a shell that are pure all the same."""
 

@@ -58,6 +58,13 @@ class AveragerFacade:
         self._closed = self._forked = True
         self.lock.forked()
 
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, such as ``loss=0.3``; all else as `Client.log`.
+
+        It does not wait.
+        """
+        self._core.log(values)
+
     @property
     def steps(self) -> int:
         """The steps taken so far."""

@@ -88,6 +88,14 @@ class Averaging:
             if not isinstance(error, AiopsError | asyncio.CancelledError):
                 raise
 
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log numbers, on any thread, as `Client.log`."""
+        self._client.note_log(values)
+        if self.task.done():
+            with contextlib.suppress(RuntimeError):  # its event loop has ended
+                loop = self.task.result().get_loop()
+                loop.call_soon_threadsafe(self._client.send_log)
+
     def _end(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
             error = ConnectionLost("this averager was closed")

@@ -156,6 +156,10 @@ class Facade(SessionFacade):
         self._requests = Requests(self._session)
         self._calls = Calls(self._session, self._requests)
 
+    def note_log(self, values: Mapping[str, Any]) -> None:
+        """Note numbers that are to be sent to the server, on any thread; raises as `Client.log`."""
+        self._session.book.note(values)
+
     def forked(self) -> None:
         """Refuse to work in a fork; the connection is the parent's."""
         self._closed = self._forked = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Any
 
 from aiops.client.sync.worker import Worker
 from aiops.common.closing import Closing
@@ -30,6 +31,10 @@ class Remote(Closing):
     def rolled_back(self) -> int:
         """Acknowledged pushes that the server lost before it was started again, as `Worker`'s."""
         return self.worker.rolled_back
+
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, such as ``loss=0.3``; all else as `Worker.log`."""
+        self.worker.log(**values)
 
     def close(self) -> None:
         """Push what has not been pushed yet, take over the model, and leave the server.

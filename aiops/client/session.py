@@ -119,6 +119,7 @@ from functools import partial
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.handover import without
 from aiops.client.handshake import Handshake, Identity
+from aiops.client.logbook import Logbook
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
@@ -208,6 +209,8 @@ class Session:
         The steady exchange as it was learnt on this connection, or None.
     restarts
         Tells what is left when the server was started again.
+    book
+        What was logged, and is to be sent.
 
     Raises
     ------
@@ -240,6 +243,7 @@ class Session:
         self._ledger = ledger = Ledger(own=True)
         self.info = ServerInfo(server, client, role, ledger, parallel_map)
         self._outbox = Outbox(parallel_map)
+        self.book = Logbook()
         self.pending = PendingRequests(self.info, self._outbox, ledger, parallel_map)
         self.wire = wire()
         ledger.traffic = self.wire.traffic
@@ -398,9 +402,19 @@ class Session:
         self.steady, self._learning = None, True
         self.ready, self.out, self.back = False, [], []
 
+    def log(self, now: float | None) -> None:
+        """Have what was logged sent with what is sent next, when it is time.
+
+        ``now``: as of `Logbook.take`.
+        """
+        message = self.book.take(now) if self.ready else None
+        if message is not None:
+            self._send(message)
+
     def leave(self) -> list[Buffer]:
         """Leave the server, if the session is ready; return what to send."""
         if self.ready:
+            self.log(None)
             self.ready = False
             self._settle()
             id = self.pending.next_id
@@ -633,7 +647,7 @@ class Session:
         """Be ready, and send what was asked for before."""
         if self.ready:
             return
-        self.ready = True
+        self.ready, self.book.every = True, self.info.plan.get("log_every")
         # In the order in which they were asked; each gets a new id, a push keeps its number.
         for request in self.pending.take():
             self.ask(request)

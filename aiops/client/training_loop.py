@@ -153,6 +153,10 @@ class TrainingLoop:
         """The client plan, which may be another one since the server was restarted."""
         return self._info.plan
 
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds computed so far, and those waited."""
+        return self.compute_seconds, self.idle_seconds
+
     # ------------------------------------------------------------ the programs
 
     def check(self, *, again: bool) -> None:

@@ -37,7 +37,7 @@ from aiops.state.plain import pack
 from aiops.state.row_kinds import STEADY_ROW, RowKind, row_fields
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
-from aiops.wire.messages import Describe, Hello, Message, Ping, Pong, Push, Stats
+from aiops.wire.messages import Describe, Hello, Log, Message, Ping, Pong, Push, Stats
 from aiops.wire.sinks import Discard, Sink
 
 LEASED = 1
@@ -46,7 +46,7 @@ LEASED = 1
 _FINAL = 2
 """Flag of a row of `Stopping`: no server goes on with the state."""
 
-_PASSING = (Stats, Ping, Pong, Describe)
+_PASSING = (Stats, Ping, Pong, Describe, Log)
 """Requests that change nothing: they have no rows."""
 
 

@@ -17,7 +17,7 @@ from aiops.state.frames import JournalFrame, SegmentScan
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import proves_generation
-from aiops.wire.messages import Error, Hello, Ping, Pong, Push, Report, Stats, Welcome
+from aiops.wire.messages import Error, Hello, Log, Ping, Pong, Push, Report, Stats, Welcome
 from aiops.wire.sinks import Sink
 from aiops.wire.standby_messages import JournalRows, Promote, SnapshotPart, StandbyWelcome
 
@@ -273,7 +273,7 @@ class StandbyDesk:
         message, peer = event.message, event.peer
         if isinstance(message, Ping):
             return [Reply(peer, Pong(message.id))]
-        if isinstance(message, Pong):
+        if isinstance(message, Pong | Log):
             return []
         if isinstance(message, Stats):
             return [Reply(peer, Report(message.id, self._report()))]

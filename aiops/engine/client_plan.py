@@ -15,6 +15,9 @@ from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Options
 from aiops.errors import ConflictError
 
+LOG_EVERY, LOGS_PER_SECOND = 2.0, 100
+"""Seconds between two messages of a worker that is watched; and the most a second of all."""
+
 RING_CODECS = ("bf16", "fp16", "int8")
 """Codecs whose payloads have a length that is known, which chunks between workers need."""
 
@@ -76,6 +79,7 @@ class ClientPlan:
             codec = AUTO if rate and not options.push_codec else _ring_codec(options.push_codec)
             among = {"budget": rate, "codec": codec, "tls": options.tls}
             self.fields["average"] = {**self.fields["average"], **among}
+        self._watched = options.watched
         self.gate: Gate | None = None
         self.most_batches = 1
         gate, self.recall = self._chosen_gate(algorithm, options), 0
@@ -110,14 +114,17 @@ class ClientPlan:
     def for_worker(
         self, number: int, budget: GateController | None, workers: int
     ) -> dict[str, Any]:
-        """Return the plan for a client that joins: under a budget also the seconds per byte.
+        """Return the plan for a client that joins.
 
-        ``workers``: those that share the budget.
+        Under a budget it has the seconds per byte; on a server that is watched, those between two
+        messages that tell how long it has computed and waited. ``workers``: how many there are.
         """
-        under_budget = {}
+        more: dict[str, Any] = {}
         if budget is not None:
-            under_budget["seconds_per_byte"] = budget.seconds_per_byte(workers)
-        return {**self.fields, **under_budget, "worker": number}
+            more["seconds_per_byte"] = budget.seconds_per_byte(workers)
+        if self._watched:
+            more["log_every"] = max(LOG_EVERY, workers / LOGS_PER_SECOND)
+        return {**self.fields, **more, "worker": number}
 
 
 def _ring_codec(specs: Sequence[str]) -> str:

@@ -170,6 +170,7 @@ from aiops.wire.messages import (
     FetchRows,
     Hello,
     Leave,
+    Log,
     Ping,
     Pong,
     Push,
@@ -622,6 +623,10 @@ class Engine:
                 case Ping():
                     return [Reply(peer, Pong(message.id))]
                 case Pong():  # the shell has noted that the connection is alive
+                    return []
+                case Log():
+                    if member is not None:
+                        member.log(message)
                     return []
                 case Leave():
                     return self._leave(event, member)

@@ -402,6 +402,7 @@ class Options:
     them, too, by the hash of their numbers. ``filter``: as `aiops.filters.choice.chosen` takes it.
     ``relay``, ``relay_token``: the ``host:port`` of the relay through which workers that average
     reach each other, and what it shares with this server. ``tls``: they speak TLS to each other.
+    ``watched``: workers are to say how long they have computed and waited, for people.
     """
 
     workers: int | None = None
@@ -426,6 +427,7 @@ class Options:
     relay: str = ""
     relay_token: str = field(default="", repr=False)
     tls: bool = False
+    watched: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""

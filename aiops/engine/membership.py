@@ -22,7 +22,8 @@ from aiops.model.layout import Layout
 from aiops.store.snapshots import Lease
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
-from aiops.wire.messages import REMEMBERED, Error, Message
+from aiops.wire.fields import MAX_LOGGED
+from aiops.wire.messages import REMEMBERED, Error, Log, Message
 from aiops.wire.traffic import Traffic
 
 DEPARTED = 4096
@@ -78,6 +79,10 @@ class Member:
     sent: Lease | None = None  # on the version that it computes at, if the rule reads it
     rolled_back: int = 0  # as `Recorder.rolled_back`, of this member; it is no state
     covers: dict[int, PushOutcome] = field(default_factory=dict)  # by the push's number
+    # What it has logged last, for people: no state, and a replay lacks it.
+    logged: dict[str, float] = field(default_factory=dict)
+    compute: float | None = None
+    idle: float | None = None
 
     def exchanged(self, now: float, seq: int, acknowledged: Acknowledged) -> None:
         """Note a steady exchange: a new push that was used, and answered at once."""
@@ -88,6 +93,16 @@ class Member:
         self.answers[seq] = acknowledged
         if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
+
+    def log(self, message: Log) -> None:
+        """Take the numbers that it has logged; of more names than may be, the last stay."""
+        for name, value in message.values:
+            self.logged.pop(name, None)
+            self.logged[name] = value
+        for name in [*self.logged][:-MAX_LOGGED]:
+            del self.logged[name]
+        if message.compute is not None:
+            self.compute, self.idle = message.compute, message.idle
 
     def remember(self, seq: int, answer: Message | Acknowledged) -> None:
         """Keep an answer, in case the push is repeated after a lost connection."""
@@ -139,6 +154,7 @@ class Member:
         return (
             *(self.number, self.name, state, self.pushes, self.refused, self.ignored),
             *(self.staleness, self.bytes_in(), self.bytes_out(), self.answered),
+            *(self.compute, self.idle, self.logged),
         )
 
     def report(self, now: float) -> dict[str, Any]:
@@ -153,6 +169,9 @@ class Member:
             "staleness": self.staleness,
             **self.counts(),
             "ledger": self.ledger.brief(),
+            "compute_seconds": self.compute,
+            "idle_seconds": self.idle,
+            "logged": dict(self.logged),
             "seconds_since_answer": round(max(0.0, now - self.answered), 3),
         }
 
@@ -314,6 +333,26 @@ class Membership:
         """
         here = sorted(self._by_peer.values(), key=_worker_first)[:most]
         return [member.row() for member in here]
+
+    def logged(self) -> dict[str, list[float]]:
+        """Return the mean, least and largest of each number that those connected have logged last.
+
+        Of more than `MAX_LOGGED` names those that came first in the order of the clients.
+        """
+        found = dict[str, list[float]]()
+        for member in self._by_peer.values():
+            for name, value in member.logged.items():
+                sums = found.get(name)
+                if sums is not None:
+                    sums[0] += value
+                    sums[1], sums[2] = min(sums[1], value), max(sums[2], value)
+                    sums[3] += 1
+                elif len(found) < MAX_LOGGED:
+                    found[name] = [value, value, value, 1]
+        return {
+            name: [total / count, least, most]
+            for name, (total, least, most, count) in found.items()
+        }
 
     def note_arrival(self, how: str, member: Member) -> None:
         """Note that a client came or went."""

@@ -36,11 +36,19 @@ _OF_THE_PROCESS = (
         "versions_alive",
         "versions_spare",
     ),
-    *("readers_cut", "receive_bytes", "receive_bytes_peak", "rows_bytes", "rows_bytes_peak"),
+    *(
+        "logged",
+        "readers_cut",
+        "receive_bytes",
+        "receive_bytes_peak",
+        "rows_bytes",
+        "rows_bytes_peak",
+    ),
 )
 _OF_CONNECTIONS = (
     *("bytes", "messages", "model", "other", "overhead", "overhead_by_kind", "unfinished"),
     *("bytes_pushed", "bytes_fetched", "rolled_back"),
+    *("compute_seconds", "idle_seconds", "logged"),
 )
 
 
@@ -119,6 +127,7 @@ def report(
         "receive_bytes_peak": admission.pool.peak,
         "rows_bytes": admission.row_pool.out,
         "rows_bytes_peak": admission.row_pool.peak,
+        "logged": membership.logged(),
         "waiting": len(updates.held.pushes) if updates else 0,
         "waited_for": sorted(membership.waited_for()),
         "filter": screen.report({each.number: each.name for each in membership})

@@ -90,6 +90,13 @@ def _largest(report: Report) -> Iterator[MetricSample]:
 _TABLES = ("tables",)
 _DATA = ("data_sets",)
 
+
+def _logged(report: Report) -> Iterator[MetricSample]:
+    values = report.get("logged") or {}
+    for shown, (mean, _least, _most) in zip(apart([*values]), values.values(), strict=True):
+        yield MetricSample((shown,), mean)
+
+
 METRICS = (
     Metric(
         "counter",
@@ -178,6 +185,13 @@ METRICS = (
     ),
     Metric("gauge", "aiops_model_parameters", "Parameters of the model.", value("parameters")),
     Metric("gauge", "aiops_model_tensors", "Tensors of the model.", value("tensors")),
+    Metric(
+        "gauge",
+        "aiops_logged_mean",
+        "Mean over the clients of the number that each has logged last under a name.",
+        _logged,
+        ("name",),
+    ),
     Metric(
         "gauge",
         "aiops_held_pushes",

@@ -514,6 +514,7 @@ class Config:
             relay="" if self.relay is None else _host_and_port(self.relay),
             relay_token=self.relay_token or "",
             tls=self.tls,
+            watched=self.dashboard,
         )
 
     def flags(self, names: Iterable[str] | None = None) -> list[str]:

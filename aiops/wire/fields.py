@@ -38,6 +38,7 @@ Versions: TypeAlias = tuple[int, ...]  # of the model, and of each table; or non
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 Positive: TypeAlias = int  # 1 ≤ x ≤ LARGEST
 Numbers: TypeAlias = tuple[int, ...]  # of tasks, at most MAX_LISTED
+Logged: TypeAlias = tuple[tuple[str, float], ...]  # name, a finite number; at most MAX_LOGGED
 Examples: TypeAlias = tuple[tuple[int, int, int], ...]  # task, start, stop; at most MAX_LISTED
 
 MAX_COUNT = 1 << 20
@@ -54,6 +55,12 @@ LONGEST = (1 << 63) - 1
 
 MAX_AXES = 32
 """Most axes a tensor may have."""
+
+MAX_LOGGED = 16
+"""Most numbers that a client may log at a time."""
+
+MAX_LOGGED_NAME = 64
+"""Most bytes of the name of such a number."""
 
 MAX_LISTED = 1024
 """Most tasks, or ranges of examples, that one message may list."""
@@ -204,6 +211,18 @@ def _examples(value: object) -> bool:
     )
 
 
+def _logged(value: object) -> bool:
+    """Check pairs of (name, finite number), each name once."""
+    return (
+        type(value) is tuple
+        and len(value) <= MAX_LOGGED
+        and all(type(row) is tuple and len(row) == 2 for row in value)
+        and all(type(row[0]) is str and len(row[0].encode()) <= MAX_LOGGED_NAME for row in value)
+        and all(_real(row[1]) for row in value)
+        and len({row[0] for row in value}) == len(value)
+    )
+
+
 def _wants(value: object) -> bool:
     """Check runs of (first tensor, past the last, version held), in order."""
     if type(value) is not tuple:
@@ -271,6 +290,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Members": ("a list of [host, port, boolean]", _members),
     "Positive": ("an integer from 1 to 2⁵³−1", _positive),
     "Numbers": (f"a list of at most {MAX_LISTED:,} integers from 0 to 2⁵³−1", _numbers),
+    "Logged": (f"a list of at most {MAX_LOGGED} [name, finite float], each name once", _logged),
     "Examples": (f"a list of at most {MAX_LISTED:,} [task, start, stop]", _examples),
 }
 

@@ -21,6 +21,7 @@ from aiops.wire.fields import (
     Factors,
     Gate,
     Have,
+    Logged,
     Nonce,
     Offered,
     OptReal,
@@ -188,6 +189,16 @@ class Ping(Message):
     """Request a sign of life."""
 
     kind = "ping"
+
+
+@value
+class Log(Message):
+    """Note numbers about the client's training, for people. There is no answer."""
+
+    kind = "log"
+    values: Logged
+    compute: OptReal = None
+    idle: OptReal = None
 
 
 @value

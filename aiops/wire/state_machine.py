@@ -9,7 +9,7 @@ Side: TypeAlias = Literal["client", "server"]
 
 _REQUESTS = {
     *("define", "describe", "push", "reapply", "fetch", "fetch_rows", "push_rows", "stats"),
-    *("ping", "pong", "join_round", "settle_round", "take_task", "cover"),
+    *("ping", "pong", "log", "join_round", "settle_round", "take_task", "cover"),
     *("share", "release", "promote", "take_place", "fence"),
     *("kick", "pause", "resume", "take_snapshot", "drain", "rollback_to"),
 }

@@ -94,6 +94,9 @@ def texts(folder: Path) -> Iterator[str]:
     given: dict[str, Any] = {"shards": 2, "no_shm": True, "metrics_port": 0}
     with ServerThread(**given) as server, aiops.Worker(server.url, MODEL, name="w") as worker:
         worker.step(gradients())
+        with aiops.Client(server.url) as client:
+            client.log(accuracy=0.5)
+            client.stats()  # it has been taken
         yield read(server.call(lambda running: running.metrics_url))
 
 

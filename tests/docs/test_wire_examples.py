@@ -168,6 +168,7 @@ class TestUpToDate:
             "roll_back",
         }  # of shards with a state
         unsent.add("send_away")  # for an administrator
+        unsent.add("log")  # of loops that log
         unsent |= {"send_rows", "stored_rows"}  # of a model that is saved
         unsent.add("close_pushes")  # of one that ends with rows on all servers
         unsent |= {"pace_clients", "budget_used"}  # of shards with a bandwidth budget

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from aiops.engine import membership
 from aiops.engine.membership import Membership
+from aiops.wire.fields import MAX_LOGGED
+from aiops.wire.messages import Log
 from aiops.wire.traffic import Traffic
 
 NOW = 0.0
@@ -43,6 +45,38 @@ def test_a_few_all_have_a_line() -> None:
     few.leave(1)
     lines, without = few.lines(NOW)
     assert ([line["present"] for line in lines], without) == ([True, False, True], 0)
+
+
+def test_logged_numbers_are_those_of_who_is_here_and_their_names_are_bounded() -> None:
+    found = met(3)
+    for number, loss in ((0, 1.0), (1, 2.0), (2, 6.0)):
+        member = found.at(number)
+        assert member is not None
+        member.log(Log(0, (("loss", loss),), 5.0, 1.0))
+        member.log(Log(0, (("accuracy", 0.5),)))
+        assert (member.compute, member.idle) == (5.0, 1.0), "they stay where it does not say"
+    assert found.logged() == {"loss": [3.0, 1.0, 6.0], "accuracy": [0.5, 0.5, 0.5]}
+    found.leave(2)
+    assert found.logged()["loss"] == [1.5, 1.0, 2.0]
+    member = found.at(0)
+    assert member is not None
+    for k in range(100):
+        member.log(Log(0, ((f"n{k}", 1.0),)))
+    assert [*member.logged] == [f"n{k}" for k in range(100 - MAX_LOGGED, 100)]
+    assert len(found.logged()) == MAX_LOGGED
+
+
+def test_rows_are_of_those_who_are_here_workers_first() -> None:
+    found = met(4)
+    found.join(9, "watcher", 1, "watcher", False, Traffic())
+    found.leave(1)
+    assert [row[:3] for row in found.rows(10)] == [
+        (1, "w0", "worker"),
+        (3, "w2", "worker"),
+        (4, "w3", "worker"),
+        (5, "watcher", "observer"),
+    ]
+    assert len(found.rows(2)) == 2
 
 
 def test_clients_that_never_pushed_are_forgotten_before_those_that_did(

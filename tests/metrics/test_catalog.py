@@ -52,6 +52,12 @@ def test_the_histogram_counts_all_at_or_below_a_bound() -> None:
     assert [*found.counts] == [*expected, len(values)]
 
 
+def test_numbers_that_workers_log_are_labels_and_cut() -> None:
+    report = {"logged": {"loss": [0.5, 0.1, 0.9], "n" * 100: [1.0, 1.0, 1.0]}}
+    found = samples("aiops_logged_mean", report)
+    assert found == {("loss",): 0.5, ("n" * 63 + "…",): 1.0}
+
+
 def test_no_gradient_yet() -> None:
     [found] = BY_NAME["aiops_staleness_updates"].read({"staleness": {}, "mean_staleness": 0.0})
     assert found == HistogramSample((0,) * (len(STALENESS_BUCKETS) + 1), 0)

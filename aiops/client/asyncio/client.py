@@ -26,6 +26,7 @@ from aiops.model.tables import Table
 from aiops.wire import messages
 from aiops.wire.data_messages import GivenTask, TakeTask
 
+_LOG_AGAIN = 0.01  # seconds between looks at what is logged, at least
 _BEAT = 1.0  # seconds after which a steady exchange takes long
 
 
@@ -81,6 +82,7 @@ class AsyncClient(Facade, AsyncClosing):
         self._session.on_refused = self._repeat
         self._beat = min(_BEAT, timeout / 4)
         self._began = 0.0  # when the last steady exchange did
+        self._log_timer: asyncio.TimerHandle | None = None  # of what is logged
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
         forks.note(self)
 
@@ -238,6 +240,28 @@ class AsyncClient(Facade, AsyncClosing):
         """Return the server's statistics: a dict of JSON's types."""
         return await self._do(self._calls.stats())
 
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, such as ``loss=0.3``; all else as `Client.log`.
+
+        It is no coroutine, and does not wait.
+        """
+        self.note_log(values)
+        self.send_log()
+
+    def send_log(self) -> None:
+        """Send what was logged, when it is time, or have that done then."""
+        if self._log_timer is not None:
+            self._log_timer.cancel()
+            self._log_timer = None
+        loop, book, connection = asyncio.get_running_loop(), self._session.book, self._connection
+        if connection is None or self._closed:  # the next connection begins with it
+            return
+        self._session.log(loop.time())
+        connection.flush()
+        wait = book.wait(loop.time())
+        if wait is not None:
+            self._log_timer = loop.call_later(max(wait, _LOG_AGAIN), self.send_log)
+
     async def ping(self) -> float:
         """Return the seconds that one round trip to the server took."""
         loop = asyncio.get_running_loop()
@@ -252,10 +276,10 @@ class AsyncClient(Facade, AsyncClosing):
         self._closed = True
         connection, keeper = self._connection, self._keeper
         self._connection = self._keeper = None
-        for timer in (self._watch, self._repetition):
+        for timer in (self._watch, self._repetition, self._log_timer):
             if timer is not None:
                 timer.cancel()
-        self._watch = self._repetition = None
+        self._watch = self._repetition = self._log_timer = None
         if connection is not None:
             connection.hand_over()
         try:
@@ -379,6 +403,7 @@ class AsyncClient(Facade, AsyncClosing):
                     if not ready.done():
                         ready.set_result(None)
                     attempts.made(loop.time(), self._session.answered)
+                    self.send_log()
                     error = await connection.ended
                     self._connection = None
                     self._session.lost()

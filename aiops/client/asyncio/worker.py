@@ -142,6 +142,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 clock = asyncio.get_running_loop().time
                 self._begun = self._client.begin(params, clock, self._overlap)
                 self._initial = {}
+                self._session.book.seconds = self._begun.seconds
+                self._client.send_log()
         return self
 
     async def step(
@@ -296,6 +298,13 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         """Push what the policy has not pushed yet; all as `Worker.push_rest`."""
         async with self._turn("push_rest"):
             await self._play(self._steps.flush())
+
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, such as ``loss=0.3``; all else as `Client.log`.
+
+        It is no coroutine, and does not wait.
+        """
+        self._client.log(**values)
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""

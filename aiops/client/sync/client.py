@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from aiops.client.sync.connection import BlockingConnection, MoreRequests
 from aiops.common import forks
 from aiops.common.closing import Closing
 from aiops.common.tls_files import Tls
+from aiops.errors import ConnectionLost
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 from aiops.wire.data_messages import GivenTask, TakeTask
@@ -367,6 +369,29 @@ class Client(Facade, Closing):
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""
         return self._do(self._calls.stats())
+
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, such as ``loss=0.3``, for those who watch the server.
+
+        They are sent once a second at most, as means since the last time; a connection that is
+        lost is no error. A client that is no worker may log, too: one that measures the accuracy,
+        say.
+
+        Parameters
+        ----------
+        values
+            Up to 16 numbers by name. Those that are not finite are left out. Of a tensor on a GPU
+            the call waits for its value.
+
+        Raises
+        ------
+        UsageError
+            When a value is no number, a name is longer than 64 bytes, or there are too many names.
+        """
+        self.note_log(values)
+        if self._session.book.wait(time.monotonic()) == 0.0 and not self._closed:
+            with contextlib.suppress(ConnectionLost):
+                self.attend()
 
     def ping(self) -> float:
         """Return the seconds that one round trip to the server took."""

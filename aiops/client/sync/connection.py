@@ -456,6 +456,7 @@ class BlockingConnection:
         try:
             self._take_in(sock)
             self._check_path(sock)
+            self._session.log(time.monotonic())
             self._send_the_rest(time.monotonic() + _ASIDE)
             self._settled()
         except (AiopsError, OSError) as error:

@@ -38,6 +38,7 @@ __all__ = ["Compute", "Gradients", "Worker"]
 Compute: TypeAlias = Callable[[Params], Gradients]
 
 _BEAT = 0.5  # seconds between looks at an idle connection, at most
+_LOG_WAIT = 0.2  # seconds that the thread waits between two steps for its turn to send a log
 _GOODBYE = 2.0  # seconds that `close` waits for the thread, which may wait for a silent host
 
 
@@ -140,6 +141,7 @@ class Worker(WorkerFacade, Closing):
         except BaseException:
             self._client.close()
             raise
+        self._session.book.seconds = self._begun.seconds
         self._tables = tables  # to be offered again to a server that has lost its model
         self._lock = threading.Lock()
         self._transfers = TransferQueue(self._client, several=self._overlap > 1)
@@ -294,6 +296,13 @@ class Worker(WorkerFacade, Closing):
         self._check()
         self._play(self._steps.flush())
 
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, such as ``loss=0.3``; all else as `Client.log`.
+
+        It does not wait: the background thread sends them.
+        """
+        self._client.note_log(values)
+
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics: a dict of JSON's types."""
         with self._lock:
@@ -379,12 +388,18 @@ class Worker(WorkerFacade, Closing):
                     return
                 with self._lock:
                     self._transfers.carry(background)
+                if self._log_due:
+                    self._attend()
         finally:
             self._client.close()
             self._transfers.close()
 
+    @property
+    def _log_due(self) -> bool:
+        return self._session.book.wait(time.monotonic()) == 0.0
+
     def _attend(self) -> None:
-        if self._lock.acquire(blocking=False):
+        if self._lock.acquire(timeout=_LOG_WAIT if self._log_due else 0.0):
             try:
                 self._client.attend()
             except AiopsError:

@@ -202,6 +202,7 @@ def one_of_each() -> list[Example]:
         _sent("client", m.PushRows(7, 3, 0, 6, push), *pushed),
         _sent("client", m.Stats(8)),
         _sent("client", m.Ping(9)),
+        _sent("client", m.Log(0, (("loss", 0.25), ("accuracy", 0.5)), 12.5, 0.5)),
         _sent("client", m.Leave(10)),
         _sent("client", JoinRound(8, "10.0.0.5", 40001, 2, digest, NONCES[0], settles=True)),
         _sent("client", SettleRound(9, 3, True, ((4, 96, 128),))),

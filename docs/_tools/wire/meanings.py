@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiops.wire import fields, messages
-from aiops.wire.fields import MAX_LISTED, MAX_REASON, MAX_TEXT
+from aiops.wire.fields import MAX_LISTED, MAX_LOGGED, MAX_LOGGED_NAME, MAX_REASON, MAX_TEXT
 
 ANSWERS: Mapping[str, str] = {
     "hello": "`challenge` or `welcome`",
@@ -48,6 +48,7 @@ TYPES: Mapping[str, str] = {
     "OptReal": "float or nil",
     "Text": "text",
     "Reason": f"text, at most {MAX_REASON} characters",
+    "Logged": f"list of at most {MAX_LOGGED} [name, float]",
     "bool": "boolean",
     "Nonce": "16 to 64 bytes",
     "Bytes32": "32 bytes, or none",
@@ -160,6 +161,13 @@ MEANINGS: Mapping[str, str] = {
     "rows.version": "The table's version: the number of pushes applied to it.",
     "rows.staleness": "Pushes applied to the table between that version and this push; 0 without.",
     # statistics, errors
+    "log.values": f"Numbers by name, such as `loss`: finite, each name once and of at most"
+    f" {MAX_LOGGED_NAME} bytes. They are means since the last `log`. A client sends one a second"
+    " at most.",
+    "compute": "The seconds that the worker has computed so far, and `idle` those that it has"
+    " waited for the server; nil: it does not say. Where the plan has `log_every`, a worker says"
+    " it at these intervals, whether it has numbers or not.",
+    "idle": "",
     "report": "The statistics; keys come and go with releases.",
     "code": "See [Errors](#errors).",
     "text": "A sentence for people; `details`: its facts.",

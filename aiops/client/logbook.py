@@ -1,0 +1,98 @@
+"""Numbers about a worker's training, from the loop that logs them to the message that has them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiops.errors import UsageError
+from aiops.wire.fields import MAX_LOGGED, MAX_LOGGED_NAME
+from aiops.wire.messages import Log
+
+LEAST = 1.0
+"""Seconds between two messages, at least."""
+
+_KEPT = 10_000
+"""Numbers that wait to be sent, at most: the last ones. Without a server they would pile up."""
+
+
+class Logbook:
+    """The numbers that one client has logged and not sent.
+
+    Any thread may note, while another takes. A message has the mean of each number since the one
+    before, so that nothing is lost by sending few; and the seconds computed and waited so far.
+
+    Attributes
+    ----------
+    seconds
+        Returns the seconds that this worker has computed, and those that it has waited; None: it is
+        no worker, or has not begun.
+    every
+        Seconds between messages, where the server wants them whether anything was logged or not;
+        None: it does not.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Callable[[], tuple[float, float]] | None = None
+        self.every: float | None = None
+        self._noted: deque[tuple[str, float]] = deque(maxlen=_KEPT)
+        self._names: set[str] = set()
+        self._next = -math.inf
+
+    def note(self, values: Mapping[str, Any]) -> None:
+        """Note numbers by name, such as ``loss=0.3``; those that are not finite are left out.
+
+        Raises
+        ------
+        UsageError
+            When a value is no number, a name is too long, or there are too many names.
+        """
+        for name, given in values.items():
+            if name not in self._names:
+                self._admit(name)
+            try:
+                value = float(given)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(
+                    f"log takes one number by name, and {name!r} is {type(given).__name__}"
+                ) from None
+            if math.isfinite(value):
+                self._noted.append((name, value))
+
+    def _admit(self, name: str) -> None:
+        if len(name.encode()) > MAX_LOGGED_NAME:
+            raise UsageError(f"the name of a number has at most {MAX_LOGGED_NAME} bytes: {name!r}")
+        if len(self._names) >= MAX_LOGGED:
+            raise UsageError(
+                f"a client logs at most {MAX_LOGGED} numbers, and {name!r} is one more"
+            )
+        self._names.add(name)
+
+    def wait(self, now: float) -> float | None:
+        """Return the seconds until there is something to be sent; None: there is nothing."""
+        if not self._noted and (self.every is None or self.seconds is None):
+            return None
+        return max(0.0, self._next - now)
+
+    def take(self, now: float | None = None) -> Log | None:
+        """Return the message that is to be sent now; None: there is none.
+
+        ``now``: the time, in seconds; None: the client leaves, and what there is is sent at once.
+        """
+        if now is not None:
+            if self.wait(now) != 0.0:
+                return None
+            self._next = now + max(LEAST, self.every or 0.0)
+        sums = dict[str, tuple[float, int]]()
+        for _ in range(len(self._noted)):
+            name, value = self._noted.popleft()
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + value, count + 1
+        if now is None and not sums:
+            return None
+        means = ((name, total / count) for name, (total, count) in sums.items())
+        values = tuple((name, mean) for name, mean in means if math.isfinite(mean))
+        compute, idle = (None, None) if self.seconds is None else self.seconds()
+        return Log(0, values, compute, idle)
