@@ -97,7 +97,7 @@ def texts(folder: Path) -> Iterator[str]:
         with aiops.Client(server.url) as client:
             client.log(accuracy=0.5)
             client.stats()  # it has been taken
-        yield read(server.call(lambda running: running.metrics_url))
+            yield read(server.call(lambda running: running.metrics_url))
 
 
 @pytest.fixture(scope="module")
