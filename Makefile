@@ -3,6 +3,7 @@
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make fuzz    hostile sessions and frames at a server, half a minute
 #   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
+#   make pictures  draw the live page for its guide, by Chromium
 #   make golden  write the kernels' agreed texts again, when a change of them is meant
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check fuzz bench docs golden clean
+.PHONY: demo test check fuzz bench docs pictures golden clean
 .DELETE_ON_ERROR:
 
 # The demo needs little, so it installs little; the development tools come when they are asked for.
@@ -52,6 +53,9 @@ docs: $(VENV)/.dev
 	@$(BIN)/python -m docs._tools.metrics docs/guide-monitoring.md
 	@$(BIN)/python -m docs._tools.pages docs/algorithms
 	@$(BIN)/python -m docs._tools.api docs/api.md
+
+pictures: $(VENV)/.dev
+	@AIOPS_PICTURES=docs $(BIN)/python -m pytest -n 0 tests/dashboard/test_page.py -k pictures
 
 golden: $(VENV)/.dev
 	@$(BIN)/python -m tests.kernels.test_numba_source

@@ -194,7 +194,7 @@ class Board:
     def _happened(self, last: ServerSample | None, now: ServerSample) -> list[Happening]:
         seen = last.arrived if last else 0
         new = [each for each in now.arrivals if each[0] > seen]
-        more = max(0, now.arrived - seen - len(new)) if last else 0
+        more = max(0, now.arrived - seen - len(new))
         before = last.report if last else None
         return [*happened(before, now.report, new, more)]
 

@@ -40,6 +40,16 @@ function seconds(s) {
   if (s < 86400) return Math.floor(s / 3600) + " h " + Math.floor(s / 60 % 60) + " min";
   return Math.floor(s / 86400) + " d " + Math.floor(s / 3600 % 24) + " h";
 }
+function tickTime(t, gap) {
+  const two = (n) => String(n).padStart(2, "0"), date = new Date(1000 * t);
+  if (gap >= 86400) return date.toLocaleDateString([], {month: "short", day: "numeric"});
+  const minutes = two(date.getHours()) + ":" + two(date.getMinutes());
+  return gap >= 60 ? minutes : minutes + ":" + two(date.getSeconds());
+}
+// Pixels between labels: those of whole minutes are short.
+function tickSpace(plot, index, low, high) {
+  return 46 * devicePixelRatio * (high - low) / plot.bbox.width > 30 ? 46 : 70;
+}
 function clockTime(t) { return new Date(1000 * t).toLocaleTimeString(); }
 
 // ---------------------------------------------------------------- elements
@@ -79,6 +89,7 @@ function makeChart(id, lines, format, options) {
   const old = charts.get(id);
   if (old) old.plot.destroy();
   const ink = colour("--dim"), rule = colour("--line");
+  const times = (u, ticks, index, space, gap) => ticks.map((t) => tickTime(t, gap));
   const axis = {stroke: ink, grid: {stroke: rule, width: 1}, ticks: {stroke: rule, width: 1}, font: "11px system-ui, sans-serif"};
   const plotted = lines.map(([, label, variable, kind]) => ({
     label, value: (u, v) => format(v), spanGaps: true,
@@ -89,7 +100,7 @@ function makeChart(id, lines, format, options) {
   const bands = lines[0][3] === "edge" ? [{series: [2, 1], fill: colour(lines[0][2]) + "2e"}] : undefined;
   const plot = new uPlot({
     width: Math.max(200, home.clientWidth), height: 170, series: [{value: (u, v) => v == null ? "–" : clockTime(v)}, ...plotted], bands,
-    axes: [{...axis}, {...axis, size: 58, values: (u, ticks) => ticks.map(format)}],
+    axes: [{...axis, values: times, space: tickSpace}, {...axis, size: 64, values: (u, ticks) => ticks.map(format)}],
     scales: {
       x: {range: (u, low, high) => [span ? Math.max(low, high - span) : low, Math.max(high, low + 1)]},
       y: options.log ? {distr: 3} : {range: (u, low, high) => yRange(low, high, options.zero)},
@@ -116,6 +127,7 @@ function drawChart(id) {
     data.push(options.log ? given.map((v) => v > 0 ? v : null) : given);
   }
   plot.setData(data);
+  if (plot.cursor.left == null || plot.cursor.left < 0) plot.setLegend({idx: data[0].length - 1});
   const said = lines.filter(([, , , kind]) => kind !== "edge").map(([name, label]) => label + " " + format(last(name)));
   home.setAttribute("role", "img");
   home.setAttribute("aria-label", "Chart: " + said.join(", "));
@@ -125,14 +137,15 @@ function last(name) {
   for (let k = values.length - 1; k >= 0; k--) if (values[k] != null) return values[k];
   return null;
 }
-function makeCharts() {
-  makeLogged();
-  makeChart("c-updates", [["updates", "updates/s", "--a"]], short, {zero: true});
-  makeChart("c-staleness", [["staleness", "mean", "--a"]], short, {zero: true});
+function makeUpdates() { makeChart("c-updates", [["updates", "updates/s", "--a"]], short, {zero: true}); }
+function makeStaleness() { makeChart("c-staleness", [["staleness", "mean", "--a"]], short, {zero: true}); }
+function makeTraffic() {
   const traffic = [["received", "received", "--a"], ["sent", "sent", "--b"]];
   const limits = {budget: () => (sections.traffic || {budget: {}}).budget.bytes_per_second};
   if (limits.budget()) traffic.push(["budget", "budget", "--bad", "limit"]);
   makeChart("c-traffic", traffic, bytes, {zero: true, limits});
+}
+function makeTime() {
   makeChart("c-time", [["loop", "event loop", "--a"], ["updating", "updates", "--b"]], percent, {zero: true});
 }
 function makeLogged() {
@@ -189,7 +202,7 @@ function drawFacts() {
     ["refused", count(state.refused)],
     ["memory", bytes(state.resident)],
     ["parameters", short(state.parameters)],
-    ...(state.waiting || state.awaited ? [["at the barrier", count(state.waiting) + " of " + count(state.awaited)]] : []),
+    ...(state.waiting ? [["at the barrier", count(state.waiting) + " of " + count(state.awaited)]] : []),
     ...(state.rate_gain && state.rate_gain !== 1 ? [["rate raised", "×" + short(state.rate_gain)]] : []),
   ];
   const home = $("facts");
@@ -282,9 +295,9 @@ const COLUMNS = [
   // title, the value to sort by, its text, whether a narrow screen lacks it
   ["name", (r) => r.name, (r) => r.name],
   ["state", (r) => r.state, (r) => r.state],
-  ["pushes/s", (r) => rateOf(r), (r) => short(rateOf(r))],
+  ["rate", (r) => rateOf(r), (r) => short(rateOf(r) && Number(rateOf(r).toPrecision(3)))],
   ["idle", (r) => r.idle ?? -1, (r) => percent(r.idle)],
-  ["staleness", (r) => r.staleness, (r) => count(r.staleness)],
+  ["stale", (r) => r.staleness, (r) => count(r.staleness)],
   ["pushes", (r) => r.pushes, (r) => count(r.pushes), true],
   ["refused", (r) => r.refused + r.ignored, (r) => count(r.refused + r.ignored), true],
   ["received", (r) => r.received, (r) => bytes(r.received), true],
@@ -381,7 +394,7 @@ function drawWorkers() {
 
 const jobs = new Map();
 let asked = false;
-const times = [];            // milliseconds of script of the last frames, for tests
+const times = [];            // milliseconds of script of the last events and frames, for tests
 function draw(...names) {
   for (const name of names) jobs.set(name, JOBS[name]);
   if (!asked) { asked = true; requestAnimationFrame(frame); }
@@ -394,16 +407,23 @@ function frame() {
     job();
     if (performance.now() - begun > FRAME) break;
   }
+  note(begun);
+  if (jobs.size) draw();
+}
+function note(begun) {
   times.push(performance.now() - begun);
   if (times.length > 1000) times.shift();
-  if (jobs.size) draw();
 }
 const JOBS = {
   head: drawHead, facts: drawFacts, logged: () => drawChart("c-logged"), updates: () => drawChart("c-updates"),
   staleness: () => drawChart("c-staleness"), traffic: () => drawChart("c-traffic"), time: () => drawChart("c-time"),
   bars: drawStaleness, bytes: drawTraffic, shares: drawTime, tensors: drawTensors, parts: drawParts,
-  workers: listWorkers, scrolled: drawWorkers, events: drawEvents, charts: makeCharts,
+  workers: listWorkers, scrolled: drawWorkers, events: drawEvents,
+  "make logged": makeLogged, "make updates": makeUpdates, "make staleness": makeStaleness,
+  "make traffic": makeTraffic, "make time": makeTime,
 };
+const CHARTS = ["logged", "updates", "staleness", "traffic", "time"];
+function remake() { draw(...CHARTS.map((name) => "make " + name)); }
 
 // ---------------------------------------------------------------- what the server sends
 
@@ -438,7 +458,8 @@ function takeWhole(given) {
   events = given.events;
   if (!$("head").children.length) makeHead();
   takeSections(given);
-  draw("charts", "head", "facts", "workers", "events");
+  draw("head", "facts", "workers", "events");
+  remake();
 }
 function takeTick(given) {
   clock = given.clock;
@@ -450,30 +471,36 @@ function takeTick(given) {
   if (series.t.length > SPARE) thin();
   if (given.events) { events = [...events, ...given.events].slice(-200); draw("events"); }
   takeSections(given);
-  draw("head", "facts", ...(loggedNames().length > known ? ["charts"] : ["logged", "updates", "staleness", "traffic", "time"]), "workers");
+  draw("head", "facts", ...CHARTS, "workers");
+  if (loggedNames().length > known) draw("make logged");
 }
 function thin() {
   const half = SPARE >> 1;
   for (const name of Object.keys(series)) series[name] = series[name].filter((_, index) => index > half || index % 2);
 }
 
-let source = null, heard = 0, connected = false;
+let source = null, heard = 0, connected = false, tries = 0;
 function connect() {
   if (source) source.close();
   heard = Date.now();
   source = new EventSource("events");
   const take = (handler) => (event) => {
+    const begun = performance.now();
     heard = Date.now();
     connected = true;
+    tries = 0;
     $("connection").hidden = true;
     handler(JSON.parse(event.data));
+    note(begun);
   };
   source.addEventListener("whole", take(takeWhole));
   source.addEventListener("tick", take(takeTick));
+  // The browser would try again by itself, but not after an answer that is no stream.
   source.addEventListener("error", () => {
     lost();
-    // The browser tries again by itself, but not after an answer that is no stream.
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
+    source.close();
+    tries += 1;
+    setTimeout(connect, Math.min(500 * 2 ** tries, 8000));
   });
 }
 function lost() {
@@ -494,7 +521,7 @@ for (const button of document.querySelectorAll("[data-span]"))
   button.addEventListener("click", () => {
     span = Number(button.dataset.span);
     for (const other of document.querySelectorAll("[data-span]")) other.setAttribute("aria-pressed", String(other === button));
-    draw("logged", "updates", "staleness", "traffic", "time");
+    draw(...CHARTS);
   });
 $("log").addEventListener("change", () => { logScale = $("log").checked; makeLogged(); });
 $("filter").addEventListener("input", () => draw("workers"));
@@ -507,9 +534,9 @@ addEventListener("resize", () => {
     draw("scrolled");
   }, 100);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw("charts"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", remake);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw("head", "facts", "workers"); });
 
-globalThis.aiopsPage = {times, rows: () => rows, series: () => series};
+globalThis.aiopsPage = {times, rows: () => rows, series: () => series};  // for tests
 connect();
 })();
