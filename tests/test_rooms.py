@@ -63,7 +63,7 @@ ARROWS: Mapping[str, str] = {
     "lab":            "_version access errors common model codecs wire state algorithms bandwidth"
                       " store engine shards durable averaging net serving client data sim",
     "cli":            "_version access errors common model wire state durable algorithms bandwidth"
-                      " engine net serving client launch sim lab",
+                      " dashboard engine net serving client launch sim lab",
     "server":         "serving net cli",
     "__main__":       "net cli",
 }  # fmt: skip

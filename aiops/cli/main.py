@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "simulate": "Simulate thousands of clients in turns, without a clock.",
     "cluster": "Simulate a cluster and its links in virtual time.",
     "stats": "Print a server's statistics.",
+    "top": "Show a server and its workers, live in the terminal.",
     "ping": "Check that a server is alive.",
     "relay": "Let workers that average meet, behind NAT.",
     "promote": "Have a standby take its primary's place.",

@@ -393,7 +393,7 @@ def _clients(report: Mapping[str, Any]) -> Table:
     rows = sorted(report["workers"], key=lambda row: (not row["present"], row["worker"]))
     for row in rows[:_MOST]:
         table.add_row(
-            row["name"],
+            Text(formatting.printable(row["name"])),
             _state(row),
             f"{row['pushes']:,}",
             f"{row['refused']:,}",

@@ -161,6 +161,11 @@ class KerasOptimizer(_keras.optimizers.Optimizer):  # type: ignore[misc]
                 " fit() (model.load_weights), and start a new server (this one has the model now)"
             )
 
+    def log(self, **values: Any) -> None:
+        """Log numbers about the training, as `Worker.log`; before ``fit`` begins nothing is."""
+        if self.remote is not None:
+            self.remote.log(**values)
+
     def close(self) -> None:
         """Push what has not been pushed yet, and leave the server, as `RemoteOptimizer.close`."""
         if self.remote is not None:

@@ -79,7 +79,7 @@ class Logbook:
     def take(self, now: float | None = None) -> Log | None:
         """Return the message that is to be sent now; None: there is none.
 
-        ``now``: the time, in seconds; None: the client leaves, and what there is is sent at once.
+        ``now``: the time, in seconds; None: what there is is sent at once, as when a client leaves.
         """
         if now is not None:
             if self.wait(now) != 0.0:

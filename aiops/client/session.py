@@ -648,6 +648,7 @@ class Session:
         if self.ready:
             return
         self.ready, self.book.every = True, self.info.plan.get("log_every")
+        self.log(None)
         # In the order in which they were asked; each gets a new id, a push keeps its number.
         for request in self.pending.take():
             self.ask(request)

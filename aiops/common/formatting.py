@@ -57,6 +57,15 @@ def ending(status: int | None) -> str:
     return f"ended with status {status}"
 
 
+def printable(text: str) -> str:
+    """Return a text of a peer without what would control a terminal.
+
+    >>> printable("w\\x1b[2J\\n1")
+    'w�[2J�1'
+    """
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+
+
 def optional(value: float | None, form: str) -> str:
     """Format a number that may be missing.
 

@@ -120,8 +120,7 @@ def test_workers_and_others_log_over_a_real_socket() -> None:
         assert found["compute_seconds"] > 0
         assert found["idle_seconds"] > 0
         with aiops.Client(server.url, name="evaluator") as client:
-            client.fetch()
-            client.log(accuracy=0.75)
+            client.log(accuracy=0.75)  # before it is connected
             client.log(accuracy=0.85)
             assert client.stats()["logged"]["accuracy"][0] == 0.75, "at once; the rest later"
         assert report_of(server, "evaluator")["logged"] == {"accuracy": 0.85}

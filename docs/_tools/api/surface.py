@@ -22,9 +22,9 @@ MODULES = (
 MOST = 60
 """The most names that they may have together."""
 
-_CLIENT = "offer carry forked patience begin plan token info abandon"
+_CLIENT = "offer carry forked patience begin plan token info abandon note_log"
 INTERNAL: Mapping[str, str] = {
-    "AsyncClient": _CLIENT,
+    "AsyncClient": f"{_CLIENT} send_log",
     "Client": f"{_CLIENT} ask interrupt attend",
     "AsyncWorker": "forked directed plan token info abandon",
     "Worker": "forked directed plan token info abandon",
