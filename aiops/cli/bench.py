@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aiops.cli.exit_status import USAGE
 from aiops.errors import UsageError
 
 COMMANDS: Mapping[str, str] = {
@@ -73,7 +74,7 @@ def _group(context: typer.Context, compare: Compare = None) -> None:
     if compare is None:
         if context.invoked_subcommand is None:
             print(context.get_help())
-            raise typer.Exit(2)
+            raise typer.Exit(USAGE)
         return
     if context.invoked_subcommand is not None:
         raise UsageError(

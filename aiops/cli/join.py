@@ -13,7 +13,7 @@ import typer
 from aiops.cli.run import Arguments, Module, Seed, Steps, Target, Threads
 from aiops.cli.server_flags import CommandWithServer, ServerSettings, check_program
 from aiops.common.launchers import detect
-from aiops.errors import AiopsError, ConnectionLost, Unauthorised
+from aiops.errors import ConnectionLost, Unauthorised
 from aiops.launch.joining import JoinPlan, plan_to_join, threads_of_worker
 from aiops.launch.program import Team, UserProgram
 from aiops.launch.supervision import Supervision
@@ -130,12 +130,12 @@ def _await_server(plan: JoinPlan, token: str | None, seconds: float) -> None:
         with Client(plan.url, token=token, timeout=seconds, name=name) as client:
             client.ping()
     except Unauthorised as error:
-        raise AiopsError(
+        raise Unauthorised(
             f"rank {plan.rank} is not let in by {whose}: {error}; AIOPS_TOKEN must be the same for"
             " all processes of the job"
         ) from None
     except ConnectionLost as error:
-        raise AiopsError(
+        raise ConnectionLost(
             f"rank {plan.rank} has waited {seconds:g} s for {whose} (`aiops doctor`, started in the"
             f" same way, checks its name, its port and the token): {error}"
         ) from None

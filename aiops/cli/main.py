@@ -7,17 +7,20 @@ modules together over half a second.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 import typer.main
 
 from aiops._version import __version__
-from aiops.errors import AiopsError, Superseded
+from aiops.cli.exit_status import USAGE, status_of
+from aiops.common.variables import JOB, unknown_variables
+from aiops.errors import AiopsError
 
 COMMANDS: Mapping[str, str] = {
     "serve": "Run a server.",
@@ -113,34 +116,51 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and exit status 2.
-
-    The status of a server that was superseded is 3, so that a supervisor can tell.
-    """
+    """Run the command line; an error of ours is one line on stderr, and has an exit status."""
+    _tell_unknown_variables()
     sys.path.append("")  # --policy package.module:Class may lie in the current folder
     _run(app, "aiops")
 
 
 def server_main() -> None:
     """Run ``python -m aiops.server``."""
+    _tell_unknown_variables()
     _run(command("serve"), "python -m aiops.server")
+
+
+def _tell_unknown_variables() -> None:
+    """Print the variables that are named as those of aiops and are none, once in a job."""
+    if JOB not in os.environ:
+        for text in unknown_variables(os.environ):
+            print(f"aiops: {text}", file=sys.stderr)
 
 
 def _run(command: Any, name: str) -> None:
     try:
         status = command(prog_name=name, standalone_mode=False)
     except AiopsError as error:
-        print(f"aiops: {error}", file=sys.stderr)
-        raise SystemExit(3 if isinstance(error, Superseded) else 2) from None
+        _end(str(error), status_of(error))
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(0) from None
+    except OSError as error:
+        if error.filename is None:  # of a file that was named it is enough to say which
+            raise
+        _end(f"{error.filename}: {error.strerror}", status_of(error))
     except Exception as error:
         format_message = getattr(error, "format_message", None)  # typer's usage errors have it
         if format_message is None:
             raise
-        if text := " ".join(format_message().split()):  # empty when the help has been shown instead
-            print(f"aiops: {text}", file=sys.stderr)
-        raise SystemExit(2) from None
+        text = format_message()
+        if text.count("\n") > 1:  # the help, which is shown where no command is given
+            print(text)
+            raise SystemExit(USAGE) from None
+        _end(" ".join(text.split()), USAGE)
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _end(text: str, status: int) -> NoReturn:
+    if text:  # empty when the help has been shown instead
+        print(f"aiops: {text}", file=sys.stderr)
+    raise SystemExit(status) from None

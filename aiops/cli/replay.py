@@ -30,10 +30,10 @@ def replay(
 ) -> None:
     """Run a recorded run again, to bit-identical parameters.
 
-    Prints the final version and the SHA-256 of the parameters. The exit status is 2 when the
-    replay departs from the record, or there is none, and 1 when rows of it are damaged or missing:
-    those before are replayed. A record that was cut short is replayed up to the cut, and the
-    output tells.
+    Prints the final version and the SHA-256 of the parameters. It ends with an error when the
+    replay departs from the record, or there is none, and with status 1 when rows of it are damaged
+    or missing: those before are replayed. A record that was cut short is replayed up to the cut,
+    and the output tells.
 
     Each folder is one run: a server that was started again with the same --record DIR has gone on
     in DIR.2, then in DIR.3.
@@ -54,7 +54,8 @@ def replay(
     if folder.is_file():
         raise UsageError(
             f"{folder} is a file, and a record is a folder (aiops serve --record DIR): files that"
-            " earlier versions wrote with --record can only be replayed by these"
+            " earlier versions wrote with --record can only be replayed by these",
+            damaged=str(folder),
         )
     if shard_folders(folder):
         model = replay_shards(folder, kernels)

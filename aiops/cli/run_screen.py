@@ -82,7 +82,7 @@ class _LogFiles:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"--logs {folder}: {error.strerror}") from None
+            raise UsageError(f"--logs {folder}: {error.strerror}", output=str(folder)) from None
         self._folder, self._open = folder, dict[int, IO[str]]()
 
     def write(self, rank: int, text: str) -> None:

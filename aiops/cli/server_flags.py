@@ -71,7 +71,8 @@ def check_program(program: UserProgram) -> None:
     if not program.module and not Path(program.target).is_file():
         raise UsageError(
             f"there is no script {program.target!r}; a module is run with -m: aiops run -m"
-            f" {program.target} ..."
+            f" {program.target} ...",
+            missing=program.target,
         )
 
 

@@ -139,6 +139,7 @@ def simulate(
     }
     if resume is None:
         wanted = Simulation(**settings)
+        wanted.engine()  # a wrong setting is told before data are downloaded
         run = Run(wanted, PerceptronTask(dataset, hidden), jobs=processors(jobs))
     else:
         wanted = Simulation(**_as_it_was(resume, settings, context))

@@ -74,7 +74,9 @@ def is_one_file(path: Path) -> bool:
             return True
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    raise UsageError(f"{path} is neither the --state of a server nor a snapshot file")
+    raise UsageError(
+        f"{path} is neither the --state of a server nor a snapshot file", damaged=str(path)
+    )
 
 
 def shard_folders(path: Path) -> list[Path]:

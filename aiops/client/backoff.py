@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -28,6 +29,11 @@ ATTEMPT: Final = _WAITS.attempt
 
 LONGEST_WELCOME: Final = _WAITS.welcome
 """Seconds that a server which takes connections may leave a client waiting for its welcome."""
+
+_SILENT = 1.5
+"""Seconds of failed attempts without a word about them."""
+
+_log = logging.getLogger("aiops.client")
 
 Said = TypeVar("Said", bound=AiopsError)
 
@@ -101,6 +107,8 @@ class Attempts:
         self._delays = delays(self._randbelow)
         self._made = (0.0, 0)
         self._useful = False  # whether the last attempt made a connection that was of use
+        self._since: float | None = None  # when the first of them failed
+        self._is_told = False
         self._tried = 0  # servers, in this round
 
     @property
@@ -169,11 +177,25 @@ class Attempts:
             self._told = error
         pause = self._next(error)
         self._begins = now + pause
+        self._tell(now, error)
         if now + pause >= self.until:
             error = self._told or error  # one that was cut short tells less than the one before
             final = self._final(error)
             raise final from (None if final is error else error)
         return pause
+
+    def _tell(self, now: float, error: Exception) -> None:
+        """Log once in a series of attempts why it goes on: a program that waits says so."""
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= _SILENT and not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "%s cannot be reached (%s): trying again for up to %.0f s",
+                urls.write_all(self._servers),
+                reason(error),
+                max(0.0, self.until - now),
+            )
 
     def _next(self, error: Exception) -> float:
         """Turn to the next server, if it is its turn; return the seconds before the attempt."""

@@ -38,6 +38,10 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
+    if not hasattr(arrays, "keys"):
+        raise UsageError(
+            f"gradients are arrays by name, as {{'w': array}}, not {type(arrays).__name__}"
+        )
     level = versions if isinstance(versions, int) else level_of(versions)
     room = arrays if type(arrays) is not dict and isinstance(arrays, Params) else None
     if coding is None and room is not None and _fits(room.layout, layout):

@@ -236,6 +236,13 @@ def initial(params: Any, tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
             f"params are arrays by name, as {{'w': array}}, not {given}: the first worker's define"
             " the model"
         )
+    for name, array in params.items():
+        if isinstance(array, Mapping):
+            inner = next(iter(array), "b")
+            raise UsageError(
+                f"params[{name!r}] is a {type(array).__name__}, and params are arrays by name in"
+                f" one flat dict, such as {{'{name}.{inner}': array}}; aiops.client.jax takes trees"
+            )
     return params
 
 

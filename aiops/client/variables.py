@@ -6,6 +6,7 @@ address is concluded from what the launcher tells (`aiops.common.launchers`).
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Mapping, MutableMapping
@@ -13,6 +14,7 @@ from itertools import chain
 
 from aiops.common.launchers import LAUNCHERS, URL, WorkerPlace, detect
 from aiops.common.tls_files import CA, CERT, KEY, Tls
+from aiops.common.variables import JOB, unknown_variables
 from aiops.errors import UsageError
 from aiops.wire.checked_connection import xxh3
 
@@ -33,6 +35,14 @@ _GROUP = (
 _log = logging.getLogger("aiops.client")
 
 
+@functools.cache
+def _warn_of_unknown() -> None:
+    """Log the variables that are named as those of aiops and are none, once in this process."""
+    if JOB not in os.environ:  # `aiops run` has told it
+        for text in unknown_variables(os.environ):
+            _log.warning("%s", text)
+
+
 def server_url(given: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """Return the server's URL.
 
@@ -41,6 +51,8 @@ def server_url(given: str | None, environment: Mapping[str, str] = os.environ) -
     UsageError
         When it is neither given nor in `URL`, and no launcher tells where rank 0 is.
     """
+    if environment is os.environ:
+        _warn_of_unknown()
     if given is not None and not isinstance(given, str):
         raise UsageError(
             f"the server's URL is a string, not {type(given).__name__}; to take it from {URL},"

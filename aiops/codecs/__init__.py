@@ -50,7 +50,7 @@ def find(spec: str) -> Codec:
         places = {point.name: point.value for point in metadata.entry_points(group="aiops.codecs")}
         place = BUILT_IN.get(name) or places.get(name)
         if place is None:
-            if not settings:
+            if not settings.partition(":")[0].isidentifier():
                 raise UsageError(
                     f"no codec is called {name!r}; {nearest(name, {*BUILT_IN, *places, *_known})}"
                 )

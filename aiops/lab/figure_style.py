@@ -97,7 +97,9 @@ def save(made: Any, path: Path) -> Path:
                 small = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
             small.save(path, optimize=True, dpi=(DPI, DPI))
     except OSError as error:
-        raise UsageError(f"the figure {path} cannot be written: {error.strerror}") from None
+        raise UsageError(
+            f"the figure {path} cannot be written: {error.strerror}", output=str(path)
+        ) from None
     return path
 
 

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from aiops.client.asyncio.client import AsyncClient
 from aiops.common import urls
 from aiops.common.launchers import worker_name
+from aiops.common.variables import JOB
 from aiops.errors import AiopsError
-from aiops.launch.program import JOB, Team, UserProgram, server_command
+from aiops.launch.program import Team, UserProgram, server_command
 from aiops.launch.supervision import (
     END,
     INTERRUPT,

@@ -9,9 +9,6 @@ from aiops.common.frozen import value
 from aiops.common.launchers import OVERRIDES, worker_name
 from aiops.net.cpu_count import BLAS
 
-JOB = "AIOPS_JOB"
-"""The variable that marks all processes of a job."""
-
 
 @value
 class UserProgram:

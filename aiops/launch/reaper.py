@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from aiops.launch.program import JOB
+from aiops.common.variables import JOB
 from aiops.net.process_tree import having, kill_session, send
 
 

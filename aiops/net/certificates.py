@@ -172,7 +172,9 @@ def _write(folder: Path, name: str, key: Any, certificate: Any) -> None:
                 file.write(data)
             fresh.replace(path)
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror or error}", output=str(path)
+            ) from None
 
 
 def expiry(path: Path) -> float:

@@ -599,13 +599,15 @@ def read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: not TOML: {error}") from None
+        raise UsageError(f"--config {path}: not TOML: {error}", config=str(path)) from None
     known = {field.name: field for field in dataclasses.fields(Config)}
     found = {}
     for key, value in content.items():
         name = key.replace("-", "_")
         if name not in known:
-            raise UsageError(f"--config {path}: no setting {key!r}; {nearest(name, known)}")
+            raise UsageError(
+                f"--config {path}: no setting {key!r}; {nearest(name, known)}", config=str(path)
+            )
         if name == "set" and isinstance(value, dict):
             value = assignments(value)
         text, kinds = _KINDS[str(known[name].type).partition(" ")[0]]
@@ -616,7 +618,9 @@ def read_file(path: Path) -> dict[str, Any]:
         if type(value) not in kinds or (
             isinstance(value, list) and not all(isinstance(item, str) for item in value)
         ):
-            raise UsageError(f"--config {path}: {key} must be {text}, not {value!r}")
+            raise UsageError(
+                f"--config {path}: {key} must be {text}, not {value!r}", config=str(path)
+            )
         found[name] = value
     return found
 

@@ -46,7 +46,7 @@ def begin(flag: str, path: Path) -> BinaryIO:
             with contextlib.suppress(FileExistsError):  # another server was quicker
                 return _unused(path).open("xb")
     except OSError as error:
-        raise UsageError(f"--{flag} {path}: {error.strerror}") from None
+        raise UsageError(f"--{flag} {path}: {error.strerror}", output=str(path)) from None
 
 
 def begin_folder(flag: str, path: Path) -> Path:
@@ -68,7 +68,7 @@ def begin_folder(flag: str, path: Path) -> Path:
                 folder.mkdir(mode=0o700)  # a model is its owner's
                 return folder
     except OSError as error:
-        raise UsageError(f"--{flag} {path}: {error.strerror}") from None
+        raise UsageError(f"--{flag} {path}: {error.strerror}", output=str(path)) from None
 
 
 def with_record(config: Config) -> Config:

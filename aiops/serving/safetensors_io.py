@@ -88,7 +88,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Described]]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except safetensors.SafetensorError as error:
-        raise UsageError(f"{path} is not a safetensors file: {error}") from None
+        raise UsageError(f"{path} is not a safetensors file: {error}", damaged=str(path)) from None
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])  # the library has checked it
     metadata = header.get("__metadata__") or {}
@@ -128,7 +128,9 @@ def check_writable(path: Path) -> None:
         half_done.open("wb").close()
         half_done.unlink()
     except OSError as error:
-        raise UsageError(f"cannot write the model to {path}: {error.strerror or error}") from None
+        raise UsageError(
+            f"cannot write the model to {path}: {error.strerror or error}", output=str(path)
+        ) from None
 
 
 def write_model(
@@ -199,7 +201,9 @@ def write_table(path: Path, ids: Ints, rows: Array) -> None:
             os.fsync(file.fileno())
         SystemDisk().rename(half_done, path)
     except OSError as error:
-        raise UsageError(f"cannot write the table to {path}: {error.strerror or error}") from None
+        raise UsageError(
+            f"cannot write the table to {path}: {error.strerror or error}", output=str(path)
+        ) from None
     finally:
         with contextlib.suppress(OSError):
             half_done.unlink()

@@ -618,7 +618,7 @@ class Server:
             if self._profile is not None:
                 self._profile.write()
         if self.run_state.lacks and self._error is None:
-            raise UsageError(self.run_state.lacks)
+            raise UsageError(self.run_state.lacks, unwritten=True)
 
     def _perform(self, effect: Effect) -> None:
         """Carry out an effect that no event has caused."""

@@ -155,14 +155,14 @@ OTHER_SIZE["cells"][0]["size"] = 8192
         (OTHER_SIZE, "have measured nothing in common"),
     ],
 )
-def test_what_cannot_be_compared_is_a_sentence_and_status_2(
+def test_what_cannot_be_compared_is_a_sentence_and_an_error_s_status(
     new: Any, says: str, saved: Any, bench: Any
 ) -> None:
     old, path = saved(exchanges(1.0)), saved(new)
     with pytest.raises(UsageError, match=says):
         compare.compare(old, path)
     status, printed, errors = bench("--compare", str(old), str(path))
-    assert (status, printed) == (2, "")
+    assert (status, printed) == (64, "")
     assert says in errors
 
 
@@ -204,13 +204,13 @@ class TestFolders:
         old = self.folder(tmp_path / "old", a=exchanges(1.0))
         new = self.folder(tmp_path / "new", b=exchanges(1.0))
         status, _printed, errors = bench("--compare", str(old), str(new))
-        assert status == 2
+        assert status == 64
         assert "have no report in common" in errors
 
     def test_a_folder_and_a_file(self, tmp_path: Path, bench: Any) -> None:
         old = self.folder(tmp_path / "old", a=exchanges(1.0))
         status, _printed, errors = bench("--compare", str(old), str(old / "a.json"))
-        assert status == 2
+        assert status == 66
         assert "cannot be read" in errors
 
 
@@ -227,5 +227,5 @@ def test_the_command(saved: Any, bench: Any) -> None:
     assert "regressed" in printed
     assert "leave out kernels" in bench("--compare", old, new, "kernels")[2]
     status, printed, _errors = bench()
-    assert status == 2
+    assert status == 64
     assert "--compare" in printed

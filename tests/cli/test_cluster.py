@@ -109,7 +109,7 @@ def test_what_is_refused_is_one_line(
     monkeypatch.setattr(sys, "argv", ["aiops", "cluster", *flags.split()])
     with pytest.raises(SystemExit) as ended:
         main.main()
-    assert ended.value.code == 2
+    assert ended.value.code == 64
     said = capfd.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith("aiops: softsync: n = 9 groups")

@@ -40,8 +40,8 @@ class Done:
 
     @property
     def error(self) -> str:
-        """Its error: one line on stderr, exit status 2."""
-        assert self.status == 2, self
+        """Its error: one line on stderr, and an exit status of sysexits."""
+        assert 64 <= self.status <= 78, self
         assert self.out == ""
         assert self.err.startswith("aiops: ")
         assert self.err.count("\n") == 1

@@ -193,9 +193,9 @@ def test_a_program_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_a_sentence(program: Path, tmp_path: Path) -> None:
     with running("-n", "2", "train", folder=tmp_path) as run:
-        assert run.end() == 2
+        assert run.end() == 66
         assert "there is no script 'train'; a module is run with -m" in run.output
     with running("-n", "2", "--policy", "nosuch", program, folder=tmp_path) as run:
-        assert run.end() == 2
+        assert run.end() == 64
         assert "no policy is called 'nosuch'" in run.output
-        assert "the server ended with status 2" in run.output
+        assert "the server ended with status 64" in run.output

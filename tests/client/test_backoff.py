@@ -68,6 +68,23 @@ def test_pauses_are_random_in_their_upper_half() -> None:
 
 
 class TestAttempts:
+    def test_a_wait_is_told_once_and_again_after_a_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        attempts = attempts_at(until=60.0)
+        for now in (10.0, 10.5, 11.4):
+            attempts.pause(now, REFUSED)
+        assert not caplog.records, "it may be a short interruption"
+        for now in (11.5, 13.0, 20.0):
+            attempts.pause(now, REFUSED)
+        told = f"{URL} cannot be reached (Connection refused): trying again for up to 48 s"
+        assert [record.getMessage() for record in caplog.records] == [told]
+        attempts.restart(100.0)
+        attempts.pause(40.0, REFUSED)
+        assert len(caplog.records) == 1
+        attempts.pause(42.0, REFUSED)
+        assert caplog.records[1].getMessage().endswith("for up to 58 s")
+
     def test_attempts_end_when_the_next_would_come_too_late(self) -> None:
         attempts = attempts_at()
         assert attempts.pause(0.0, REFUSED) == FIRST / 2

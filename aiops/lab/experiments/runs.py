@@ -258,7 +258,9 @@ class RunFolder:
             path.parent.mkdir(exist_ok=True)
             write_text(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror}", output=str(path)
+            ) from None
         self.versions[case.key], self.machines[case.key] = made, self._machine
         self.runs.add(case.key, result)
 

@@ -456,7 +456,7 @@ class StandbyCopy:
             raise UsageError("this standby has nothing of a run yet")
         was_fed, why = run.writer is not None, run.end_writers()
         if why:
-            raise UsageError(why)
+            raise UsageError(why, unwritten=True)
         if was_fed:
             run.files.followed(self.row)
         self._run, run.files.predecessors = None, tuple(predecessors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 
@@ -120,7 +121,7 @@ class OutgoingLink:
             self.close()
             if isinstance(error, AiopsError):
                 raise
-            raise ConnectionLost(f"{self._url}: {error.strerror or error}") from None
+            raise ConnectionLost(f"{self._url} cannot be reached ({_reason(error)})") from None
         except BaseException:
             self.close()
             raise
@@ -278,3 +279,9 @@ async def ask(
     if isinstance(found, Error):
         raise refusal(found.code, found.text, found.details)
     return found
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's own words; asyncio has others for those, which name its calls."""
+    known = error.errno is not None and error.errno > 0
+    return os.strerror(error.errno or 0) if known else str(error.strerror or error)

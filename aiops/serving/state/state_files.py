@@ -109,6 +109,11 @@ class StateFiles:
         self._refuse_foreign()
         try:
             self.disk.make_folder(folder)
+        except FileExistsError:
+            raise UsageError(f"{flag} {folder} is a file: name a folder, or none yet") from None
+        except OSError as error:
+            raise UsageError(f"{flag} {folder}: {error.strerror}") from None
+        try:
             lock = disk.lock(folder / directory.LOCK, holder)
         except OSError as error:
             raise UsageError(f"{flag} {folder}: {error.strerror}") from None

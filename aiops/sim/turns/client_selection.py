@@ -278,7 +278,9 @@ class RecordingSelection:
         try:
             path.write_text("".join(f"{number}\n" for number in self.numbers))
         except OSError as error:
-            raise UsageError(f"cannot write the record to {path}: {error.strerror}") from None
+            raise UsageError(
+                f"cannot write the record to {path}: {error.strerror}", output=str(path)
+            ) from None
 
 
 def selection(text: str, clients: int, seed: int) -> Selection:

@@ -224,7 +224,7 @@ class TestCleanup:
         status, _out, err = run("--no-plot", env={"AIOPS_KERNELS": "nmba"})
         assert status == 1
         assert "did you mean 'numba'?" in err.splitlines()[0]
-        assert err.splitlines()[-1] == "aiops: the server ended with status 2"
+        assert err.splitlines()[-1] == "aiops: the server ended with status 64"
 
     @pytest.mark.slow
     def test_a_run_that_diverges_says_so(self) -> None:

@@ -63,7 +63,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     status, out, err = aiops("run", *arguments, capsys=capsys)
-    assert (status, out) == (2, "")
+    assert (status, out) == (64, "")
     assert why in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -72,7 +72,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 def test_another_experiments_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "experiment.json").write_text('{"experiment": "b-staleness", "format": 1}')
     status, _out, err = aiops("run", *FEW, "--out", str(tmp_path), capsys=capsys)
-    assert status == 2
+    assert status == 64
     assert "holds the results of b-staleness, not of softsync-staleness" in err
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
 

@@ -258,7 +258,7 @@ def test_a_standby_with_other_settings_ends(pair: Start, tmp_path: Path) -> None
         try:
             other.line()
             status, _out, err = other.end()
-            assert status == 2
+            assert status == 64
             assert "lr" in err
             assert "Traceback" not in err
         finally:
@@ -302,7 +302,7 @@ def test_nothing_is_promoted_before_it_has_a_state(tmp_path: Path) -> None:
     try:
         url = standby.line()
         done = zygote.run("-m", "aiops", "promote", url)
-        assert done.returncode == 2
+        assert done.returncode == 75
         assert "has no whole state" in done.stderr
         standby.signal(signal.SIGTERM)
         status, _out, err = standby.end()

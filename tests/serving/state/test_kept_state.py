@@ -598,7 +598,7 @@ def test_an_end_that_keeps_less_than_was_trained_says_so(
 
 
 @pytest.mark.slow
-def test_sigterm_ends_with_status_2_when_the_last_snapshot_has_no_room(tmp_path: Path) -> None:
+def test_sigterm_ends_with_status_74_when_the_last_snapshot_has_no_room(tmp_path: Path) -> None:
     flags = "--policy=asgd", "--acks=applied", f"--state={tmp_path / 's'}"
     with server_process(*flags) as server:
         train(server.url, PLAIN, 1, 3)
@@ -608,7 +608,7 @@ def test_sigterm_ends_with_status_2_when_the_last_snapshot_has_no_room(tmp_path:
         resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE, (16, hard))
         server.signal(signal.SIGTERM)
         status, _out, err = server.end()
-    assert status == 2, err
+    assert status == 74, err
     assert "lacks what was trained at last, as" in err
     assert "tells the workers how many of their pushes are lost" in err
     assert "training goes on" not in err

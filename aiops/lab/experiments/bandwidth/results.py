@@ -89,7 +89,9 @@ class BandwidthResults:
             rows = list(self._rows.values())
             write_rows(self.path, record("experiment", "bandwidth", {}, {"runs": rows}))
         except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
+            raise UsageError(
+                f"{self.path} cannot be written: {error.strerror}", output=str(self.path)
+            ) from None
 
     def of(self, cases: Sequence[BandwidthCase]) -> list[Row]:
         """Return the rows of those cases that have been run, in their order."""
