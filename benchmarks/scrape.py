@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import statistics
 import threading
 import time
@@ -33,10 +32,9 @@ from aiops.errors import UsageError
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
-from benchmarks.serving import serving
+from benchmarks.serving import crowd, free_port, serving
 
 _ELEMENTS = 64  # of a tensor
-_AT_ONCE = 50  # workers that connect at the same time
 _PAUSE = 0.5  # seconds between scrapes that do not wait for their turn
 _GATHERED = re.compile(rb"^aiops_metrics_gathering_seconds (\S+)$", re.MULTILINE)
 _SERIES = re.compile(rb"^[a-z]", re.MULTILINE)
@@ -70,16 +68,10 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     about, cells = machine(), []
     for workers in options.workers:
         log(f"{workers:,} workers")
-        port = _free_port()
+        port = free_port()
         with serving("fasgd", f"--metrics-port={port}", "--no-shm") as (url, _pid):
             cells.append(asyncio.run(_measured(options, url, port, workers)))
     return record("benchmark", "scrape", options, {"cells": cells}, about)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def _measured(options: Options, url: str, port: int, count: int) -> dict[str, Any]:
@@ -90,11 +82,7 @@ async def _measured(options: Options, url: str, port: int, count: int) -> dict[s
     beside: list[float] = []
     found = _Scrapes(f"http://127.0.0.1:{port}/metrics")
     async with AsyncExitStack() as stack:
-        workers = [aiops.AsyncWorker(url, model, name=f"worker-{k}") for k in range(count)]
-        for first in range(0, count, _AT_ONCE):
-            some = workers[first : first + _AT_ONCE]
-            await asyncio.gather(*(stack.enter_async_context(worker) for worker in some))
-            await asyncio.gather(*(worker.step(gradients) for worker in some))
+        workers = await crowd(stack, url, model, gradients, count)
         for _ in range(options.rounds):
             for _ in range(options.scrapes):
                 found.alone.append(await asyncio.to_thread(found.once))

@@ -102,6 +102,9 @@ ENTRIES: Mapping[str, Entry] = {
     "scrape": Entry(
         "scrape", "--workers 2 --tensors 4 --rounds 1 --seconds 0.5 --scrapes 2", 90, 4
     ),
+    "dashboard": Entry(
+        "dashboard", "--workers 3 --tensors 4 --rounds 1 --seconds 0.3 --watch 0", 180, 8
+    ),
     "startup": Entry("startup", "--sizes 4KiB --caches warm --rounds 2", 240, 10),
     "directions": Entry("directions", "--sides 64 --matrices 2 --rounds 3", 60, 2),
     "torch_steps": Entry(

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "filter": "Measure exchanges with --filter robust beside exchanges without.",
     "snapshots": "Measure training beside the snapshots of a state, and restarts from one.",
     "scrape": "Measure scrapes of a server's metrics with up to 1,000 workers.",
+    "dashboard": "Measure exchanges beside the live page, and the page in a browser.",
     "directions": "Measure directions of matrices by NumPy, by PyTorch and on a GPU.",
     "torch_steps": "Measure a step of PyTorch's by its own AdamW and through a server.",
     "ddp": "Train a small GPT with nothing set, and by PyTorch's DDP with tuned AdamW.",

@@ -15,8 +15,8 @@ from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Options
 from aiops.errors import ConflictError
 
-LOG_EVERY, LOGS_PER_SECOND = 2.0, 100
-"""Seconds between two messages of a worker that is watched; and the most a second of all."""
+LOG_EVERY, LOGS_PER_SECOND = 2.0, 25
+"""Seconds between two messages of a worker that is watched; and about the most a second of all."""
 
 RING_CODECS = ("bf16", "fp16", "int8")
 """Codecs whose payloads have a length that is known, which chunks between workers need."""

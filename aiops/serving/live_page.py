@@ -40,6 +40,9 @@ _SHARE = 0.01
 _EVERY, _UNSEEN = 1.0, 2.0
 """Seconds between samples, while there are viewers and without any."""
 
+_RAREST = 10.0
+"""Seconds between samples at most, however long one takes: they are the page's signs of life."""
+
 _THREADS = {
     "aiops-update": "updates",
     "aiops-helper": "updates",
@@ -156,7 +159,7 @@ class LivePage:
                 took = await self._tick()
             except Exception as error:  # the page is no reason for a server to end
                 self._error.log(begun, repr(error), f"the live page has no sample: {error!r}")
-            due = begun + max(took / _SHARE, _EVERY)
+            due = begun + min(max(took / _SHARE, _EVERY), _RAREST)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             if not self._viewers:
                 self._asked.clear()
@@ -166,7 +169,7 @@ class LivePage:
 
     async def _tick(self) -> float:
         """Take a sample, and have the events of it; return the seconds of a processor it took."""
-        begun, running = time.perf_counter(), self._running()
+        begun, running = time.thread_time(), self._running()
         report = {} if running is None else dict(running.report(0))
         if running is None or self._shares is None or not report:  # it has not started
             return 0.0
@@ -176,7 +179,7 @@ class LivePage:
             *(time.time(), members.clock, report, members.rows if self._viewers else None),
             *(members.workers, members.arrivals, members.arrived, self._shares.take()),
         )
-        took = time.perf_counter() - begun
+        took = time.thread_time() - begun
         async with self._working:
             difference, wrote = await asyncio.to_thread(self._taken, sample)
             self._last = self._board.tick, difference
