@@ -15,6 +15,7 @@ from rich.console import Console
 
 import aiops
 from aiops.cli import top as command
+from aiops.cli.stats import stats
 from aiops.dashboard.overview import Overview
 from aiops.errors import UsageError
 from aiops.net.keys import Keys
@@ -58,6 +59,14 @@ def test_one_look(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
             command.top(server.url, once=True, sort="pushs")
     with pytest.raises(UsageError, match=r"--every is 0\.2 seconds or more"):
         command.top(server.url, every=0.0)
+
+
+def test_statistics_show_such_a_name_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with training() as server:
+        stats(server.url)
+    text = capsys.readouterr().out
+    assert "[red]�[2Jw2" in text
+    assert "\x1b" not in text
 
 
 class Pressed(Keys):
