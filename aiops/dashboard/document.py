@@ -137,19 +137,20 @@ def _staleness(report: Report) -> list[int]:
 
 
 def _tensors(report: Report) -> list[list[Any]]:
-    """Return name, size, usual gradient norm and statistic of each tensor, the largest first."""
+    """Return the largest tensors: name, size, usual gradient norm, statistic, parameters' norm."""
     found = report.get("by_tensor")
     if not found:
         return []
     sizes: Sequence[int] = found["sizes"]
     largest = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))[:MOST_LINES]
-    norms, means = found.get("norm"), found.get("vbar")
+    norms, means, params = (found.get(name) for name in ("norm", "vbar", "params"))
     return [
         [
             text(found["names"][index]),
             sizes[index],
             _number(norms[index]) if norms else None,
             _number(means[index]) if means else None,
+            _number(params[index]) if params else None,
         ]
         for index in largest
     ]

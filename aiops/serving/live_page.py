@@ -40,6 +40,9 @@ _SHARE = 0.01
 _EVERY, _UNSEEN = 1.0, 2.0
 """Seconds between samples, while there are viewers and without any."""
 
+_NORMS_EVERY = 5.0
+"""Seconds between looks at the parameters, at least; they take as large a share, once more."""
+
 _RAREST = 10.0
 """Seconds between samples at most, however long one takes: they are the page's signs of life."""
 
@@ -75,6 +78,9 @@ class Watched(Protocol):
     def members(self, most: int) -> Members:
         """Return its clients, with the rows of this many at most."""
 
+    def norms(self) -> Callable[[], list[float]] | None:
+        """Return what computes the parameters' norms by tensor; None: they cannot be had now."""
+
     @property
     def not_ready(self) -> str:
         """The reason for which it takes no pushes; empty: it takes them."""
@@ -101,6 +107,8 @@ class LivePage:
         self._asked = asyncio.Event()  # a viewer has come
         self._last: tuple[int, bytes] = (0, b"")  # the last tick, and the difference of it
         self._whole: tuple[int, bytes] = (0, b"")  # a tick, and the whole document of it
+        self._norms: list[float] = []  # of the parameters, by tensor
+        self._next_norms = 0.0  # the time from which on they may be computed again
         self._viewers = 0
         self._error = RepeatedError()
         self._task: asyncio.Task[None] | None = None
@@ -156,6 +164,7 @@ class LivePage:
         while True:
             begun, took = time.monotonic(), 0.0
             try:
+                await self._compute_norms()
                 took = await self._tick()
             except Exception as error:  # the page is no reason for a server to end
                 self._error.log(begun, repr(error), f"the live page has no sample: {error!r}")
@@ -174,6 +183,8 @@ class LivePage:
         if running is None or self._shares is None or not report:  # it has not started
             return 0.0
         report["ready"] = running.not_ready
+        if report.get("by_tensor") and len(report["by_tensor"]["names"]) == len(self._norms):
+            report["by_tensor"] = {**report["by_tensor"], "params": self._norms}
         members = running.members(MOST_WORKERS if self._viewers else 0)
         sample = ServerSample(
             *(time.time(), members.clock, report, members.rows if self._viewers else None),
@@ -187,12 +198,30 @@ class LivePage:
         self._ticked = asyncio.Event()
         return took + wrote
 
+    async def _compute_norms(self) -> None:
+        """Compute the norms of the parameters, if a viewer is there and it is time."""
+        running = self._running()
+        if not self._viewers or running is None or time.monotonic() < self._next_norms:
+            return
+        compute = running.norms()
+        if compute is not None:
+            self._norms, took = await asyncio.to_thread(_timed, compute)
+            self._next_norms = time.monotonic() + max(_NORMS_EVERY, took / _SHARE)
+
     def _taken(self, sample: ServerSample) -> tuple[bytes, float]:
         """Return the difference that a sample makes, and the seconds of a processor it took."""
         begun = time.thread_time()
         with yielding():  # the event loop has the interpreter when it wants it
             made = self._board.take(sample)
         return made, time.thread_time() - begun
+
+
+def _timed(compute: Callable[[], list[float]]) -> tuple[list[float], float]:
+    """Return a result, and the seconds of a processor that it took."""
+    begun = time.thread_time()
+    with yielding():
+        found = compute()
+    return found, time.thread_time() - begun
 
 
 def _given(response: HttpResponse) -> HttpResponse:

@@ -46,6 +46,7 @@ from aiops.serving.event_dispatcher import EventDispatcher
 from aiops.serving.leading import Leading, sinks_with_orders
 from aiops.serving.members import Members
 from aiops.serving.memory_bound import Holdings, MemoryBound
+from aiops.serving.norms import parameter_norms
 from aiops.serving.pacing import Pacing
 from aiops.serving.persistence import Persistence
 from aiops.serving.port import (
@@ -247,6 +248,14 @@ class Server:
         """Return its clients for the live page: the rows of this many at most."""
         engine = None if isinstance(self._coordinator, Follower) else self._engine
         return Members.of(engine, self._now(), most)
+
+    def norms(self) -> Callable[[], list[float]] | None:
+        """Return what computes the parameters' norms by tensor, as `parameter_norms`.
+
+        Of a model on several servers none has all of it.
+        """
+        whole = not isinstance(self._coordinator, Follower | Lead)
+        return parameter_norms(self._engine) if whole and not self._dispatcher.broken else None
 
     def _report(self, shown: int) -> dict[str, Any]:
         coordinator = self._coordinator

@@ -111,6 +111,10 @@ def test_a_thousand_workers(page: Any) -> None:
     page.get_by_role("button", name="accuracy", exact=True).first.click()
     assert page.locator("#h-logged").inner_text() == "Accuracy"
     assert "block0.mlp" in page.locator("#b-tensors").inner_text()
+    assert page.locator("#h-tensors").inner_text() == "Norms of gradients"
+    page.get_by_role("button", name="parameters").click()
+    assert page.locator("#h-tensors").inner_text() == "Norms of parameters"
+    assert "19.8" in page.locator("#b-tensors").inner_text()
     assert "kernel" in page.locator("#b-profile").inner_text()
     assert "budget" in page.locator("#f-traffic").inner_text()
     labels = page.locator("#c-updates").get_attribute("aria-label")

@@ -250,20 +250,32 @@ function drawTime() {
   $("h-profile").hidden = !purposes.length;
   drawBars("b-profile", purposes.map(([name, share]) => [name, Math.min(1, share), percent(share)]));
 }
+const NORMS = [[2, "gradients"], [4, "parameters"], [3, "v̄"]];
+let norm = 0;
 function drawTensors() {
   const given = sections.tensors || [];
-  const kind = given.some((line) => line[2] != null) ? 2 : given.some((line) => line[3] != null) ? 3 : 1;
-  const title = {1: "Tensors: parameters", 2: "Norms of gradients, by tensor", 3: "The rule’s statistic v̄, by tensor"}[kind];
+  const known = NORMS.filter(([kind]) => given.some((line) => line[kind] != null));
+  if (!known.some(([kind]) => kind === norm)) norm = known.length ? known[0][0] : 1;
+  const title = {1: "Tensors: parameters", 2: "Norms of gradients", 3: "The rule’s statistic v̄", 4: "Norms of parameters"}[norm];
   setText($("h-tensors"), title);
   $("tensors").hidden = !given.length;
-  const sorted = given.map((line) => line[kind]).filter((x) => x > 0);
+  const choices = $("norms"), wanted = known.map(([kind]) => kind).join() + ":" + norm;
+  if (choices.dataset.made !== wanted) {
+    choices.dataset.made = wanted;
+    choices.replaceChildren(...(known.length > 1 ? known : []).map(([kind, label]) => {
+      const button = element("button", label);
+      button.type = "button";
+      button.setAttribute("aria-pressed", String(kind === norm));
+      button.addEventListener("click", () => { norm = kind; drawTensors(); });
+      return button;
+    }));
+  }
+  const sorted = given.map((line) => line[norm]).filter((x) => x > 0);
   const high = Math.log10(Math.max(...sorted, 1e-30)), low = Math.log10(Math.min(...sorted, 1e30)) - 0.3;
   drawBars("b-tensors", given.map((line) => {
-    const value = line[kind];
+    const value = line[norm];
     return [line[0], value > 0 ? Math.max(0, (Math.log10(value) - low) / (high - low || 1)) : 0, short(value)];
   }));
-  $("n-tensors").hidden = kind !== 1;
-  setText($("n-tensors"), "With --filter the usual norm of each tensor’s gradient is shown here.");
 }
 function drawParts() {
   const lines = [

@@ -599,6 +599,10 @@ class StandbyServer:
             return self.server.members(most)
         return Members.of(self._engine(), self._engine().now, most)
 
+    def norms(self) -> Callable[[], list[float]] | None:
+        """Return what computes the parameters' norms by tensor, once it is promoted."""
+        return None if self.server is None else self.server.norms()
+
     @property
     def not_ready(self) -> str:
         """The reason for which it takes no pushes; empty: it was promoted, and takes them."""
