@@ -36,7 +36,8 @@ ARROWS: Mapping[str, str] = {
     "wire":           "errors common model",
     "state":          "errors common kernels model",
     "metrics":        "errors",
-    "dashboard":      "",
+    "dashboard":      "metrics",
+    "trackers":       "errors metrics",
     "access":         "errors common wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
@@ -54,7 +55,7 @@ ARROWS: Mapping[str, str] = {
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
                       " engine filters averaging shards net state durable metrics"
-                      " dashboard",
+                      " dashboard trackers",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
@@ -81,6 +82,7 @@ SHELLS = {
     "cli",
     "server",
     "__main__",
+    "trackers",
 }
 
 PURE_IN_SHELLS: Mapping[str, str] = {
@@ -123,6 +125,10 @@ EXTRAS: Mapping[str, str] = {
     "prometheus_client": "metrics.exposition",
     "pyarrow": "",
     "safetensors": "",
+    "mlflow": "trackers.mlflow",
+    "tensorboard": "trackers.tensorboard",
+    "trackio": "trackers.trackio",
+    "wandb": "trackers.wandb",
     "uvloop": "",
     "zmq": "",
 }

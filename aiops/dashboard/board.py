@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from aiops.dashboard.document import Report, WorkerRow, sections, text
 from aiops.dashboard.happenings import Arrival, Happening, happened
 from aiops.dashboard.series import RunSeries, rounded
+from aiops.metrics.scalars import rate, staleness_between
 
 MOST_WORKERS = 1024
 """Workers that have a row."""
@@ -176,16 +177,10 @@ class Board:
         passed = now.time - last.time if last else 0.0
         if last is not None and passed > 0:
             before = last.report
-            found["updates"] = _rate(before, report, passed, "version")
-            used = report.get("gradients", 0) - before.get("gradients", 0)
-            if used > 0:
-                totals = [
-                    each.get("mean_staleness", 0.0) * each.get("gradients", 0)
-                    for each in (before, report)
-                ]
-                found["staleness"] = max(0.0, (totals[1] - totals[0]) / used)
+            found["updates"] = rate(before, report, passed, "version")
+            found["staleness"] = staleness_between(before, report)
             for name, way in (("received", "pushed"), ("sent", "fetched")):
-                found[name] = _rate(before, report, passed, "ledger", way, "bytes")
+                found[name] = rate(before, report, passed, "ledger", way, "bytes")
         for name, (mean, least, most) in (report.get("logged") or {}).items():
             found[f"log {name}"] = mean
             found[f"min {name}"], found[f"max {name}"] = least, most
@@ -197,19 +192,6 @@ class Board:
         more = max(0, now.arrived - seen - len(new))
         before = last.report if last else None
         return [*happened(before, now.report, new, more)]
-
-
-def _rate(before: Report, now: Report, passed: float, *path: str) -> float | None:
-    """Return by how much a count rises in a second; None: it has fallen, or is missing."""
-    counts: list[Any] = []
-    for each in (before, now):
-        found: Any = each
-        for key in path:
-            found = (found or {}).get(key)
-        counts.append(found)
-    if None in counts or counts[1] < counts[0]:
-        return None
-    return float(counts[1] - counts[0]) / passed
 
 
 def _finite(value: float | None) -> float | None:

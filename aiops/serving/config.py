@@ -37,7 +37,7 @@ from aiops.state.directory import SHARD
 
 _SECONDS = (
     *("failure_timeout", "worker_deadline", "hello_deadline", "stall_deadline", "drain_deadline"),
-    *("save_every", "snapshot_every", "standby_deadline"),
+    *("save_every", "snapshot_every", "standby_deadline", "track_every"),
 )
 _DERIVED = {
     "hello_deadline": "hello",
@@ -227,6 +227,10 @@ class Config:
     metrics_workers: int = _option(
         100, "Workers that have metrics of their own; those of all others are summed."
     )
+    track: list[str] = _option(
+        [], "Send the run's numbers to a tracker: tensorboard:FOLDER, wandb:PROJECT, ...; repeat."
+    )
+    track_every: float = _option(5.0, "Seconds between two such sendings.")
     log_format: str = _option("text", "'text' or 'json'.")
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 

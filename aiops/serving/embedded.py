@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -21,20 +21,27 @@ from aiops.serving.serve_keywords import ServeKeywords
 from aiops.serving.server import Server
 from aiops.serving.shard_count import settle_shards
 from aiops.serving.standby.server import StandbyServer
+from aiops.trackers import OnMetrics
 
 _log = logging.getLogger("aiops.server")
 
 
 @overload
 def serve(
-    *, standby: None = None, **settings: Unpack[ServeKeywords]
+    *,
+    standby: None = None,
+    on_metrics: OnMetrics | None = None,
+    **settings: Unpack[ServeKeywords],
 ) -> AbstractAsyncContextManager[Server]: ...
 @overload
 def serve(
-    *, standby: str, **settings: Unpack[ServeKeywords]
+    *, standby: str, on_metrics: OnMetrics | None = None, **settings: Unpack[ServeKeywords]
 ) -> AbstractAsyncContextManager[StandbyServer]: ...
 def serve(
-    *, standby: str | None = None, **settings: Unpack[ServeKeywords]
+    *,
+    standby: str | None = None,
+    on_metrics: OnMetrics | None = None,
+    **settings: Unpack[ServeKeywords],
 ) -> AbstractAsyncContextManager[Server] | AbstractAsyncContextManager[StandbyServer]:
     """Run a server inside this event loop, for as long as the ``async with`` block lasts.
 
@@ -56,6 +63,9 @@ def serve(
     ----------
     standby
         The URL of the primary that it is a standby of, or several, as workers are given them.
+    on_metrics
+        Called with the numbers of the run (`aiops.trackers.RunMetrics`) every ``track_every``
+        seconds, on a thread of its own, which it may block; what it raises is logged.
     settings
         As of ``aiops serve``, with ``_`` for ``-`` (`ServeKeywords`); ``set`` may be a dict of the
         policy's settings, a codec may be given alone, and a path as text. ``shards="auto"`` is the
@@ -67,29 +77,34 @@ def serve(
     UsageError, ConflictError
         When the settings cannot work.
     """
+    callbacks = () if on_metrics is None else (on_metrics,)
     if standby is None:
-        return _serving(settings)
-    return _standing_by({**settings, "standby": standby})
+        return _serving(settings, callbacks)
+    return _standing_by({**settings, "standby": standby}, callbacks)
 
 
 @contextlib.asynccontextmanager
-async def _serving(settings: Mapping[str, Any]) -> AsyncIterator[Server]:
+async def _serving(
+    settings: Mapping[str, Any], on_metrics: Sequence[OnMetrics]
+) -> AsyncIterator[Server]:
     settled, why = settle_shards(settings, processors=1)  # one event loop has no use for more
     config = config_of(settled)
     if why:
         _log.info("%s", why)
     async with contextlib.AsyncExitStack() as stack:
         config = await _with_followers(config, stack)
-        yield await stack.enter_async_context(_running(config))
+        yield await stack.enter_async_context(_running(config, on_metrics))
 
 
 @contextlib.asynccontextmanager
-async def _standing_by(settings: Mapping[str, Any]) -> AsyncIterator[StandbyServer]:
+async def _standing_by(
+    settings: Mapping[str, Any], on_metrics: Sequence[OnMetrics]
+) -> AsyncIterator[StandbyServer]:
     config = config_of(settings)
     if config.sharded and not config.followers:
         raise UsageError("standbys of shards are processes: aiops serve --shards N --standby URL")
     standby = StandbyServer(config)
-    async with Monitoring(config, lambda: standby) as monitoring:
+    async with Monitoring(config, lambda: standby, on_metrics) as monitoring:
         standby.metrics_url = monitoring.url
         await standby.start()
         running = asyncio.ensure_future(standby.serve())
@@ -112,7 +127,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     chosen = settings.get("set")
     if isinstance(chosen, Mapping):
         settings["set"] = assignments(chosen)
-    for name in ("push_codec", "fetch_codec"):
+    for name in ("push_codec", "fetch_codec", "track"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
     for each in dataclasses.fields(Config):
@@ -129,9 +144,13 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def _running(config: Config) -> AsyncIterator[Server]:
+async def _running(config: Config, on_metrics: Sequence[OnMetrics] = ()) -> AsyncIterator[Server]:
     present: list[Server] = []
-    async with Monitoring(config, lambda: present[0] if present else None) as monitoring:
+
+    def running() -> Server | None:
+        return present[0] if present else None
+
+    async with Monitoring(config, running, on_metrics) as monitoring:
         server = await rollback.start(lambda: Server(config), next_term=False)
         server.metrics_url = monitoring.url
         present.append(server)
@@ -140,12 +159,12 @@ async def _running(config: Config) -> AsyncIterator[Server]:
             return Server(dataclasses.replace(config, port=server.port))
 
         present_it = partial(present.__setitem__, 0)
-        running = asyncio.ensure_future(rollback.serve(server, again, present_it))
+        served = asyncio.ensure_future(rollback.serve(server, again, present_it))
         try:
             yield server
         finally:
             present[0].stop()
-            await running
+            await served
 
 
 async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> Config:
@@ -181,4 +200,5 @@ def following(config: Config, shard: int = 1) -> Config:
         metrics_port=None,
         dashboard=False,
         metrics_host=Config.metrics_host,
+        track=[],
     )

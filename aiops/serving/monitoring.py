@@ -1,5 +1,7 @@
 """Let other programs observe a server by HTTP: its metrics, whether it lives, whether it is ready.
 
+Trackers of experiments are sent its numbers besides (`aiops.serving.tracking`).
+
 ::
 
     /metrics   what Prometheus scrapes
@@ -17,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import ModuleType
 from typing import Any, Self
@@ -37,6 +39,8 @@ from aiops.net.http_listener import (
 from aiops.net.yielding import yielding
 from aiops.serving.config import Config
 from aiops.serving.live_page import LivePage, Watched
+from aiops.serving.tracking import Tracking
+from aiops.trackers import OnMetrics
 
 _log = logging.getLogger("aiops.server")
 
@@ -57,6 +61,9 @@ class Monitoring(AsyncClosing):
         Returns the server that runs now, or None while there is none: another takes its place when
         a standby is promoted, and when a server goes back to a snapshot.
 
+    on_metrics
+        Callbacks that are sent its numbers, beside the trackers of the settings.
+
     Attributes
     ----------
     url
@@ -65,11 +72,18 @@ class Monitoring(AsyncClosing):
     Raises
     ------
     UsageError
-        When the address cannot be had, or prometheus-client is not installed.
+        When the address cannot be had, or prometheus-client is not installed, or a tracker's
+        package.
     """
 
-    def __init__(self, config: Config, running: Callable[[], Watched | None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        running: Callable[[], Watched | None],
+        on_metrics: Sequence[OnMetrics] = (),
+    ) -> None:
         self.url = ""
+        self._tracking = Tracking(config, running, on_metrics)
         self._config, self._running = config, running
         self._listener: HttpListener | None = None
         self._exposition: ModuleType | None = None
@@ -78,10 +92,15 @@ class Monitoring(AsyncClosing):
         self._next = 0.0  # the loop's time from which on values may be gathered again
 
     async def connect(self) -> Self:
-        """Listen, if that is asked for."""
+        """Listen, if that is asked for, and send numbers to the trackers."""
+        await self._listen()
+        self._tracking.begin()
+        return self
+
+    async def _listen(self) -> None:
         config = self._config
         if config.metrics_port is None and not config.dashboard:
-            return self
+            return
         handlers: dict[str, Handler] = {}
         if config.metrics_port is not None:
             self._exposition = _exposition()
@@ -107,16 +126,16 @@ class Monitoring(AsyncClosing):
                 " a firewall let only Prometheus and probes in",
                 self.url,
             )
-        return self
 
     async def close(self) -> None:
-        """Listen no more, and cut the connections."""
+        """Listen no more, cut the connections, and let the trackers take what is left."""
         if self._page is not None:
             self._page.close()
         if self._listener is not None:
             await self._listener.close()
         if self._gathering is not None:
             self._gathering.cancel()
+        await self._tracking.close()
 
     def _healthz(self) -> HttpResponse:
         return HttpResponse(HTTPStatus.OK, b"ok\n")

@@ -85,6 +85,8 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "dashboard": (True, False, True),
     "metrics_host": ("0.0.0.0", "::1", "localhost"),
     "metrics_workers": (0, 10, 20),
+    "track": (["tensorboard:a"], ["wandb:b"], ["mlflow:c"]),
+    "track_every": (1.0, 2.0, 3.0),
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }

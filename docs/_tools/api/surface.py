@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-CORE = ("aiops", "aiops.client", "aiops.data", "aiops.errors", "aiops.server")
+CORE = ("aiops", "aiops.client", "aiops.data", "aiops.errors", "aiops.server", "aiops.trackers")
 """The public modules that need no package of an extra."""
 
 MODULES = (
