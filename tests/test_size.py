@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "access": (5, 690),
+    "access": (5, 705),
     "algorithms": (29, 4034),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
@@ -32,17 +32,17 @@ SIZES = {
     "launch": (10, 2048),
     "metrics": (9, 1180),
     "model": (9, 1600),
-    "net": (35, 5450),
+    "net": (36, 5500),
     "ray": (15, 3020),
     "server": (1, 29),
-    "serving": (62, 13700),
+    "serving": (62, 13850),
     "shards": (24, 5410),
     "sim": (38, 6930),
     "state": (10, 2290),
     "store": (19, 4599),
     "testing": (1, 241),
     "trackers": (6, 390),
-    "wire": (21, 4015),
+    "wire": (21, 4025),
 }
 
 SLACK = 1.02

@@ -17,7 +17,7 @@ from aiops.errors import Kicked, Refused, Unauthorised, Unavailable
 from aiops.wire.messages import Hello
 from aiops.wire.server_messages import Greeting, LeadHello
 from aiops.wire.standby_messages import StandbyHello
-from aiops.wire.token_keys import FindKeys, TokenKeys
+from aiops.wire.token_keys import FindKeys, TokenKeys, is_of, token_id
 from aiops.wire.traffic import Traffic
 
 UNNAMED = "a client without a token"
@@ -127,6 +127,24 @@ class AccessControl:
             return None
         use.refused += 1
         return _too_little(use.token, TokenRole.ADMIN, "direct the server")
+
+    def administrator(self, given: str) -> str:
+        """Return the name of a token that is shown as it is, and may direct the server.
+
+        Raises
+        ------
+        Unauthorised
+            When there is no such token, or it may not; without tokens none may.
+        """
+        token = None if self._table is None else self._table.of_id(token_id(given))
+        if token is None or not is_of(given, token.keys):
+            raise Unauthorised("there is no such token")
+        if token.expired(self._clock()):
+            raise Unauthorised(f"the token {token.name!r} has expired: get another one")
+        if token.role < TokenRole.ADMIN:
+            self._use(token).refused += 1
+            raise _too_little(token, TokenRole.ADMIN, "direct the server")
+        return token.name
 
     # ------------------------------------------------------------ changes
 

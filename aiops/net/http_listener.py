@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeAlias
@@ -27,6 +26,7 @@ from typing import TypeAlias
 from aiops.common import forks
 from aiops.common.urls import address, is_loopback
 from aiops.errors import UsageError
+from aiops.net.http_request import LONGEST_REQUEST, HttpRequest, is_here, parsed, read_head
 
 _log = logging.getLogger("aiops.server")
 
@@ -42,13 +42,14 @@ STREAMS = 16
 PATIENCE = 5.0
 """Seconds for a request to come, for its answer to be made, and for that to be read, each."""
 
-LONGEST_REQUEST = 8 << 10
-"""Bytes of a request: its line and its headers."""
+LONGEST_ACTION = 4 << 10
+"""Bytes of the body of a request for an action."""
+
+ACTION_PATIENCE = 60.0
+"""Seconds for an action."""
 
 _LONGEST_BODY = 1 << 20
 """Bytes of a body that are read, to be thrown away."""
-
-_ABSOLUTE = "http://"
 
 TEXT = "text/plain; charset=utf-8"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -64,18 +65,9 @@ class HttpResponse:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _HttpRequest:
-    """The first line of a request, and the headers that count."""
-
-    method: str
-    path: str
-    host: str
-    site: str  # the site of the page that asks, as a browser says it (Sec-Fetch-Site)
-
-
 Handler: TypeAlias = Callable[[], Awaitable[HttpResponse]]
 QuickHandler: TypeAlias = Callable[[], HttpResponse]
+Action: TypeAlias = Callable[[str, bytes], Awaitable[HttpResponse]]
 Streamer: TypeAlias = Callable[[], AsyncGenerator[bytes]]
 
 
@@ -91,6 +83,9 @@ class HttpListener:
     streams
         By path: yields events (`EVENTS`), each when it is time. The next is asked for once the one
         before has been read, for which its reader has ``patience``. Default: there are none.
+    actions
+        By path: takes the token and the body of a POST request of this site, and makes the answer.
+        Default: there are none.
     patience, most, most_waiting, most_streams
         As `PATIENCE`, `CONNECTIONS`, `WAITING`, which is less than the one before, and `STREAMS`.
     """
@@ -100,6 +95,7 @@ class HttpListener:
         handlers: Mapping[str, Handler],
         quick: Mapping[str, QuickHandler] | None = None,
         streams: Mapping[str, Streamer] | None = None,
+        actions: Mapping[str, Action] | None = None,
         *,
         patience: float = PATIENCE,
         most: int = CONNECTIONS,
@@ -107,6 +103,7 @@ class HttpListener:
         most_streams: int = STREAMS,
     ) -> None:
         self._handlers, self._quick, self._streams = handlers, quick or {}, streams or {}
+        self._actions = actions or {}
         self._patience, self._most, self._most_waiting = patience, most, most_waiting
         self._most_streams = most_streams
         self._server: asyncio.Server | None = None
@@ -197,15 +194,19 @@ class HttpListener:
         assert task is not None, "each connection has one"
         try:
             async with asyncio.timeout(self._patience):
-                head = await _head(reader)
+                head = await read_head(reader)
             self._ending.add(task)
-            request = _parsed(head)
+            request = parsed(head)
             method = request.method
             refused = self._refusal(request)
             if refused is None and request.path in self._streams and method == "GET":
                 await self._stream(task, reader, writer, self._streams[request.path])
                 return
-            response = refused or await self._answer(task, request)
+            action = None if refused else self._actions.get(request.path)
+            if action is not None:
+                response = await self._act(task, reader, action, request)
+            else:
+                response = refused or await self._answer(task, request)
         except asyncio.LimitOverrunError:
             response = _said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         except ValueError:
@@ -247,17 +248,19 @@ class HttpListener:
         finally:
             watch.cancel()
 
-    def _refusal(self, request: _HttpRequest) -> HttpResponse | None:
+    def _refusal(self, request: HttpRequest) -> HttpResponse | None:
         """Return the answer to a request that has no other; None: it has."""
         method, path = request.method, request.path
-        if self._local and not _is_here(request.host):
+        if self._local and not is_here(request.host):
             text = f"this server is reached as localhost or by its address, not as {request.host!r}"
             return _said(HTTPStatus.MISDIRECTED_REQUEST, text)
-        paths = [*self._handlers, *self._quick, *self._streams]
+        paths = [*self._handlers, *self._quick, *self._streams, *self._actions]
         if path not in paths:
             return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}")
+        if path in self._actions:
+            return _refused_action(request)
         if method not in ("GET", "HEAD"):
-            return _said(HTTPStatus.METHOD_NOT_ALLOWED)
+            return _not_allowed("GET, HEAD")
         if path in self._streams and request.site in ("cross-site", "same-site"):
             # It could not read them, but take the room of those who can.
             return _said(HTTPStatus.FORBIDDEN, "a page of another site asks")
@@ -266,7 +269,30 @@ class HttpListener:
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, text)
         return None
 
-    async def _answer(self, task: asyncio.Task[None], request: _HttpRequest) -> HttpResponse:
+    async def _act(
+        self,
+        task: asyncio.Task[None],
+        reader: asyncio.StreamReader,
+        action: Action,
+        request: HttpRequest,
+    ) -> HttpResponse:
+        """Carry out an action: few at a time, and none that is slow to be asked for."""
+        if len(self._waiting) >= self._most_waiting:
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "others wait already")
+        self._ending.discard(task)
+        self._waiting.add(task)
+        try:
+            async with asyncio.timeout(self._patience):
+                body = await reader.readexactly(request.length)
+            async with asyncio.timeout(ACTION_PATIENCE):
+                return await action(request.token, body)
+        except TimeoutError:
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "it takes too long; it may be done yet")
+        except Exception:
+            _log.exception("POST %s failed", request.path)
+            return _said(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log tells why")
+
+    async def _answer(self, task: asyncio.Task[None], request: HttpRequest) -> HttpResponse:
         path = request.path
         if path in self._streams:
             return HttpResponse(HTTPStatus.OK, b"", EVENTS)  # to HEAD
@@ -287,6 +313,18 @@ class HttpListener:
             return _said(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log tells why")
 
 
+def _refused_action(request: HttpRequest) -> HttpResponse | None:
+    """Return the answer to a request for an action that may not be asked for so; None: it may."""
+    if request.method != "POST":
+        return _not_allowed("POST")
+    own = request.origin.partition("://")[2] == request.host
+    if (request.origin and not own) or request.site not in ("", "same-origin"):
+        return _said(HTTPStatus.FORBIDDEN, "a page of another site asks")
+    if not 0 <= request.length <= LONGEST_ACTION:
+        return _said(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    return None
+
+
 def _why(error: OSError | UnicodeError) -> str:
     """Return the reason alone: asyncio's text of a system's error names the address once more."""
     number = error.errno if isinstance(error, OSError) else None
@@ -301,71 +339,13 @@ async def _end_with(reader: asyncio.StreamReader, task: asyncio.Task[None]) -> N
     task.cancel()
 
 
-async def _head(reader: asyncio.StreamReader) -> list[str]:
-    """Return the lines of a request up to the empty one, without their ends.
-
-    One empty line before them is left out, and a line may end with a newline alone (RFC 9112, 2.2).
-
-    Raises
-    ------
-    LimitOverrunError
-        When they are too long.
-    """
-    lines, left, before = list[str](), LONGEST_REQUEST, 1
-    while True:
-        line = await reader.readuntil(b"\n")
-        left -= len(line)
-        if left < 0:
-            raise asyncio.LimitOverrunError("the request is too long", 0)
-        text = line.decode("latin-1").removesuffix("\n").removesuffix("\r")
-        if text:
-            lines.append(text)
-        elif lines or not before:
-            return lines
-        else:
-            before -= 1
-
-
-def _parsed(head: Sequence[str]) -> _HttpRequest:
-    """Return a request, its path without its query.
-
-    Raises
-    ------
-    ValueError
-        When it is none.
-    """
-    line, *headers = head or [""]
-    method, target, version = line.split(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError(version)
-    hosts, sites = _values(headers, "host:"), _values(headers, "sec-fetch-site:")
-    if len(hosts) > 1:
-        raise ValueError("several hosts")
-    if target.lower().startswith(
-        _ABSOLUTE
-    ):  # as to a proxy: then its host counts (RFC 9112, 3.2.2)
-        host, _, path = target[len(_ABSOLUTE) :].partition("/")
-        hosts, target = [host], f"/{path}"
-    path = target.partition("?")[0]
-    return _HttpRequest(method, path, hosts[0] if hosts else "", sites[0] if sites else "")
-
-
-def _values(headers: Sequence[str], name: str) -> list[str]:
-    return [h.partition(":")[2].strip() for h in headers if h.lower().startswith(name)]
-
-
-def _is_here(host: str) -> bool:
-    """Return whether a request's host is an address, localhost or not given."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.removeprefix("[").removesuffix("]")
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return True
-    return name.lower() in ("", "localhost")
-
-
 def _said(status: HTTPStatus, text: str = "") -> HttpResponse:
     return HttpResponse(status, f"{status.phrase}: {text or status.description}\n".encode())
+
+
+def _not_allowed(methods: str) -> HttpResponse:
+    said = _said(HTTPStatus.METHOD_NOT_ALLOWED)
+    return HttpResponse(said.status, said.body, headers=(("Allow", methods),))
 
 
 def _encoded(response: HttpResponse, *, body: bool) -> bytes:
@@ -383,7 +363,6 @@ def _head_of(response: HttpResponse, length: int | None) -> bytes:
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
         "Connection: close",
-        *(["Allow: GET, HEAD"] if response.status == HTTPStatus.METHOD_NOT_ALLOWED else []),
         *(f"{name}: {value}" for name, value in response.headers),
     ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")

@@ -149,16 +149,35 @@ class Administration:
             )
         self._post(Paused(self._now(), f"paused by {_because(by, message.why)}"))
 
-    def _take_snapshot(self, number: int, id: int) -> None:
-        if self._engine.training is None:
-            raise NotReady("there is nothing to take a snapshot of: no worker has defined a model")
+    def kick(self, client: str, by: str) -> int:
+        """End the connections of a client, as `Kick`; return how many there were.
 
+        Raises
+        ------
+        Refused
+            When there is none of this name or number.
+        """
+        return self._kick(Kick(0, client, ""), by)
+
+    def _take_snapshot(self, number: int, id: int) -> None:
         def taken(version: int, why: str) -> None:
             if why:
                 self._refuse(number, id, Refused(f"no snapshot was taken: {why}"))
             else:
                 self.answer(number, Done(id, version))
 
+        self.take_snapshot(taken)
+
+    def take_snapshot(self, taken: Callable[[int, str], None]) -> None:
+        """Take a snapshot; call ``taken`` then, with its version, or why there is none.
+
+        Raises
+        ------
+        Refused
+            When there is nothing to take one of, or the server keeps no state.
+        """
+        if self._engine.training is None:
+            raise NotReady("there is nothing to take a snapshot of: no worker has defined a model")
         if not self._run_state.take_snapshot(taken):
             raise Refused(f"{_NO_STATE}: start it with one, or have --save write the model")
 

@@ -28,7 +28,8 @@ from typing import Any, Protocol
 
 from aiops.dashboard.board import MOST_WORKERS, Board, ServerSample
 from aiops.dashboard.document import STALENESS_BUCKETS
-from aiops.net.http_listener import HttpResponse
+from aiops.errors import Refused, Unauthorised
+from aiops.net.http_listener import Action, HttpResponse
 from aiops.net.thread_times import ThreadShares
 from aiops.net.yielding import yielding
 from aiops.serving.members import Members
@@ -42,6 +43,9 @@ _EVERY, _UNSEEN = 1.0, 2.0
 
 _NORMS_EVERY = 5.0
 """Seconds between looks at the parameters, at least; they take as large a share, once more."""
+
+_GUESS = 1.0
+"""Seconds that a wrong token costs: others wait meanwhile, so that one a second can be tried."""
 
 _RAREST = 10.0
 """Seconds between samples at most, however long one takes: they are the page's signs of life."""
@@ -78,6 +82,12 @@ class Watched(Protocol):
     def members(self, most: int) -> Members:
         """Return its clients, with the rows of this many at most."""
 
+    def administrator(self, token: str) -> str:
+        """Return the name of a token that may direct the server; raises `Unauthorised`."""
+
+    async def direct(self, by: str, what: str, client: str) -> str:
+        """Do what the holder of a token asks for; return a sentence; raises `Refused`."""
+
     def norms(self) -> Callable[[], list[float]] | None:
         """Return what computes the parameters' norms by tensor; None: they cannot be had now."""
 
@@ -95,12 +105,21 @@ class LivePage:
         What does not change of it, by name.
     running
         Returns the server that runs now, or None while there is none.
+    tokens
+        Whether the server has tokens: then administrators may direct it from the page.
     """
 
-    def __init__(self, about: Mapping[str, str], running: Callable[[], Watched | None]) -> None:
+    def __init__(
+        self,
+        about: Mapping[str, str],
+        running: Callable[[], Watched | None],
+        *,
+        tokens: bool = False,
+    ) -> None:
         self._running = running
         since = {"since": round(time.time(), 1), "staleness": STALENESS_BUCKETS}
-        self._board = Board({**about, **since})
+        self._board = Board({**about, **since, "administered": tokens})
+        self._tokens, self._guessing = tokens, asyncio.Lock()
         self._shares: ThreadShares | None = None
         self._working = asyncio.Lock()  # a thread has the board
         self._ticked = asyncio.Event()  # set once the next tick is there
@@ -122,6 +141,31 @@ class LivePage:
             response = HttpResponse(HTTPStatus.OK, content, kind, _HEADERS)
             found[path] = partial(_given, response)
         return found
+
+    def actions(self) -> dict[str, Action]:
+        """Return what administrators may do from the page, by path; without tokens nothing."""
+        found = {"/snapshot": "snapshot", "/remove": "remove"} if self._tokens else {}
+        return {path: partial(self._act, what) for path, what in found.items()}
+
+    async def _act(self, what: str, token: str, body: bytes) -> HttpResponse:
+        running = self._running()
+        if running is None:
+            return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"it is starting\n")
+        try:
+            async with self._guessing:
+                try:
+                    by = running.administrator(token)
+                except Unauthorised:
+                    await asyncio.sleep(_GUESS)
+                    raise
+            said = await running.direct(by, what, body.decode())
+        except UnicodeDecodeError:
+            return HttpResponse(HTTPStatus.BAD_REQUEST, b"the body is no UTF-8\n")
+        except Unauthorised as error:
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{error}\n".encode())
+        except Refused as error:
+            return HttpResponse(HTTPStatus.CONFLICT, f"{error}\n".encode())
+        return HttpResponse(HTTPStatus.OK, f"{said}\n".encode())
 
     def begin(self) -> None:
         """Take samples from here on."""

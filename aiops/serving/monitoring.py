@@ -30,6 +30,7 @@ from aiops.common.urls import address, is_loopback
 from aiops.errors import UsageError
 from aiops.metrics.catalog import INFO_LABELS
 from aiops.net.http_listener import (
+    Action,
     Handler,
     HttpListener,
     HttpResponse,
@@ -107,11 +108,16 @@ class Monitoring(AsyncClosing):
             handlers["/metrics"] = self._metrics
         quick: dict[str, QuickHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         streams: dict[str, Streamer] = {}
+        actions: dict[str, Action] = {}
         if config.dashboard:
-            self._page = LivePage(_info(config, {}), self._running)
+            # Beyond the machine a token would travel in the clear.
+            tokens = config.token is not None or config.tokens is not None
+            tokens = tokens and is_loopback(config.metrics_host)
+            self._page = LivePage(_info(config, {}), self._running, tokens=tokens)
+            actions = self._page.actions()
             quick |= self._page.files()
             streams["/events"] = self._page.events
-        self._listener = HttpListener(handlers, quick, streams)
+        self._listener = HttpListener(handlers, quick, streams, actions)
         host = {"": "0.0.0.0", "*": "0.0.0.0"}.get(config.metrics_host, config.metrics_host)
         port = await self._listener.listen(host, config.metrics_port or 0)
         self.url = f"http://{address(host, port)}"

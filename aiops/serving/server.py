@@ -249,6 +249,43 @@ class Server:
         engine = None if isinstance(self._coordinator, Follower) else self._engine
         return Members.of(engine, self._now(), most)
 
+    def administrator(self, token: str) -> str:
+        """Return the name of a token that is shown as it is; raises `Unauthorised`."""
+        return self.connections.access.administrator(token)
+
+    async def direct(self, by: str, what: str, client: str) -> str:
+        """Do what an administrator asks for on the live page; return a sentence about it.
+
+        Parameters
+        ----------
+        by
+            The name of the token.
+        what, client
+            ``snapshot``, or ``remove``, which ends the connections of a client.
+
+        Raises
+        ------
+        Refused
+            When it cannot be done.
+        """
+        by = f"token {by!r}, on the live page"
+        if self._administration is None:
+            raise Refused("this is a follower: ask its lead")
+        if what == "remove":
+            count = self._administration.kick(client, by)
+            return f"{client} was sent away, with {count} connections"
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+        def taken(version: int, why: str) -> None:
+            if not ended.done():
+                ended.set_result((version, why))
+
+        self._administration.take_snapshot(taken)
+        version, why = await ended
+        if why:
+            raise Refused(f"no snapshot was taken: {why}")
+        return f"a snapshot of version {version:,} was taken"
+
     def norms(self) -> Callable[[], list[float]] | None:
         """Return what computes the parameters' norms by tensor, as `parameter_norms`.
 

@@ -51,6 +51,11 @@ def token_id(token: str) -> bytes:
     return _mac(token.encode(), b"id")[:KEY_ID]
 
 
+def is_of(token: str, keys: TokenKeys) -> bool:
+    """Return whether a token is the one of these keys, in constant time."""
+    return hmac.compare_digest(keys_of(token).stored, keys.stored)
+
+
 def only(token: str) -> FindKeys:
     """Return the function that finds the keys of one token."""
     keys = keys_of(token)

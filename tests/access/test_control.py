@@ -69,6 +69,21 @@ def test_an_administrator_alone_directs_the_server(role: TokenRole) -> None:
     assert isinstance(access.forbids_request(1), Unauthorised)
 
 
+@pytest.mark.parametrize("role", TokenRole)
+def test_an_administrator_is_known_by_the_token_itself(role: TokenRole) -> None:
+    now = 0.0
+    access = AccessControl(TokenTable(TOKENS.values()), lambda: now)
+    if role is TokenRole.ADMIN:
+        assert access.administrator(role.word) == role.word
+        now = 1000.0
+    with pytest.raises(Unauthorised, match="expired" if now else "has the role"):
+        access.administrator(role.word)
+    with pytest.raises(Unauthorised, match="no such token"):
+        access.administrator(role.word + "x")
+    with pytest.raises(Unauthorised, match="no such token"):
+        AccessControl(None, lambda: now).administrator("")
+
+
 def test_without_tokens_all_is_allowed() -> None:
     access = AccessControl(None, Clock())
     assert access.find is None

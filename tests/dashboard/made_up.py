@@ -9,6 +9,7 @@ from typing import Any
 
 from aiops.dashboard.board import ServerSample
 from aiops.dashboard.document import WorkerRow
+from aiops.errors import Unauthorised
 from aiops.serving.members import Members
 
 TENSORS = ("embedding", "block0.attention", "block0.mlp", "block1.attention", "block1.mlp", "head")
@@ -145,6 +146,16 @@ class MadeUpRun:
         count = self.workers - len(self._left)
         arrivals = tuple(self._arrivals[-256:])
         return Members(float(self.seconds), tuple(rows), count, arrivals, len(self._arrivals))
+
+    def administrator(self, token: str) -> str:
+        """Return the name of the only token."""
+        if token != "secret":
+            raise Unauthorised("there is no such token")
+        return "root"
+
+    async def direct(self, by: str, what: str, client: str) -> str:
+        """Return a sentence."""
+        return f"{by}: {what} {client}"
 
     def norms(self) -> None:
         """None: they are in the report."""

@@ -34,8 +34,11 @@ MS = 1000 * PATIENCE
 class PageThread(LoopThread[Monitoring]):
     """The live page of a made-up run, with a history of some seconds."""
 
-    def __init__(self, run: MadeUpRun, history: int = 0, port: int = 0) -> None:
+    def __init__(
+        self, run: MadeUpRun, history: int = 0, port: int = 0, token: str | None = None
+    ) -> None:
         super().__init__()
+        self._token = token
         self._run_, self._history, self._port = run, history, port
         self._over: asyncio.Event | None = None
 
@@ -45,7 +48,7 @@ class PageThread(LoopThread[Monitoring]):
 
     async def _main(self) -> None:
         self._over = asyncio.Event()
-        config = Config(dashboard=True, metrics_port=self._port or None)
+        config = Config(dashboard=True, metrics_port=self._port or None, token=self._token)
         monitoring = Monitoring(config, lambda: self._run_)
         async with monitoring:
             page, now = monitoring._page, time.time()
@@ -147,6 +150,29 @@ def test_a_name_that_is_html_is_text(page: Any) -> None:
     assert page.locator("#view .row > div").first.inner_text() == HOSTILE
     assert page.locator("#view img").count() == 0
     assert page.title().startswith("aiops")
+
+
+def test_an_administrator_removes_a_worker_after_a_question(browser: Any, page: Any) -> None:
+    assert page.locator("#admin").is_hidden(), "this server has no tokens"
+    context = browser.new_context()
+    with PageThread(MadeUpRun(3), token="secret") as thread:
+        opened = context.new_page()
+        opened.set_default_timeout(MS)
+        opened.goto(thread.url)
+        opened.locator("#token").fill("secret")
+        opened.locator("#unwanted").fill("worker-1")
+        asked: list[str] = []
+        opened.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+        opened.locator("#remove").click()
+        assert asked == ["Remove worker-1? It is not admitted again."]
+        assert opened.locator("#said").inner_text() == ""
+        opened.once("dialog", lambda dialog: dialog.accept())
+        opened.locator("#remove").press("Enter")
+        until(opened, "document.querySelector('#said').textContent === 'root: remove worker-1'")
+        opened.locator("#token").fill("wrong")
+        opened.locator("#snapshot").click()
+        until(opened, "document.querySelector('#said').textContent === 'there is no such token'")
+    context.close()
 
 
 def test_a_small_phone_needs_no_scrolling_to_the_side(page: Any) -> None:

@@ -36,6 +36,10 @@ async def never() -> HttpResponse:
     raise AssertionError
 
 
+async def act(token: str, body: bytes) -> HttpResponse:
+    return HttpResponse(HTTPStatus.OK, f"{token}: {body.decode()}".encode())
+
+
 async def flood() -> AsyncGenerator[bytes]:
     FLOODED.clear()
     while True:
@@ -55,7 +59,7 @@ FLOODED: list[int] = []  # the events that a flood was asked for
 async def listening(host: str = "127.0.0.1", **settings: Any) -> AsyncIterator[int]:
     handlers = {"/big": big, "/broken": broken, "/never": never}
     streams = {"/flood": flood, "/once": once}
-    listener = HttpListener(handlers, {"/hello": hello}, streams, **settings)
+    listener = HttpListener(handlers, {"/hello": hello}, streams, {"/act": act}, **settings)
     port = await listener.listen(host, 0)
     try:
         yield port
@@ -321,3 +325,39 @@ class TestStreams:
             assert (await ask(port, request.replace("/once", "/hello"))).startswith(
                 b"HTTP/1.1 200 "
             ), "a link leads there"
+
+
+class TestActions:
+    async def test_it_has_the_token_and_the_body(self) -> None:
+        async with listening() as port:
+            answer = await ask(
+                port,
+                "POST /act HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"
+                "Authorization: bearer  abc \r\nContent-Length: 5\r\n\r\nhello",
+            )
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"abc: hello")
+
+    @pytest.mark.parametrize(
+        ("lines", "status"),
+        [
+            ("GET /act HTTP/1.1\r\nHost: localhost", 405),
+            ("POST /act HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example", 403),
+            ("POST /act HTTP/1.1\r\nHost: localhost\r\nOrigin: null", 403),
+            ("POST /act HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-site", 403),
+            ("POST /act HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example", 421),
+            ("POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4097", 413),
+            ("POST /act HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic YTpi", 200),
+        ],
+    )
+    async def test_status(self, lines: str, status: int) -> None:
+        async with listening() as port:
+            answer = await ask(port, f"{lines}\r\n\r\n")
+            assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+            assert b": " in answer.splitlines()[-1] or status != 200, "no token is an empty one"
+            assert (b"Allow: POST" in answer) == (status == 405)
+
+    async def test_a_body_that_does_not_come_has_a_deadline(self) -> None:
+        async with listening(patience=0.05) as port:
+            head = "POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhe"
+            assert (await ask(port, head)).startswith(b"HTTP/1.1 503 ")

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.errors import Kicked
 from aiops.serving.config import Config
 from aiops.serving.live_page import LivePage
 from aiops.serving.members import Members
@@ -124,6 +126,55 @@ def test_without_the_flag_there_is_no_page() -> None:
         assert get(f"{url}/")[0] == get(f"{url}/events")[0] == 404
 
 
+def post(url: str, token: str, body: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(url, body.encode(), {"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class TestAdministrators:
+    def test_one_removes_a_worker_and_takes_a_snapshot(self, tmp_path: Path) -> None:
+        with shown(policy="asgd", token="secret", state=tmp_path / "s") as (server, url):
+            assert post(f"{url}/snapshot", "secret")[0] == 409, "there is no model"
+            with aiops.Worker(server.url, MODEL, name="a", token="secret") as worker:
+                worker.step(gradients())
+                status, said = post(f"{url}/snapshot", "secret")
+                assert (status, said) == (200, "a snapshot of version 1 was taken\n")
+                assert post(f"{url}/remove", "secret", "b")[0] == 409
+                status, said = post(f"{url}/remove", "secret", "a")
+                assert (status, said) == (200, "a was sent away, with 1 connections\n")
+                with pytest.raises(Kicked, match="on the live page"):
+                    worker.step(gradients())
+                worker.close(flush=False)
+
+    def test_others_may_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aiops.serving.live_page._GUESS", 0.05)
+        with (
+            shown(policy="asgd", token="secret") as (server, url),
+            aiops.Worker(server.url, MODEL, name="a", token="secret") as worker,
+        ):
+            begun = time.monotonic()
+            for token in ("", "wrong", "secre", "secret2"):
+                assert post(f"{url}/remove", token, "a")[0] == 401
+            assert time.monotonic() - begun > 4 * 0.05, "a guess costs time"
+            assert post(f"{url}/snapshot", "secret")[0] == 409, "it keeps no state"
+            assert get(f"{url}/remove")[0] == 405
+            worker.step(gradients())
+
+    @pytest.mark.parametrize("settings", [{}, {"token": "secret", "metrics_host": "0.0.0.0"}])
+    def test_without_tokens_or_beyond_the_machine_the_page_only_reads(
+        self, settings: dict[str, str]
+    ) -> None:
+        with shown(policy="asgd", **settings) as (_server, url):
+            url = url.replace("0.0.0.0", "127.0.0.1")
+            assert post(f"{url}/remove", "secret", "a")[0] == 404
+            with events(url) as coming:
+                assert not next(coming)[1]["about"]["administered"]
+
+
 class Source:
     """A server that reports its number of reports."""
 
@@ -145,6 +196,12 @@ class Source:
 
     def norms(self) -> Callable[[], list[float]] | None:
         return None
+
+    def administrator(self, token: str) -> str:
+        raise AssertionError(token)
+
+    async def direct(self, by: str, what: str, client: str) -> str:
+        raise AssertionError(what)
 
     async def _tell(self) -> None:
         async with self.sampled:

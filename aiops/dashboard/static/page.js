@@ -454,6 +454,7 @@ function takeSections(given) {
 }
 function takeWhole(given) {
   about = given.about;
+  $("admin").hidden = !about.administered;
   clock = given.clock;
   rows = new Map();
   given.rows.forEach((row) => takeRow(row, clock));
@@ -538,6 +539,22 @@ for (const button of document.querySelectorAll("[data-span]"))
 $("log").addEventListener("change", () => { logScale = $("log").checked; makeLogged(); });
 $("filter").addEventListener("input", () => draw("workers"));
 $("view").addEventListener("scroll", () => draw("scrolled"), {passive: true});
+async function act(path, body) {
+  let text;
+  try {
+    const headers = {Authorization: "Bearer " + $("token").value};
+    text = await (await fetch(path, {method: "POST", headers, body})).text();
+  } catch (error) {
+    text = "The server does not answer: " + error.message;
+  }
+  $("said").textContent = text.trim();
+}
+$("direct").addEventListener("submit", (event) => event.preventDefault());
+$("snapshot").addEventListener("click", () => act("snapshot", ""));
+$("remove").addEventListener("click", () => {
+  const name = $("unwanted").value.trim();
+  if (name && confirm("Remove " + name + "? It is not admitted again.")) act("remove", name);
+});
 let resized = 0;
 addEventListener("resize", () => {
   clearTimeout(resized);

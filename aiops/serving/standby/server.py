@@ -599,6 +599,16 @@ class StandbyServer:
             return self.server.members(most)
         return Members.of(self._engine(), self._engine().now, most)
 
+    def administrator(self, token: str) -> str:
+        """Return the name of a token that is shown as it is; raises `Unauthorised`."""
+        return self.connections.access.administrator(token)
+
+    async def direct(self, by: str, what: str, client: str) -> str:
+        """Do what an administrator asks for on the live page, once it is promoted."""
+        if self.server is None:
+            raise Refused(f"this server is a standby of {self._primary}: ask that one")
+        return await self.server.direct(by, what, client)
+
     def norms(self) -> Callable[[], list[float]] | None:
         """Return what computes the parameters' norms by tensor, once it is promoted."""
         return None if self.server is None else self.server.norms()
