@@ -94,7 +94,7 @@ def page(browser: Any, server: PageThread) -> Iterator[Any]:
     opened.on("request", lambda request: requested.append(request.url))
     opened.set_default_timeout(MS)
     opened.goto(server.url)
-    until(opened, "aiopsPage.rows().size === 1000")
+    until(opened, "aiopsPage.rows().size === 1000 && aiopsPage.drawn()")
     yield opened
     context.close()
     assert complaints == [], "the browser's console is empty: no error, nothing refused"
@@ -109,7 +109,7 @@ def test_a_thousand_workers(page: Any) -> None:
     assert "1,000" in facts
     assert page.locator("#ready").inner_text() == "takes pushes"
     assert page.locator("#connection").is_hidden()
-    assert page.locator(".chart canvas").count() == 5
+    until(page, "document.querySelectorAll('.chart canvas').length === 5")
     assert page.locator("#h-logged").inner_text() == "Loss"
     page.get_by_role("button", name="accuracy", exact=True).first.click()
     assert page.locator("#h-logged").inner_text() == "Accuracy"
@@ -177,12 +177,16 @@ def test_an_administrator_removes_a_worker_after_a_question(browser: Any, page: 
 
 def test_a_small_phone_needs_no_scrolling_to_the_side(page: Any) -> None:
     page.set_viewport_size({"width": 320, "height": 640})
-    until(page, "document.querySelector('#c-updates canvas').clientWidth < 320")
+    until(page, "document.querySelector('#c-updates canvas')?.clientWidth < 320")
     assert page.evaluate("document.documentElement.scrollWidth") == 320
     assert page.locator("#head .extra").first.is_hidden()
 
 
-def test_a_server_that_is_gone_is_said_and_it_goes_on(browser: Any) -> None:
+def test_a_server_that_is_gone_is_said_and_it_goes_on(
+    browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiops.serving.live_page._EVERY", 0.1)
+    monkeypatch.setattr("aiops.serving.live_page._UNSEEN", 0.1)
     context = browser.new_context()
     opened = context.new_page()
     opened.set_default_timeout(MS)

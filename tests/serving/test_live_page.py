@@ -26,6 +26,21 @@ from aiops.serving.members import Members
 from aiops.serving.monitoring import Monitoring
 from tests.support import PATIENCE, ServerThread
 
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are taken as often as they may."""
+    monkeypatch.setattr("aiops.serving.live_page._EVERY", 0.01)
+    monkeypatch.setattr("aiops.serving.live_page._UNSEEN", 0.01)
+
+
+@pytest.fixture
+def at_once(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are taken all the time, and so are norms."""
+    monkeypatch.setattr("aiops.serving.live_page._SHARE", 0.5)
+    monkeypatch.setattr("aiops.serving.live_page._NORMS_EVERY", 0.01)
+
+
 MODEL = {"w": np.ones((8, 8), np.float32), "b": np.ones(3, np.float32)}
 
 
@@ -68,6 +83,7 @@ def gradients() -> dict[str, np.ndarray]:
     return {name: 0.01 * np.ones_like(array) for name, array in MODEL.items()}
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_run_as_a_viewer_sees_it() -> None:
     with shown(policy="fasgd") as (server, url), events(url) as coming:
         kind, whole = next(coming)
@@ -164,6 +180,7 @@ class TestAdministrators:
             assert get(f"{url}/remove")[0] == 405
             worker.step(gradients())
 
+    @pytest.mark.usefixtures("at_once")
     @pytest.mark.parametrize("settings", [{}, {"token": "secret", "metrics_host": "0.0.0.0"}])
     def test_without_tokens_or_beyond_the_machine_the_page_only_reads(
         self, settings: dict[str, str]
@@ -223,13 +240,7 @@ async def page_of(source: Source) -> AsyncIterator[LivePage]:
         page.close()
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples are taken as often as they may."""
-    monkeypatch.setattr("aiops.serving.live_page._EVERY", 0.01)
-    monkeypatch.setattr("aiops.serving.live_page._UNSEEN", 0.01)
-
-
+@pytest.mark.usefixtures("often")
 async def test_rows_are_gathered_for_viewers_alone() -> None:
     source = Source()
     async with page_of(source) as page:
@@ -241,11 +252,8 @@ async def test_rows_are_gathered_for_viewers_alone() -> None:
         assert source.asked[-1] > 0
 
 
-@pytest.mark.usefixtures("often")
-async def test_a_viewer_that_is_behind_is_sent_the_whole_document(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("aiops.serving.live_page._SHARE", 1.0)
+@pytest.mark.usefixtures("at_once")
+async def test_a_viewer_that_is_behind_is_sent_the_whole_document() -> None:
     source = Source()
     async with page_of(source) as page, contextlib.aclosing(page.events()) as stream:
         await anext(stream)
@@ -286,6 +294,7 @@ async def test_a_sample_that_fails_is_logged_and_the_next_is_taken(
     assert caplog.text.count("the live page has no sample: LookupError('there is none yet')") == 1
 
 
+@pytest.mark.usefixtures("often")
 async def test_norms_are_computed_on_a_thread_for_viewers_alone_and_rarely() -> None:
     class Normed(Source):
         computed = 0
@@ -320,6 +329,7 @@ async def test_before_there_is_a_server_the_page_waits() -> None:
         assert status == 200
 
 
+@pytest.mark.usefixtures("at_once")
 async def test_a_standby_has_a_page_too(tmp_path: Any) -> None:
     settings: dict[str, Any] = {"port": 0, "policy": "asgd", "kernels": "numpy"}
     async with aiops.serve(state=tmp_path / "a", acks="replicated", **settings) as primary:

@@ -566,6 +566,6 @@ addEventListener("resize", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", remake);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw("head", "facts", "workers"); });
 
-globalThis.aiopsPage = {times, rows: () => rows, series: () => series};  // for tests
+globalThis.aiopsPage = {times, rows: () => rows, series: () => series, drawn: () => !jobs.size};  // for tests
 connect();
 })();
