@@ -6,6 +6,9 @@ const $ = (id) => document.getElementById(id);
 const SPARE = 3000;          // points that a series has before its older half is thinned
 const FRAME = 8;             // milliseconds of a frame that drawing takes; the rest comes in the next
 const ROW = 28;              // pixels of a row (1.75rem at the page's font)
+const VIEW = 384;            // pixels of the list of workers that are in view (24rem)
+const PADDING = 26;          // pixels beside a chart in its section (twice 0.8rem)
+const FEW = 13;              // workers whose list needs no scrolling
 const QUIET = 15000;         // milliseconds without an event after which the connection is made anew
 const RATE_KEPT = 15;        // seconds for which a worker's rate is shown without another row of it
 
@@ -50,7 +53,7 @@ function tickTime(t, gap) {
 function tickSpace(plot, index, low, high) {
   return 46 * devicePixelRatio * (high - low) / plot.bbox.width > 30 ? 46 : 70;
 }
-function clockTime(t) { return new Date(1000 * t).toLocaleTimeString(); }
+function clockTime(t) { return tickTime(t, 0); }
 
 // ---------------------------------------------------------------- elements
 
@@ -81,6 +84,11 @@ function drawBars(id, lines) {
 // ---------------------------------------------------------------- charts
 
 const charts = new Map();
+const widths = new Map();    // of the charts, measured before any of them changes
+function measure() {
+  for (const home of document.querySelectorAll(".chart"))
+    widths.set(home.id, Math.max(200, home.parentNode.clientWidth - PADDING));
+}
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
 // A chart: `lines` are [name in the series, label, colour's variable, kind], `format` its numbers'.
@@ -99,7 +107,7 @@ function makeChart(id, lines, format, options) {
   }));
   const bands = lines[0][3] === "edge" ? [{series: [2, 1], fill: colour(lines[0][2]) + "2e"}] : undefined;
   const plot = new uPlot({
-    width: Math.max(200, home.clientWidth), height: 170, series: [{value: (u, v) => v == null ? "–" : clockTime(v)}, ...plotted], bands,
+    width: widths.get(id), height: 170, series: [{value: (u, v) => v == null ? "–" : clockTime(v)}, ...plotted], bands,
     axes: [{...axis, values: times, space: tickSpace}, {...axis, size: 64, values: (u, ticks) => ticks.map(format)}],
     scales: {
       x: {range: (u, low, high) => [span ? Math.max(low, high - span) : low, Math.max(high, low + 1)]},
@@ -305,7 +313,7 @@ function drawEvents() {
 
 const COLUMNS = [
   // title, the value to sort by, its text, whether a narrow screen lacks it
-  ["name", (r) => r.name, (r) => r.name],
+  ["name", (r) => r.key, (r) => r.name],
   ["state", (r) => r.state, (r) => r.state],
   ["rate", (r) => rateOf(r), (r) => short(rateOf(r) && Number(rateOf(r).toPrecision(3)))],
   ["idle", (r) => r.idle ?? -1, (r) => percent(r.idle)],
@@ -316,14 +324,17 @@ const COLUMNS = [
   ["sent", (r) => r.sent, (r) => bytes(r.sent), true],
   ["last push", (r) => clock - r.answered, (r) => seconds(Math.max(0, clock - r.answered)), true],
 ];
+let scrolled = 0;            // pixels above the view
 let columns = COLUMNS, sortBy = "name", descending = false, listed = [];
-const natural = new Intl.Collator("en", {numeric: true});
+// A key by which numbers in names count as numbers, cheaper to compare than by a collator.
+function keyOf(name) { return name.toLowerCase().replace(/[0-9]+/g, (digits) => digits.padStart(12, "0")); }
 
 function rateOf(row) { return clock - row.at < RATE_KEPT ? row.rate : 0; }
 function takeRow(given, now) {
   const [number, name, state, pushes, refused, ignored, staleness, received, sent, answered, compute, idle, logged] = given;
   const before = rows.get(number), row = {number, name, state, pushes, refused, ignored, staleness, received, sent, answered, compute, logged};
   row.waited = idle;
+  row.key = before && before.name === name ? before.key : keyOf(name);
   row.at = now;
   row.rate = before && now > before.at ? Math.max(0, pushes - before.pushes) / (now - before.at) : before ? before.rate : null;
   row.idle = before ? before.idle : null;
@@ -363,7 +374,7 @@ function listWorkers() {
   listed = [...rows.values()].filter((row) => !wanted || row.name.toLowerCase().includes(wanted) || row.state === wanted);
   const keyed = listed.map((row) => [value(row), row]);
   keyed.sort(([a, x], [b, y]) => {
-    const order = typeof a === "string" ? natural.compare(a, b) : a - b;
+    const order = a < b ? -1 : a > b ? 1 : 0;
     return (descending ? -order : order) || x.number - y.number;
   });
   listed = keyed.map(([, row]) => row);
@@ -371,15 +382,15 @@ function listWorkers() {
   const more = all > rows.size ? "; the first " + count(rows.size) + " have rows" : "";
   setText($("shown"), count(listed.length) + " shown of " + count(Math.max(all, rows.size)) + more);
   $("grid").setAttribute("aria-rowcount", listed.length + 1);
-  $("view").classList.toggle("few", listed.length <= 13);
+  $("view").classList.toggle("few", listed.length <= FEW);
   $("space").style.height = listed.length * ROW + "px";
   drawWorkers();
 }
-// Only the rows in view exist as elements, whatever the number of workers.
+// Only the rows in view exist as elements, whatever the number of workers. Nothing is read of the
+// layout here: it would be computed in the midst of the changes.
 function drawWorkers() {
-  const view = $("view"), home = $("space");
-  const first = Math.max(0, Math.floor(view.scrollTop / ROW) - 4);
-  const height = listed.length <= 13 ? listed.length * ROW : view.clientHeight;
+  const home = $("space"), first = Math.max(0, Math.floor(scrolled / ROW) - 4);
+  const height = listed.length <= FEW ? listed.length * ROW : VIEW;
   const seen = listed.slice(first, first + Math.ceil(height / ROW) + 8);
   while (home.children.length > seen.length) home.lastChild.remove();
   while (home.children.length < seen.length) {
@@ -453,6 +464,7 @@ function takeSections(given) {
   draw(...new Set(Object.keys(given).map((name) => DRAWN_BY[name]).filter(Boolean)));
 }
 function takeWhole(given) {
+  measure();
   about = given.about;
   $("admin").hidden = !about.administered;
   clock = given.clock;
@@ -518,7 +530,7 @@ function connect() {
 }
 function lost() {
   const banner = $("connection");
-  const told = connected ? "What you see is of " + new Date(heard).toLocaleTimeString() + "." : "";
+  const told = connected ? "What you see is of " + clockTime(heard / 1000) + "." : "";
   setText(banner, "The server does not answer, or has enough viewers. " + told + " Trying again …");
   banner.hidden = false;
 }
@@ -538,7 +550,7 @@ for (const button of document.querySelectorAll("[data-span]"))
   });
 $("log").addEventListener("change", () => { logScale = $("log").checked; makeLogged(); });
 $("filter").addEventListener("input", () => draw("workers"));
-$("view").addEventListener("scroll", () => draw("scrolled"), {passive: true});
+$("view").addEventListener("scroll", () => { scrolled = $("view").scrollTop; draw("scrolled"); }, {passive: true});
 async function act(path, body) {
   let text;
   try {
@@ -559,7 +571,8 @@ let resized = 0;
 addEventListener("resize", () => {
   clearTimeout(resized);
   resized = setTimeout(() => {
-    for (const {plot, home} of charts.values()) plot.setSize({width: Math.max(200, home.clientWidth), height: 170});
+    measure();
+    for (const [id, {plot}] of charts) plot.setSize({width: widths.get(id), height: 170});
     draw("scrolled");
   }, 100);
 });
