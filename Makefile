@@ -4,6 +4,7 @@
 #   make fuzz    hostile sessions and frames at a server, half a minute
 #   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
 #   make pictures  draw the live page for its guide, by Chromium
+#   make types-public  the types of public names, by another checker
 #   make golden  write the kernels' agreed texts again, when a change of them is meant
 
 PYTHON ?= python3
@@ -38,6 +39,11 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# Half a minute, and a package that nothing else needs.
+types-public: $(VENV)/.dev
+	@$(PIP) basedpyright
+	@$(BIN)/python -m docs._tools.api.types
 
 # The same seeds each time: new ones are for `aiops torture` with a larger --count.
 fuzz: $(VENV)/.dev

@@ -40,7 +40,7 @@ import numpy.typing as npt
 from aiops.codecs.block_codec import BlockCodec
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena, aligned
-from aiops.model.layout import Array, Layout, compute_dtype
+from aiops.model.layout import Array, Bytes, Layout, compute_dtype
 
 CHUNK = 256 * 1024
 """The most bytes of a chunk: it is still in the cache when it is added and sent on."""
@@ -71,6 +71,9 @@ class Flat:
     runs
         The same bytes as one flat array per dtype.
     """
+
+    data: Bytes
+    layout: Layout
 
     def __init__(self, layout: Layout) -> None:
         dtypes = [compute_dtype(section.dtype) for section in layout.sections]
@@ -160,6 +163,8 @@ class Ring:
         The number of chunks that this worker sends in all.
     """
 
+    rank: int
+
     def __init__(
         self,
         rank: int,
@@ -195,7 +200,7 @@ class Ring:
         longest = max((_room_of(chunk) for chunk in self._chunks.values()), default=0)
         self._scratch: npt.NDArray[np.uint8] = aligned(longest)
         self._missing = sum(c.expects > 0 for c in self._chunks.values())
-        self.to_send = sum(self._sends(c.segment) for c in self._chunks.values())
+        self.to_send: int = sum(self._sends(c.segment) for c in self._chunks.values())
 
     @property
     def done(self) -> bool:

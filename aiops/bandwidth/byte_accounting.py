@@ -71,6 +71,12 @@ class Ledger:
         a connection in use.
     """
 
+    traffic: Traffic
+    reapplied: Tally
+    skipped: Tally
+    not_modified: Tally
+    not_wanted: Tally
+
     __slots__ = (
         *("_batches", "_exchanges", "_fetched", "_fetches", "_last", "_open", "_own", "_pushed"),
         *("_settled", "layout", "not_modified", "not_wanted", "reapplied", "rows_fetched"),

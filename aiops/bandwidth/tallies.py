@@ -30,6 +30,9 @@ class Tally:
         Further bytes whose tensors are in another ledger (`Ledger.settle`).
     """
 
+    settled: int
+    whole: int
+
     __slots__ = ("_each", "_most", "settled", "whole")
 
     def __init__(self) -> None:
@@ -116,8 +119,12 @@ class Flow:
         The raw bytes of the parts in a codec.
     """
 
+    coded: Tally
+    plain: Tally
+    sent: Tally
+
     __slots__ = ("coded", "messages", "plain", "sent")
 
     def __init__(self) -> None:
-        self.messages = 0
+        self.messages: int = 0
         self.sent, self.coded, self.plain = Tally(), Tally(), Tally()

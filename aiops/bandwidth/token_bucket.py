@@ -53,6 +53,10 @@ class TokenBucket:
         The time, in seconds.
     """
 
+    taken: int
+    peak: int
+    rate: int
+
     __slots__ = (
         *("_at", "_depth", "_slot", "_slots", "_tokens", "_until", "_window", "_withheld"),
         *("peak", "rate", "taken"),
@@ -196,8 +200,11 @@ class Budget:
         The time, in seconds.
     """
 
+    spent: int
+    wanted: int
+
     def __init__(self, total: int | None, each: int | None, now: float) -> None:
-        self.total = TokenBucket(total, now) if total is not None else None
+        self.total: TokenBucket | None = TokenBucket(total, now) if total is not None else None
         self._each = each
         self._set_turns()
         self._owing = now  # until then, clients come whose last bytes are not counted here
@@ -212,7 +219,7 @@ class Budget:
         rates = (None if self.total is None else self.total.rate), self._each
         rate = min(r for r in rates if r is not None)
         least, most = _QUANTUM
-        self.quantum = max(least, min(most, rate // _TURNS))
+        self.quantum: int = max(least, min(most, rate // _TURNS))
         self._min_grant = max(1, min(self.quantum, rate // _MIN_GRANT))
 
     def change(self, total: int | None, each: int | None, now: float) -> None:

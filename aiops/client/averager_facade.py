@@ -36,10 +36,10 @@ class AveragerFacade:
         tls: Tls | None,
     ) -> None:
         url = server_url(url)
-        self.url = urls.write_all(urls.parse_all(url))
+        self.url: str = urls.write_all(urls.parse_all(url))
         check_timeout(timeout)
         self.timeout = timeout
-        self.lock = FairLock()
+        self.lock: FairLock = FairLock()
         self._core = Averaging(
             _replica_of(params),
             self.lock,

@@ -61,7 +61,7 @@ class Averaging:
     ) -> None:
         self._replica, self._lock, self._timeout, self._host = replica, lock, timeout, host
         self._client = RoundsClient(url, token=token, name=name, timeout=timeout, tls=tls)
-        self.stats = Averages()
+        self.stats: Averages = Averages()
         self.task: concurrent.futures.Future[asyncio.Task[Any]] = concurrent.futures.Future()
         self.started: concurrent.futures.Future[AveragingLoop] = concurrent.futures.Future()
         self.error: BaseException | None = None
@@ -188,6 +188,8 @@ class AveragingLoop:
     steps
         Steps of training so far; written by the training thread.
     """
+
+    steps: int
 
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds

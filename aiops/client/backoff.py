@@ -89,6 +89,8 @@ class Attempts:
         the last that was heard; else None. Set it for requests.
     """
 
+    until: float
+
     def __init__(
         self, servers: Sequence[ServerAddress], randbelow: Callable[[int], int], until: float
     ) -> None:

@@ -55,6 +55,8 @@ class Handshake:
         The client's first message.
     """
 
+    hello: Greeting
+
     def __init__(self, identity: Identity, server: str, hello: Greeting) -> None:
         self._token, self._server, self.hello = identity.token, server, hello
         self._challenge: Challenge | None = None

@@ -123,6 +123,8 @@ class RemoteTree(Remote):
         As `Client`.
     """
 
+    params: Any
+
     def __init__(
         self,
         tree: Any,

@@ -40,6 +40,13 @@ class KnownRun:
         The epoch of the first connection after acknowledged pushes were lost; 0: none were.
     """
 
+    last_change: int
+    last_loss: int
+    acks: str
+    name: str
+    generation: int
+    proof: bytes
+
     def __init__(self) -> None:
         self.name, self.generation, self.proof, self.acks = "", 0, b"", ""
         self.last_change = self._began = 1

@@ -64,6 +64,8 @@ class Outbox:
         Bytes: a model of more is lent; a smaller one is sent as quickly.
     """
 
+    lends_above: int
+
     def __init__(self, parallel_map: ParallelMap = serial_map) -> None:
         self._parallel_map, self.lends_above = parallel_map, SMALL
         self._rooms: WeakSet[Segment] = WeakSet()

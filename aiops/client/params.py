@@ -98,9 +98,11 @@ class Params(Mapping[str, Array]):
         the array is read; None after that. (Reading makes the array, which may be written to.)
     """
 
+    connection: tuple[str, int]
+
     def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
         self.layout = layout
-        self.arena = arena or Arena(layout)
+        self.arena: Arena = arena or Arena(layout)
         self._version = -1  # of a model without tensors
         self.level: int | None = -1
         self.age: int | None = 0
@@ -268,7 +270,7 @@ class Leased(Params):
             mine = Arena(self.layout)
             mine.data[:] = self.arena.data
             self.release()
-            self.arena = mine
+            self.arena: Arena = mine
         return self.arena
 
     def release(self) -> None:

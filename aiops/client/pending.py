@@ -64,6 +64,8 @@ class PendingRequests:
         The last refusal that passes, while requests wait to be asked again because of one.
     """
 
+    answered: int
+
     def __init__(
         self, info: ServerInfo, outbox: Outbox, ledger: Ledger, parallel_map: ParallelMap
     ) -> None:
@@ -72,8 +74,8 @@ class PendingRequests:
         self.by_id: dict[int, Request] = {}
         self.next_id = 1
         self.seq = 0
-        self.acknowledged = AcknowledgedPushes()
-        self.spread = AcknowledgedPushes()
+        self.acknowledged: AcknowledgedPushes = AcknowledgedPushes()
+        self.spread: AcknowledgedPushes = AcknowledgedPushes()
         self.answered = 0
         self.refused: Unavailable | None = None
         self._arriving: dict[int, Sink] = {}  # of answers that have begun to arrive, by id

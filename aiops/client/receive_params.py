@@ -76,6 +76,9 @@ class ParameterSink(Sink):
         When these are other tensors than were asked for, or not all of those that were lacking.
     """
 
+    parts: Parts
+    lent: bool
+
     def __init__(
         self,
         params: Params,

@@ -154,6 +154,13 @@ class Request:
         Called when the answer is there.
     """
 
+    payloads: Sequence[Sequence[memoryview]]
+    base: int
+    connection: tuple[str, int]
+    into: Params | FetchedRowsSink | None
+    seq: int
+    done: bool
+
     __slots__ = (
         *("attempted", "base", "connection", "done", "encoded", "error", "examples", "have"),
         *("into", "lent", "on_done", "payloads", "refusal", "reply", "result", "seq", "wants"),
@@ -285,6 +292,8 @@ class PushRequest(Request):
         The message as it was sent last.
     """
 
+    have: int
+
     __slots__ = ("_count", "_lr_factors", "_parts", "_wanted", "sent")
     what = "the answer to its push"
     answer = Ack
@@ -332,6 +341,8 @@ class PushRequest(Request):
 class ReapplyRequest(PushRequest):
     """Have the server apply this client's last gradient again; the result is a `Receipt`."""
 
+    have: int
+
     __slots__ = ()
 
     def message(self, id: int, info: ServerInfo) -> Message:
@@ -346,6 +357,8 @@ class ReapplyRequest(PushRequest):
 
 class FetchRequest(Request):
     """Ask for the parameters (of some tensors); the result is whether they changed."""
+
+    have: int
 
     __slots__ = ("_params", "_wanted")
     what = "the parameters it fetches"
@@ -379,6 +392,10 @@ class RowsRequest(Request):
         Whether its payloads are sent also where they could be lent: it has begun so.
     """
 
+    shares: list[RowsShare]
+    payloads: list[list[memoryview]]
+    asked: RowsAsked
+
     __slots__ = ("asked", "inline", "shares", "table")
     of_rows = True
     answer = TableRows
@@ -386,7 +403,7 @@ class RowsRequest(Request):
     def __init__(self, asked: RowsAsked, connection: tuple[str, int] = ("", 0)) -> None:
         super().__init__((), asked.into, connection, asked.base)
         self.asked, self.shares, self.table = asked, list[RowsShare](), asked.named.index
-        self.inline = False
+        self.inline: bool = False
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return what the lead is sent, and have the shares of all servers."""

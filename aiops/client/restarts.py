@@ -32,6 +32,8 @@ class Restarts:
         did not know this client any more.
     """
 
+    rolled_back: int
+
     def __init__(
         self, info: ServerInfo, acknowledged: AcknowledgedPushes, spread: AcknowledgedPushes
     ) -> None:

@@ -38,6 +38,11 @@ class Link:
         Of its chunks, if it leads through a relay.
     """
 
+    wire: Connection
+    name: str
+    patience: float
+    sock: socket.socket
+
     def __init__(self, sock: socket.socket, side: Side, name: str, patience: float) -> None:
         sock.setblocking(False)
         tune(sock)

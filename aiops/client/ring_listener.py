@@ -41,6 +41,10 @@ class Listener:
         The certificates, if workers speak TLS to each other.
     """
 
+    host: str
+    port: int
+    tls: TlsPeers | None
+
     def __init__(self, host: str, patience: float, tls: TlsPeers | None = None) -> None:
         self._socket = CURRENT_ENVIRONMENT.get().listening_socket(host)
         self._socket.setblocking(False)

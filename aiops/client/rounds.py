@@ -201,6 +201,9 @@ class Rounds:
         The budget of their bytes.
     """
 
+    taken: int
+    plan: Mapping[str, Any]
+
     def __init__(
         self,
         client: RoundsClient,
@@ -217,7 +220,7 @@ class Rounds:
         self._timeout, self._listener = timeout, listener
         self._stats, self.plan = stats, plan
         self._routes = Routes()
-        self.spacing = RoundSpacing(plan["budget"])
+        self.spacing: RoundSpacing = RoundSpacing(plan["budget"])
         self._mean = Flat(layout) if plan["codec"] else None  # the last one taken over
         self._mean_name = b""  # of that
         self._unsettled = client.info.unsettled

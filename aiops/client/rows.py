@@ -47,6 +47,8 @@ class FetchedRowsSink(Sink):
         The table's version on each shard, once all have answered; empty: there is one server.
     """
 
+    out: Array
+
     __slots__ = ("_cut", "_data", "_named", "_staged", "out", "versions")
 
     def __init__(self, named: NamedTable, count: int, out: Array | None) -> None:
@@ -195,7 +197,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.tables: Tables = Tables({})
-        self.connection = ("", 0)
+        self.connection: tuple[str, int] = ("", 0)
         self.connections: dict[str, tuple[str, int]] = {}
         self.versions: dict[str, int] = {}
         self._clocks: dict[str, list[int]] = {}  # by table: the same as `versions` of each shard

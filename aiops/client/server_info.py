@@ -72,13 +72,20 @@ class ServerInfo:
         Those in the model of a worker that averages, and in no round yet.
     """
 
+    waits: FailureWaits
+    defined: bool
+    increments: bool
+    client: str
+    url: str
+    policy: str
+
     def __init__(
         self, url: str, client: str, role: str, ledger: Ledger, parallel_map: ParallelMap
     ) -> None:
         self.url, self.client = url, client
         self._role, self._ledger, self._parallel_map = role, ledger, parallel_map
-        self.connection = (client, 0)
-        self.run = KnownRun()
+        self.connection: tuple[str, int] = (client, 0)
+        self.run: KnownRun = KnownRun()
         self._spread = False  # the rows of tables lie on all shards
         self._welcomed = False
         self.policy = ""
@@ -87,12 +94,12 @@ class ServerInfo:
         self.waits = FailureWaits()
         self.layout: Layout | None = None
         self.defined = False
-        self.rows = Rows()
+        self.rows: Rows = Rows()
         self.placement: Placement | None = None
         self.coding: Coding | None = None
         self.increments = False
         self.examples: list[tuple[int, int, int]] = []
-        self.unsettled = Unsettled()
+        self.unsettled: Unsettled = Unsettled()
 
     @property
     def known_layout(self) -> Layout:

@@ -218,6 +218,11 @@ class Session:
         When the name is longer than a greeting may be.
     """
 
+    wire: Connection
+    shards: Shards
+    server: str
+    ready: bool
+
     def __init__(
         self,
         server: str,
@@ -238,16 +243,20 @@ class Session:
             raise UsageError(text)
         self.url = self.server = server
         self.on_refused: Callable[[Unavailable], None] = lambda refusal: None
-        self.identity = Identity(client, name, role, token, nonce, pongs)
+        self.identity: Identity = Identity(client, name, role, token, nonce, pongs)
         self._make_wire = wire
         self._ledger = ledger = Ledger(own=True)
-        self.info = ServerInfo(server, client, role, ledger, parallel_map)
+        self.info: ServerInfo = ServerInfo(server, client, role, ledger, parallel_map)
         self._outbox = Outbox(parallel_map)
-        self.book = Logbook()
-        self.pending = PendingRequests(self.info, self._outbox, ledger, parallel_map)
+        self.book: Logbook = Logbook()
+        self.pending: PendingRequests = PendingRequests(
+            self.info, self._outbox, ledger, parallel_map
+        )
         self.wire = wire()
         ledger.traffic = self.wire.traffic
-        self.restarts = Restarts(self.info, self.pending.acknowledged, self.pending.spread)
+        self.restarts: Restarts = Restarts(
+            self.info, self.pending.acknowledged, self.pending.spread
+        )
         self.shards = Shards(
             self.identity,
             self.info,

@@ -60,6 +60,12 @@ class ShardChannel:
         Those of the connection to the lead.
     """
 
+    wire: Connection
+    attached: bool
+    host: str
+    port: int
+    shard: int
+
     def __init__(
         self,
         owner: ChannelOwner,
@@ -72,7 +78,7 @@ class ShardChannel:
     ) -> None:
         self._owner, self.shard, self.host, self.port = owner, shard, host, port
         self._identity, self._epoch, self._run = identity, epoch, run
-        self.server = f"shard {shard} at {host}:{port}"
+        self.server: str = f"shard {shard} at {host}:{port}"
         self.wire = owner.connection()
         self.attached = False
         self._out: list[Buffer] = []

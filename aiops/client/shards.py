@@ -94,6 +94,9 @@ class Shards:
         The present connections to those shards that hold, or may hold, a part of the model.
     """
 
+    host: str
+    lead: ServerAddress
+
     def __init__(
         self,
         identity: Identity,

@@ -145,6 +145,9 @@ class SteadyExchange:
         When one of them has no fields of constant width.
     """
 
+    unsettled: int
+    failed: bool
+
     __slots__ = (
         *("_ack", "_age", "_connection", "_constants", "_gradients", "_has_vbar", "_has_vbars"),
         *("_have", "_id", "_layout", "_ledger", "_nbytes", "_pack", "_params", "_parts"),
@@ -178,13 +181,13 @@ class SteadyExchange:
         self._unpack, self._read, self._pick = self._ack.unpack, self._ack.constants, self._ack.pick
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         self._connection = connection
-        self.answer_size = self._ack.size + nbytes
-        self.direct = self.answer_size > ROOM  # received where it belongs
+        self.answer_size: int = self._ack.size + nbytes
+        self.direct: bool = self.answer_size > ROOM  # received where it belongs
         self._whole = memoryview(bytearray(self._ack.size if self.direct else self.answer_size))
-        self.room = self._whole
+        self.room: memoryview = self._whole
         self._payload = self._whole[self._ack.size :]
         self._nbytes, self._parts = nbytes, push.parts
-        self.push_size = self._push.size + nbytes
+        self.push_size: int = self._push.size + nbytes
         self.failed = False
         self._params: Params | None = None  # those of the exchange under way, with
         self._gradients: Mapping[str, Array] = {}

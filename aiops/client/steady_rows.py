@@ -68,6 +68,9 @@ class ShareRoundTrip:
         What varies in the answer's header (id, version, staleness...), once that has come.
     """
 
+    received: int
+    fits: bool
+
     __slots__ = (
         *("_answer", "_count", "_head", "_rows", "buffers", "fits", "payload", "received", "sent"),
         *("size", "values", "whole"),
@@ -92,12 +95,12 @@ class ShareRoundTrip:
         if chunks:  # the prefix of the first payload goes with the header
             self.buffers[:2] = [head + bytes(chunks[0])]
         self.payload = payload
-        self.size = len(head) + PAYLOAD.size * len(arrays) + payload
+        self.size: int = len(head) + PAYLOAD.size * len(arrays) + payload
         self._answer = ANSWERS[1 if count else 0]
         prefix = PAYLOAD.size if count else 0
         self._head = memoryview(bytearray(self._answer.template.size + prefix))
         self._count, self._rows = count, rows
-        self.whole = len(self._head) + len(rows)  # bytes of the answer
+        self.whole: int = len(self._head) + len(rows)  # bytes of the answer
         self.sent = self.received = 0
         self.fits = True
         self.values: tuple[int, ...] = ()
@@ -170,6 +173,10 @@ class RowsExchange:
     id
         The request's.
     """
+
+    id: int
+    request: RowsRequest
+    shares: list[ShareRoundTrip]
 
     def __init__(
         self, session: Session, request: RowsRequest, shares: list[ShareRoundTrip], id: int

@@ -140,7 +140,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ) -> None:
         self._made = self._warned = False
         self.last: Receipt | None = None
-        self.embeddings = embeddings_in(params, embeddings)
+        self.embeddings: dict[str, Embedding] = embeddings_in(params, embeddings)
         _warn_of_a_group()
         groups, self._trained, self._frozen = sort_out(params, alone=not self.embeddings)
         self._leaves: list[Any] = []  # the rows that have a gradient now
@@ -156,7 +156,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         )
         self._hold(worker)
         try:
-            self.server_lr = self.worker.lr
+            self.server_lr: float = self.worker.lr
             self._adopt()
             for path, layer in self.embeddings.items():
                 layer.train_with(self.worker, path, self._leaves)
@@ -191,7 +191,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                 "%d of %d parameters here were overwritten by version %d of %s",
                 *(self._overwritten, len(self._trained), self.version, self.worker.url),
             )
-        self.defined = not (self._overwritten or self.version)
+        self.defined: bool = not (self._overwritten or self.version)
         self._pull()
 
     def _check_decays(self) -> None:

@@ -81,10 +81,10 @@ class Embedding(_torch.nn.Module):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         super().__init__()
-        self.table = Table(num_embeddings, embedding_dim, **settings)
+        self.table: Table = Table(num_embeddings, embedding_dim, **settings)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise UsageError(f"padding_idx must be an id of the table, not {padding_idx}")
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.padding_idx: int | None = None if padding_idx is None else padding_idx % num_embeddings
         self._forget()
 
     def _forget(self) -> None:

@@ -120,6 +120,11 @@ class TrainingLoop:
         ``overlap`` does not work with the plan.
     """
 
+    steps: int
+    recomputed: int
+    idle_seconds: float
+    compute_seconds: float
+
     def __init__(
         self,
         info: ServerInfo,
@@ -140,13 +145,15 @@ class TrainingLoop:
         self._background: deque[tuple[int, BackgroundTransfer]] = deque()
         self._own_steps = "inner" in self._plan  # they stay as they began, with their directions
         self._make_directions()
-        self.direct = "gate" not in self._plan and type(self.strategy) is Direct
+        self.direct: bool = "gate" not in self._plan and type(self.strategy) is Direct
 
     def _make_directions(self) -> None:
         """Make directions from here on as the plan has it."""
         self._memory = self._plan.get("orthogonal")
         self._directions = directions_for(self._plan, self.params)
-        self.directed = self._directions.names if self._directions else frozenset[str]()
+        self.directed: frozenset[str] = (
+            self._directions.names if self._directions else frozenset[str]()
+        )
 
     @property
     def _plan(self) -> Mapping[str, Any]:

@@ -189,8 +189,8 @@ class Encoder:
 
     def __init__(self, codec: Codec, shape: Shape, *, feedback: bool, backend: str) -> None:
         self.codec = codec
-        self.shape = tuple(shape)
-        self.size = elements(shape)
+        self.shape: tuple[int, ...] = tuple(shape)
+        self.size: int = elements(shape)
         self._requested = backend
         self.rest: Floats | None = np.zeros(self.size, np.float32) if feedback else None
         self.payload: Bytes = np.empty(codec.most(shape), np.uint8)

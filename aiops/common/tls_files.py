@@ -43,9 +43,9 @@ class Tls:
         cert: str | PathLike[str] | None = None,
         key: str | PathLike[str] | None = None,
     ) -> None:
-        self.ca = None if ca is None else fspath(ca)
-        self.cert = None if cert is None else fspath(cert)
-        self.key = None if key is None else fspath(key)
+        self.ca: str | None = None if ca is None else fspath(ca)
+        self.cert: str | None = None if cert is None else fspath(cert)
+        self.key: str | None = None if key is None else fspath(key)
         if self.key is not None and self.cert is None:
             raise UsageError(f"{self.key} is a key without a certificate: name that, too")
 

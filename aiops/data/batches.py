@@ -44,7 +44,7 @@ class SharedBatches:
         self._feed = Feed(worker.info, plan)
         self._last: Minibatch | None = None
         self._steps = -1  # of the worker, when the last mini-batch was handed out
-        self.whose = worker.url, worker.token, worker.info.client
+        self.whose: tuple[str, str | None, str] = worker.url, worker.token, worker.info.client
 
     @property
     def epoch(self) -> int:

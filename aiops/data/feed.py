@@ -87,6 +87,9 @@ class Feed:
         Whether all examples of all epochs have been seen, by all workers together.
     """
 
+    epoch: int
+    over: bool
+
     def __init__(self, info: ServerInfo, plan: DataSetPlan, holder: str = "") -> None:
         self._info, self._plan, self._holder = info, plan, holder
         self._task: GivenTask | None = None

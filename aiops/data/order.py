@@ -87,6 +87,10 @@ class EpochOrder:
         When a number is out of range.
     """
 
+    block: int
+    examples: int
+    seed: int
+
     def __init__(self, examples: int, block: int = 1, seed: int = 0) -> None:
         for name, number, least in (
             ("the number of examples", examples, 1),

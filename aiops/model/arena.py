@@ -32,14 +32,16 @@ class Arena:
         A flat typed view of each section of the layout.
     """
 
+    segment: object | None
+
     __slots__ = ("__weakref__", "_shown", "_views", "data", "layout", "sections", "segment")
 
     def __init__(
         self, layout: Layout, data: Bytes | None = None, segment: object | None = None
     ) -> None:
-        self.layout = layout
+        self.layout: Layout = layout
         self.segment = segment
-        self.data = aligned(layout.nbytes) if data is None else data
+        self.data: Bytes = aligned(layout.nbytes) if data is None else data
         self.sections: tuple[Array, ...] = tuple(
             self.data[section.start : section.stop].view(section.dtype)
             for section in layout.sections

@@ -157,7 +157,7 @@ class Layout:
         within: tuple[Layout, int] | None = None,
     ) -> None:
         self.within = within
-        self.begin = within[1] if within is not None else 0
+        self.begin: int = within[1] if within is not None else 0
         rows = [(str(name), dtype_named(dtype), tuple(shape)) for name, dtype, shape in tensors]
         if len(rows) > MAX_TENSORS or not (rows or empty):
             raise UsageError(f"a model has 1 to {MAX_TENSORS} tensors, not {len(rows)}")
@@ -172,13 +172,13 @@ class Layout:
                 raise UsageError(f"{name!r} of shape {list(shape)} is larger than any memory")
         self.tensors: tuple[Tensor, ...] = tuple(placed)
         self.nbytes = offset
-        self.index = {tensor.name: index for index, tensor in enumerate(placed)}
+        self.index: dict[str, int] = {tensor.name: index for index, tensor in enumerate(placed)}
         if len(self.index) < len(placed):
             twice, _count = Counter(tensor.name for tensor in placed).most_common(1)[0]
             raise UsageError(f"two tensors are called {twice!r}; names must differ")
         if not offset and (rows or not empty) and within is None:
             raise UsageError("the model has no parameters: every tensor is empty")
-        self.sections = tuple(self._sections())
+        self.sections: tuple[Section, ...] = tuple(self._sections())
         # What is a multiple of the largest items is one of all: sizes are powers of two.
         self._grain = self.sections[0].dtype.itemsize - 1 if self.sections else 0
         self.starts: Ints = np.array([tensor.offset for tensor in placed], np.int64)

@@ -42,6 +42,9 @@ class Pieces:
         The index of the tensor of each piece.
     """
 
+    layout: Layout
+    tensors: list[Tensor]
+
     def __init__(self, layout: Layout, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         self.layout, self.tensors = layout, list(tensors)
         self.owners: Ints = np.asarray(owners, np.int64)
@@ -91,7 +94,7 @@ class Placement:
 
     def __init__(self, layout: Layout, starts: Sequence[int]) -> None:
         self.layout = layout
-        self.edges = [*starts, layout.nbytes]
+        self.edges: list[int] = [*starts, layout.nbytes]
         if not starts or starts[0] != 0 or self.edges != sorted(self.edges):
             raise UsageError(f"the parts of a model begin at {list(starts)}, which is out of order")
         self.layouts: list[Layout] = []
@@ -115,12 +118,14 @@ class Placement:
             for mine, first in zip(self.layouts, self.firsts, strict=True)
             for number, t in enumerate(mine.tensors)
         ]
-        self.used = [
+        self.used: list[int] = [
             shard
             for shard, (low, high) in enumerate(pairwise(self.edges))
             if not shard or low < high
         ]
-        self.all = Pieces(layout, [piece for piece, _ in found], [owner for _, owner in found])
+        self.all: Pieces = Pieces(
+            layout, [piece for piece, _ in found], [owner for _, owner in found]
+        )
 
     @classmethod
     def even(cls, layout: Layout, shards: int, least: int = 1) -> Placement:

@@ -75,7 +75,7 @@ class Segment:
                 with contextlib.suppress(OSError):  # Linux before 5.1 has no such seal
                     fcntl.fcntl(mine, fcntl.F_ADD_SEALS, _FUTURE_WRITE)
                 fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
-                self.fd = os.open(f"/proc/self/fd/{mine}", os.O_RDONLY | os.O_CLOEXEC)
+                self.fd: int = os.open(f"/proc/self/fd/{mine}", os.O_RDONLY | os.O_CLOEXEC)
             finally:
                 os.close(mine)
         except OSError as error:

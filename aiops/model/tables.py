@@ -301,7 +301,7 @@ class Tables(Mapping[str, NamedTable]):
                 raise UsageError(f"a table's name must be a string that can be sent, not {name!r}")
             if not isinstance(table, Table):
                 raise UsageError(f"table {name!r} must be an aiops.Table, not {table!r}")
-        self.each = tuple(
+        self.each: tuple[NamedTable, ...] = tuple(
             NamedTable(name, index, tables[name]) for index, name in enumerate(sorted(tables))
         )
         self._by_name = {named.name: named for named in self.each}

@@ -90,6 +90,9 @@ class TlsPeers:
         When there is no CA or no certificate, or one of them is not what it should be.
     """
 
+    dialling: ssl.SSLContext
+    accepting: ssl.SSLContext
+
     def __init__(self, files: Tls) -> None:
         if files.ca is None or files.cert is None:
             raise UsageError(
@@ -128,6 +131,8 @@ class TlsServer:
     UsageError
         When a file cannot be read, or is not what it should be.
     """
+
+    context: ssl.SSLContext
 
     def __init__(self, cert: Path, key: Path | None, ca: Path | None) -> None:
         self._files = cert, key, ca

@@ -37,6 +37,8 @@ class Dealing:
     wanted: `ask` returns the number of a block that may not be there, and then `exhausted` says so.
     """
 
+    epoch: int
+
     def __init__(self) -> None:
         self.epoch = 0
         self._next = 0  # number of the next block that has not been dealt in this epoch

@@ -63,9 +63,11 @@ class RunningServer:
         The settings that it was started with.
     """
 
+    actors: list[Any]
+
     def __init__(self, actors: list[Any], standby: Any = None) -> None:
         self.actors, self._standby = actors, standby
-        self.heads = [actors[0]] if standby is None else [actors[0], standby]
+        self.heads: list[Any] = [actors[0]] if standby is None else [actors[0], standby]
         found = self._answers(lambda head: head.access.remote(), START)
         there: ServerAccess = next(iter(found.values()))
         absent = dataclasses.replace(there, port=NOWHERE, node="")

@@ -58,7 +58,7 @@ class ServerProcess:
         self._words = deque[str](maxlen=1)
         self._reader = threading.Thread(target=self._pass_on, daemon=True)
         self._reader.start()
-        self.url = self._first_line(name)
+        self.url: str = self._first_line(name)
 
     @property
     def last_words(self) -> str:

@@ -192,6 +192,9 @@ class WorkerGroup:
         When the numbers make no sense.
     """
 
+    least: int
+    most: int
+
     def __init__(
         self, least: int, most: int, *, max_restarts: int, patience: float, now: float
     ) -> None:

@@ -104,6 +104,10 @@ class Server:
         When the settings cannot work; before anything is opened.
     """
 
+    url: str
+    port: int
+    metrics_url: str
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self.url, self.port, self.metrics_url = "", config.port, ""

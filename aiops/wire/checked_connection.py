@@ -77,6 +77,8 @@ class CheckedConnection(Connection):
         As of `Connection`.
     """
 
+    missing: int
+
     checked = True
     __slots__ = ("_announced", "_hash", "_items_in", "_items_out", "_opening", "_unchecked")
 

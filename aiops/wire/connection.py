@@ -164,6 +164,11 @@ class Connection:
         Called with the bytes by which a long header makes the head buffer grow.
     """
 
+    state: str
+    header: bytes
+    forms: int
+    missing: int
+
     __slots__ = (
         *("_begin", "_borrowed", "_end", "_filled", "_head", "_least", "_length", "_message"),
         *("_part",),
@@ -178,9 +183,9 @@ class Connection:
     def __init__(self, side: Side, limits: Limits | None = None) -> None:
         self._side: Side = side
         self._usually = _USUAL["client" if side == "server" else "server"]
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         self.state = "start"
-        self.traffic = Traffic()
+        self.traffic: Traffic = Traffic()
         self._head = memoryview(bytearray(self._room))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
         self._rest = 0  # where the next bytes go when there are none

@@ -32,6 +32,9 @@ class LentPayload:
         Called when they are not needed any more.
     """
 
+    give_back: Callable[[], object]
+    data: Bytes
+
     __slots__ = ("data", "give_back")
 
     def __init__(self, data: Bytes, give_back: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ single `struct` call; an answer is written by one. Both sides have templates of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
@@ -84,6 +84,11 @@ class Template:
         The same for `filled`: the pieces, every second of which is a value, to be packed.
     """
 
+    constants: tuple[Any, ...]
+    pack: Callable[..., bytes]
+    pick: Callable[[Any], tuple[Any, ...]]
+    unpack: Callable[..., tuple[Any, ...]]
+
     __slots__ = ("bounds", "constants", "pack", "pick", "pieces", "size", "unpack")
 
     def __init__(self, data: bytes, slots: Sequence[Slot]) -> None:
@@ -97,9 +102,9 @@ class Template:
         codes.append(f"{len(data) - reached}s")
         pieces.append(data[reached:])
         layout = Struct(">" + "".join(codes))
-        self.size = layout.size
+        self.size: int = layout.size
         self.unpack, self.pack = layout.unpack_from, layout.pack
-        self.bounds = [(slot.least, slot.most) for slot in slots]
+        self.bounds: list[tuple[int, int]] = [(slot.least, slot.most) for slot in slots]
         self.constants = tuple(pieces[::2])
         self.pick = itemgetter(*(2 * order.index(slot) + 1 for slot in slots))
         self.pieces: list[Any] = pieces

@@ -24,6 +24,10 @@ class KindTraffic:
         Bytes of their payloads.
     """
 
+    messages: int
+    overhead: int
+    payload: int
+
     __slots__ = ("messages", "overhead", "payload")
 
     def __init__(self) -> None:

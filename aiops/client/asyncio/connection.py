@@ -57,6 +57,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         Set when something was received, or it ended.
     """
 
+    progress: asyncio.Event
+
     def __init__(
         self,
         session: Session | ShardChannel,

@@ -142,9 +142,14 @@ class LocalModel:
         The optimiser and its settings.
     """
 
+    layout: Layout
+    params: Params
+    rate: float
+    steps: int
+
     def __init__(self, params: Params, inner: Mapping[str, Any]) -> None:
         self.params, self.layout = params, params.layout
-        self.x = wide(params)
+        self.x: Flat = wide(params)
         settings = types.SimpleNamespace(**inner)
         self._optimizer = optimizers.make(settings)
         schedule = Schedule(inner["schedule"], inner["scale"])

@@ -49,6 +49,9 @@ class Gated(LocalStrategy):
     makes its random stream.
     """
 
+    local: bool
+    writes: bool
+
     def __init__(self, plan: Mapping[str, Any], params: Params, *, overlap: bool = False) -> None:
         super().__init__(params)
         self._overlap = overlap

@@ -87,6 +87,8 @@ class BlockingConnection:
         Whether it sends and receives at once, as with several shards; for `MoreRequests`.
     """
 
+    dialler: Dialler
+
     def __init__(
         self, session: Session, servers: Sequence[ServerAddress], tls: TlsClient | None = None
     ) -> None:

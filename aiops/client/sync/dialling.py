@@ -46,6 +46,8 @@ class Dialler:
         Whether no connection is to be made any more.
     """
 
+    interrupted: bool
+
     def __init__(
         self,
         url: str,

@@ -54,6 +54,9 @@ class ShardSocket:
         The side channel of a connection within this machine, which is closed with it.
     """
 
+    receiver: ByteReceiver
+    socket: StreamSocket
+
     def __init__(
         self, sock: StreamSocket, receiver: ByteReceiver, side: UnixSide | None = None
     ) -> None:

@@ -16,6 +16,8 @@ from aiops.client.sync.client import Client
 class ThreadTransfer:
     """One transfer, and what became of it."""
 
+    done: threading.Event
+
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
         self.done = threading.Event()
