@@ -201,9 +201,9 @@ class ScheduleFree(Algorithm):
     Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 4 and 16
     equal workers: 1.437, 1.607 and 2.266 nats; the best rival, ``hardsync`` with AdamW at the best
     of four rates: 1.886, 2.283 and 2.721; ``asgd`` with 4 and 16: 2.365 and 2.995
-    (``aiops experiment run one-rule --full``). A small LSTM, which wants 0.024: 1.530, 1.583 and
-    1.898 nats with 1, 4 and 16 workers, and 1.556, 1.714 and 2.045 with ``rise=1``; the best rivals
-    at the best of their rates 1.558, 1.683 and 1.919 (``--with task=lstm``).
+    (``aiops experiment run one-rule --full``). A small LSTM, which wants 0.024: 1.514, 1.573 and
+    1.878 nats with 1, 4 and 16 workers; the best rivals at the best of their rates 1.560, 1.680 and
+    1.920 (``--with task=lstm``).
 
     A direction of a matrix of 1024 × 1024 took NumPy 10 ms and PyTorch 2.13 19 ms, on one thread of
     an AMD EPYC (``OMP_NUM_THREADS=1 aiops bench directions``, in a checkout). Those of eight took
