@@ -151,7 +151,7 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
         store = inline.engine.store
         assert store is not None
         store.warm()  # else NumPy does Numba's work until it is there
-        train(crew_of(inline, WORKERS), 120, quadratic)
+        train(crew_of(inline, WORKERS), 72, quadratic)
         assert store.backend == ("cuda" if backend in DEVICES else backend)
         state = [[array.tobytes() for array in arrays] for arrays in store.state]
         params = {name: array.tobytes() for name, array in inline.params().items()}

@@ -112,6 +112,7 @@ def test_from_the_first_run_to_the_figure(
     if isinstance(scale, OneRuleScale):
         task = TASKS[scale.task_name]
         monkeypatch.setitem(TASKS, scale.task_name, replace(task, workers=(1, 4)))
+        scale = replace(scale, seeds=1)
     if isinstance(scale, WhichPolicyScale):
         few = {name: replace(place, rules=place.rules[::7]) for name, place in scale.places.items()}
         scale = replace(scale, places=few)
