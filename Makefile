@@ -60,6 +60,10 @@ docs: $(VENV)/.dev
 	@$(BIN)/python -m docs._tools.pages docs/algorithms
 	@$(BIN)/python -m docs._tools.api docs/api.md
 
+site: $(VENV)/.dev
+	@$(PIP) --editable ".[docs]"
+	@$(BIN)/python -m docs._tools.site build/site
+
 pictures: $(VENV)/.dev
 	@AIOPS_PICTURES=docs $(BIN)/python -m pytest -n 0 tests/dashboard/test_page.py -k pictures
 
