@@ -170,8 +170,9 @@ class Board:
         report = now.report
         found: dict[str, float | None] = {
             "workers": now.workers,
-            "loop": now.shares.get("event loop"),
-            "updating": now.shares.get("updates"),
+            # The first are of the moment of the start.
+            "loop": now.shares.get("event loop") if last else None,
+            "updating": now.shares.get("updates") if last else None,
             "resident": (report.get("memory") or {}).get("resident"),
         }
         passed = now.time - last.time if last else 0.0

@@ -172,7 +172,7 @@ def test_told_is_lost(
                 assert f"came back at version {left:,}: {pushes} that it had" in caplog.text
                 assert (await worker.step()).used
                 assert await applied(server) == left + 1
-                stats = await done(worker.client.stats())
+                stats = await done(worker.worker.stats())
                 [line] = [row for row in stats["workers"] if row["present"]]
                 assert line["rolled_back"] == stats["state"]["rolled_back"] >= lost
 
@@ -193,7 +193,7 @@ def test_what_applied_loses_is_told(face: str, server: KeptServer) -> None:
     async def main() -> None:
         async with hand(face, "small", server) as worker:
             for _ in range(4):
-                while not (await done(worker.client.stats()))["state"]["snapshot"]:
+                while not (await done(worker.worker.stats()))["state"]["snapshot"]:
                     await worker.act(5)
                 await worker.act(40)
                 server.kill()

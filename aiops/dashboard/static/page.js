@@ -259,11 +259,11 @@ function drawTime() {
   drawBars("b-profile", purposes.map(([name, share]) => [name, Math.min(1, share), percent(share)]));
 }
 const NORMS = [[2, "gradients"], [4, "parameters"], [3, "v̄"]];
-let norm = 0;
+let norm = 0, chosenNorm = 0;
 function drawTensors() {
   const given = sections.tensors || [];
   const known = NORMS.filter(([kind]) => given.some((line) => line[kind] != null));
-  if (!known.some(([kind]) => kind === norm)) norm = known.length ? known[0][0] : 1;
+  norm = known.some(([kind]) => kind === chosenNorm) ? chosenNorm : known.length ? known[0][0] : 1;
   const title = {1: "Tensors: parameters", 2: "Norms of gradients", 3: "The rule’s statistic v̄", 4: "Norms of parameters"}[norm];
   setText($("h-tensors"), title);
   $("tensors").hidden = !given.length;
@@ -274,7 +274,7 @@ function drawTensors() {
       const button = element("button", label);
       button.type = "button";
       button.setAttribute("aria-pressed", String(kind === norm));
-      button.addEventListener("click", () => { norm = kind; drawTensors(); });
+      button.addEventListener("click", () => { chosenNorm = kind; drawTensors(); });
       return button;
     }));
   }
