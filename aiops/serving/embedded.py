@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from aiops.algorithms import find
 from aiops.errors import UsageError, nearest
 from aiops.serving import rollback
 from aiops.serving.config import Config, assignments, shard_folder
@@ -138,6 +139,11 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     except TypeError:
         known = Config.__dataclass_fields__
         unknown = next(key for key in settings if key not in known)
+        policy = settings.get("policy", Config.policy)
+        if unknown in {field.name for field in dataclasses.fields(find(policy))}:
+            raise UsageError(
+                f"{unknown!r} is a setting of the policy {policy}: set={{{unknown!r}: ...}}"
+            ) from None
         raise UsageError(
             f"a server has no setting {unknown!r}; {nearest(unknown, known)}"
         ) from None
