@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from aiops.errors import UsageError
 from aiops.serving.config import Config
 from aiops.serving.embedded import config_of
 from aiops.serving.serve_keywords import ServeKeywords
@@ -36,3 +37,18 @@ def test_a_path_may_be_text(name: str) -> None:
     others = {"tls_key": {"tls_cert": "c"}, "tls_ca": {"tls_cert": "c"}, "tokens": {"token": "t"}}
     config = config_of({name: "some/file", **others.get(name, {})})
     assert getattr(config, name) == Path("some/file")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"optimizer": "adamw"}, "a server has no setting 'optimizer'"),
+        (
+            {"policy": "hardsync", "optimizer": "adamw"},
+            r"'optimizer' is a setting of the policy hardsync: set=\{'optimizer': ...\}",
+        ),
+    ],
+)
+def test_a_setting_of_the_policy_is_told_where_to_go(settings: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        config_of(settings)
