@@ -53,7 +53,7 @@ class Logbook:
             if name not in self._names:
                 self._admit(name)
             try:
-                value = float(given)
+                value = float(given.detach() if hasattr(given, "detach") else given)
             except (TypeError, ValueError, RuntimeError):
                 raise UsageError(
                     f"log takes one number by name, and {name!r} is {type(given).__name__}"

@@ -67,6 +67,14 @@ class TestLogbook:
         assert message is not None
         assert message.values == (("loss", pytest.approx(20_000 + 9_999 / 2)),)
 
+    def test_a_loss_of_pytorch_is_taken_as_it_is(self) -> None:
+        torch = pytest.importorskip("torch")
+        book = Logbook()
+        book.note({"loss": torch.tensor(2.0, requires_grad=True).square()})
+        assert book.take(0.0) == Log(0, (("loss", 4.0),))
+        with pytest.raises(UsageError, match="'loss' is Tensor"):
+            book.note({"loss": torch.ones(2)})
+
     @pytest.mark.parametrize(
         ("values", "why"),
         [
