@@ -283,7 +283,7 @@ class TestStats:
                 for _ in range(129):
                     worker.step({"w": np.ones(3)})
             words = aiops_command("stats", running.url).out.split()
-            assert words[words.index("learning") :][:3] == ["learning", "rate", "×2.02"]
+            assert words[words.index("learning") :][:3] == ["learning", "rate", "×8.00"]
 
     def test_before_there_is_a_model(self, aiops_command: Any) -> None:
         with ServerThread() as running:

@@ -31,7 +31,7 @@ def steps(workflow: dict[Any, Any]) -> list[dict[str, Any]]:
 
 class TestWorkflows:
     def test_there_are_some(self) -> None:
-        assert {path.stem for path in WORKFLOWS} == {"ci", "wheel", "release"}
+        assert {path.stem for path in WORKFLOWS} >= {"ci", "wheel", "release"}
 
     @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
     def test_actions_have_a_version_and_jobs_an_end(self, path: Path) -> None:

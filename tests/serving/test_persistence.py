@@ -177,7 +177,7 @@ class TestFullDisk:
                 worker.step(ones(worker.params))
             shutil.rmtree(folder)
             folder.write_text("in the way")
-            assert server.stop() == 2
+            assert server.stop() == 73
             assert f"cannot write the model to {folder / 'm'}" in server.stderr()
         assert replayed(paths["record"]).complete
         last = json.loads(paths["ledger"].read_text().splitlines()[-1])

@@ -385,6 +385,9 @@ _DRAW: Mapping[str, Callable[[HostileMessages], Any]] = {
     "Members": lambda m: m.several(lambda: [m.text(), 1 + m.number(65535), True], 2),
     "Gate": lambda m: m.several(lambda: 0.5, 2),
     "Factors": lambda m: m.several(lambda: float(m.number(101)), 2),
+    "Logged": lambda m: [
+        list(each) for each in dict(m.several(lambda: (m.text(), float(m.number(101))))).items()
+    ],
     "Versions": lambda m: m.several(lambda: m.number(1 << 53)),
     "Numbers": lambda m: m.several(lambda: m.number(1 << 53)),
     "Examples": lambda m: m.several(lambda: [m.number(9), *m.run(1 << 53)]),
