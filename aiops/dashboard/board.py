@@ -38,7 +38,7 @@ class ServerSample(NamedTuple):
     Attributes
     ----------
     time
-        In seconds since 1970.
+        In seconds since 1970, as a clock has it that is never set: one that falls stands still.
     clock
         The server's, in seconds; `WorkerRow.answered` is in the same.
     report
@@ -93,6 +93,8 @@ class Board:
     def take(self, sample: ServerSample) -> bytes:
         """Take the next sample; return the difference that it makes, as a server-sent event."""
         last, report = self._last, sample.report
+        if last is not None and sample.time < last.time:
+            sample = sample._replace(time=last.time)
         self.tick += 1
         found: dict[str, Any] = {"tick": self.tick, "clock": round(sample.clock, 1)}
         now = sections(report, sample.shares)
@@ -188,15 +190,26 @@ class Board:
         return found
 
     def _happened(self, last: ServerSample | None, now: ServerSample) -> list[Happening]:
-        seen = last.arrived if last else 0
+        seen = last.arrived if last and not _began_anew(last, now) else 0
         new = [each for each in now.arrivals if each[0] > seen]
         more = max(0, now.arrived - seen - len(new))
         before = last.report if last else None
         return [*happened(before, now.report, new, more)]
 
 
+def _began_anew(last: ServerSample, now: ServerSample) -> bool:
+    """Return whether another engine counts arrivals, from 0 on, as after a rollback.
+
+    A standby that is promoted, with a generation of its own, goes on counting.
+    """
+    before, state = (sample.report.get("state") or {} for sample in (last, now))
+    another = before.get("generation") != state.get("generation") and "standby_of" not in before
+    return another or now.arrived < last.arrived
+
+
 def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else rounded(value)
+    shown = None if value is None else rounded(value)
+    return None if shown is None or not math.isfinite(shown) else shown
 
 
 def event(kind: str, document: Mapping[str, Any]) -> bytes:

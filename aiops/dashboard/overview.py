@@ -34,7 +34,7 @@ class Overview(NamedTuple):
     @classmethod
     def of(cls, now: Report, before: Report | None = None) -> Overview:
         """Return that of a report, with rates since the one before, if there is one."""
-        passed = now["time"] - before["time"] if before else 0.0
+        passed = now["seconds"] - before["seconds"] if before else 0.0  # wall clocks are set
         known = {line["worker"]: line for line in before["workers"]} if before else {}
         rows = [
             _row(line, known.get(line["worker"]), passed)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from itertools import pairwise
 
 Columns = dict[str, list[float | None]]
 
@@ -37,15 +37,13 @@ class RunSeries:
         self._every = 1
 
     def add(self, time: float, values: Mapping[str, float | None]) -> dict[str, float]:
-        """Add a point; return its values that are kept, rounded."""
-        for name, value in values.items():
-            if value is not None and name not in self.names and len(self.names) < MOST_NAMES:
+        """Add a point; return its values that are kept, rounded: those that are finite."""
+        given = {name: rounded(value) for name, value in values.items() if value is not None}
+        given = {name: value for name, value in given.items() if math.isfinite(value)}
+        for name in given:
+            if name not in self.names and len(self.names) < MOST_NAMES:
                 self.names.append(name)
-        kept = {
-            name: rounded(value)
-            for name, value in values.items()
-            if value is not None and name in self.names
-        }
+        kept = {name: value for name, value in given.items() if name in self.names}
         self._fine.append((time, kept))
         if len(self._fine) > FINE:
             self._age(self._fine.pop(0))
@@ -65,7 +63,6 @@ class RunSeries:
     def columns(self) -> Columns:
         """Return all points, the oldest first: their times as ``t``, and a list for each name."""
         points = [*self._coarse, *([_mean(self._open)] if self._open else []), *self._fine]
-        assert all(a[0] <= b[0] for a, b in pairwise(points)), "times rise"
         found: Columns = {"t": [round(time, 1) for time, _values in points]}
         for name in self.names:
             found[name] = [values.get(name) for _time, values in points]
@@ -80,7 +77,7 @@ def _mean(points: list[_Point] | tuple[_Point, ...]) -> _Point:
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for _time, values in points for name in values):
         have = [values[name] for _time, values in points if name in values]
-        found[name] = rounded(sum(have) / len(have))
+        found[name] = rounded(sum(value / len(have) for value in have))  # no sum is infinite
     return points[-1][0], found
 
 

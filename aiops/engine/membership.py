@@ -40,6 +40,10 @@ Acknowledged: TypeAlias = tuple[int, bool, int, float, float | None, bytes, str]
 """The fields of an acknowledgement that are kept to answer a repeated push: version, used,
 staleness, mean_staleness, vbar, vbars, why."""
 
+MOST_LOGGED = 1e300
+"""The largest number that is taken of those that clients log: sums of as many as there may be
+clients are finite, for people and in JSON."""
+
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
 
 
@@ -95,10 +99,14 @@ class Member:
             self.answers.popitem(last=False)
 
     def log(self, message: Log) -> None:
-        """Take the numbers that it has logged; of more names than may be, the last stay."""
+        """Take the numbers that it has logged; of more names than may be, the last stay.
+
+        Those beyond `MOST_LOGGED` are left out, as a client leaves out those that are not finite.
+        """
         for name, value in message.values:
             self.logged.pop(name, None)
-            self.logged[name] = value
+            if abs(value) <= MOST_LOGGED:
+                self.logged[name] = value
         for name in [*self.logged][:-MAX_LOGGED]:
             del self.logged[name]
         if message.compute is not None:
@@ -154,7 +162,7 @@ class Member:
         return (
             *(self.number, self.name, state, self.pushes, self.refused, self.ignored),
             *(self.staleness, self.bytes_in(), self.bytes_out(), self.answered),
-            *(self.compute, self.idle, self.logged),
+            *(self.compute, self.idle, dict(self.logged)),  # another thread reads it
         )
 
     def report(self, now: float) -> dict[str, Any]:
@@ -344,7 +352,7 @@ class Membership:
             for name, value in member.logged.items():
                 sums = found.get(name)
                 if sums is not None:
-                    sums[0] += value
+                    sums[0] += value  # `MOST_LOGGED` bounds each
                     sums[1], sums[2] = min(sums[1], value), max(sums[2], value)
                     sums[3] += 1
                 elif len(found) < MAX_LOGGED:

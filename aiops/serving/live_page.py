@@ -117,7 +117,9 @@ class LivePage:
         tokens: bool = False,
     ) -> None:
         self._running = running
-        since = {"since": round(time.time(), 1), "staleness": STALENESS_BUCKETS}
+        # Points are timed by a clock that is never set: that of the start, and what has passed.
+        self._began = time.time() - time.monotonic()
+        since = {"since": round(self._now(), 1), "staleness": STALENESS_BUCKETS}
         self._board = Board({**about, **since, "administered": tokens})
         self._tokens, self._guessing = tokens, asyncio.Lock()
         self._shares: ThreadShares | None = None
@@ -231,7 +233,7 @@ class LivePage:
             report["by_tensor"] = {**report["by_tensor"], "params": self._norms}
         members = running.members(MOST_WORKERS if self._viewers else 0)
         sample = ServerSample(
-            *(time.time(), members.clock, report, members.rows if self._viewers else None),
+            *(self._now(), members.clock, report, members.rows if self._viewers else None),
             *(members.workers, members.arrivals, members.arrived, self._shares.take()),
         )
         took = time.thread_time() - begun
@@ -241,6 +243,9 @@ class LivePage:
         self._ticked.set()
         self._ticked = asyncio.Event()
         return took + wrote
+
+    def _now(self) -> float:
+        return self._began + time.monotonic()
 
     async def _compute_norms(self) -> None:
         """Compute the norms of the parameters, if a viewer is there and it is time."""

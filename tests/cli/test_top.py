@@ -94,7 +94,7 @@ class Told:
 
     def stats(self) -> dict[str, Any]:
         self.asked += 1
-        return {**self.report, "time": self.report["time"] + self.asked}
+        return {**self.report, "seconds": self.report["seconds"] + self.asked}
 
 
 def test_the_live_look_fits_the_screen_and_follows_keys() -> None:

@@ -152,6 +152,39 @@ def test_rates_are_between_samples_and_never_negative() -> None:
     assert "updates" not in point(13.0, 20, 1.0), "it went back"
 
 
+def test_times_stand_still_while_a_clock_falls() -> None:
+    board = Board({})
+    board.take(sample(100.0, (), {"version": 1}))
+    back = read(board.take(sample(40.0, (), {"version": 9})))[1]["point"]
+    assert back["t"] == 100.0
+    assert "updates" not in back
+    assert Viewer(board).series["t"] == [100.0, 100.0]
+
+
+def test_numbers_that_are_not_finite_are_left_out_of_points() -> None:
+    board = Board({})
+    huge = {"loss": (math.inf, -1.7e308, 1.79769e308), "up": (math.nan, 1.0, 2.0)}
+    found = read(board.take(sample(0.0, (), {"logged": huge})))[1]["point"]
+    assert {name for name in found if " " in name} == {"min loss", "min up", "max up"}
+    Viewer(board)
+
+
+def test_those_that_join_again_after_a_rollback_are_told() -> None:
+    board = Board({})
+
+    def told(generation: int, *arrivals: tuple[int, str, str], **state: Any) -> list[str]:
+        report = {"state": {"generation": generation, **state}}
+        given = {"arrivals": arrivals, "arrived": len(arrivals)}
+        found = read(board.take(sample(float(board.tick), (), report, **given)))[1]
+        return [text for _time, _kind, text in found.get("events", ())]
+
+    assert told(1, (1, "joined", "a"), (2, "joined", "b")) == ["2 clients joined: a, b"]
+    assert told(2, (1, "joined", "c"), (2, "joined", "a"))[0] == "2 clients joined: c, a"
+    assert told(2, (1, "returned", "a"))[0] == "a came back"
+    assert told(2, (1, "returned", "a"), standby_of="x") == []
+    assert "a came back" not in told(3, (1, "returned", "a")), "it is promoted, and counts on"
+
+
 def test_a_report_of_an_engine_and_one_of_a_follower() -> None:
     """Of a follower there is next to nothing to report, and all of it is shown."""
     inline = Inline("fasgd")

@@ -69,6 +69,12 @@ def test_a_server_that_has_gone_back_has_no_rates() -> None:
     assert found.rows[0]["rate"] is None
 
 
+def test_rates_do_not_follow_a_wall_clock_that_is_set() -> None:
+    now, before = report(3.0, version=8), report(1.0, version=4)
+    found = Overview.of(now | {"time": 10.0}, before | {"time": 5000.0})
+    assert found.facts["updates_per_second"] == 2.0
+
+
 def test_those_that_have_left_have_no_row_and_states_are_told() -> None:
     lines = (line(1, present=False), line(2, excused=True), line(3, role="observer"))
     found = Overview.of(report(0.0, *lines))

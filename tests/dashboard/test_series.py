@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -36,6 +37,14 @@ def test_a_name_that_comes_late_or_rarely_is_no_reason_for_gaps_to_be_zero() -> 
         series.add(float(k), {"a": 1.0, **({"late": 5.0} if k % 3 == 0 and k > 100 else {})})
     late = series.columns()["late"]
     assert set(late) == {None, 5.0}
+
+
+def test_means_of_the_largest_numbers_are_finite() -> None:
+    series = RunSeries()
+    for k in range(FINE + 2 * COARSE):
+        series.add(float(k), {"a": 1.7e308, "b": math.inf})
+    assert series.columns()["a"][0] == 1.7e308
+    assert series.names == ["a"]
 
 
 def test_names_are_bounded() -> None:

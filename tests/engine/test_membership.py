@@ -66,6 +66,26 @@ def test_logged_numbers_are_those_of_who_is_here_and_their_names_are_bounded() -
     assert len(found.logged()) == MAX_LOGGED
 
 
+def test_sums_of_the_largest_numbers_are_finite() -> None:
+    found = met(2)
+    for number in range(2):
+        member = found.at(number)
+        assert member is not None
+        member.log(Log(0, (("loss", 1.7e308), ("most", 1e300), ("least", -1e300))))
+        assert "loss" not in member.logged, "it is left out"
+    assert found.logged() == {"most": [1e300] * 3, "least": [-1e300] * 3}
+
+
+def test_a_row_is_a_copy_which_another_thread_may_read() -> None:
+    found = met(1)
+    member = found.at(0)
+    assert member is not None
+    member.log(Log(0, (("loss", 1.0),)))
+    row = found.rows(1)[0]
+    member.log(Log(0, (("loss", 2.0), ("accuracy", 0.5))))
+    assert row[-1] == {"loss": 1.0}
+
+
 def test_rows_are_of_those_who_are_here_workers_first() -> None:
     found = met(4)
     found.join(9, "watcher", 1, "watcher", False, Traffic())

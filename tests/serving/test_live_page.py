@@ -252,6 +252,18 @@ async def test_rows_are_gathered_for_viewers_alone() -> None:
         assert source.asked[-1] > 0
 
 
+@pytest.mark.usefixtures("often")
+async def test_a_wall_clock_that_is_set_back_changes_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Source()
+    async with page_of(source) as page:
+        monkeypatch.setattr(time, "time", lambda: 5.0)
+        async with asyncio.timeout(PATIENCE), contextlib.aclosing(page.events()) as stream:
+            whole = json.loads((await anext(stream)).partition(b"data: ")[2])
+            assert min(whole["series"]["t"]) >= whole["about"]["since"] > 1e9
+
+
 @pytest.mark.usefixtures("at_once")
 async def test_a_viewer_that_is_behind_is_sent_the_whole_document() -> None:
     source = Source()
