@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (41, 6780),
-    "client": (76, 16840),
+    "client": (76, 16900),
     "codecs": (11, 2236),
     "common": (16, 1270),
     "dashboard": (6, 780),
@@ -41,7 +41,7 @@ SIZES = {
     "state": (10, 2290),
     "store": (19, 4599),
     "testing": (1, 241),
-    "trackers": (6, 390),
+    "trackers": (6, 398),
     "wire": (21, 4050),
 }
 

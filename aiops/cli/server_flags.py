@@ -23,7 +23,7 @@ OURS = {"workers", "port"}
 
 _TOKENS = {"--token": "AIOPS_TOKEN", "--relay-token": "AIOPS_RELAY_TOKEN"}
 
-_WRITES = ("save", "record", "ledger", "profile")
+_WRITES = ("save", "record", "ledger", "profile", "track")
 
 
 class CommandWithServer(typer.core.TyperCommand):

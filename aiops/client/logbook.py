@@ -14,6 +14,9 @@ from aiops.wire.messages import Log
 LEAST = 1.0
 """Seconds between two messages, at least."""
 
+_LARGEST = 1e300
+"""The largest number that is sent: the mean of many is finite."""
+
 _KEPT = 10_000
 """Numbers that wait to be sent, at most: the last ones. Without a server they would pile up."""
 
@@ -39,7 +42,7 @@ class Logbook:
         self.every: float | None = None
         self._noted: deque[tuple[str, float]] = deque(maxlen=_KEPT)
         self._names: set[str] = set()
-        self._next = -math.inf
+        self._next = self._next_numbers = -math.inf  # when a message is due; one that has numbers
 
     def note(self, values: Mapping[str, Any]) -> None:
         """Note numbers by name, such as ``loss=0.3``; those that are not finite are left out.
@@ -50,20 +53,18 @@ class Logbook:
             When a value is no number, a name is too long, or there are too many names.
         """
         for name, given in values.items():
+            value = _number(name, given)
             if name not in self._names:
                 self._admit(name)
-            try:
-                value = float(given.detach() if hasattr(given, "detach") else given)
-            except (TypeError, ValueError, RuntimeError):
-                raise UsageError(
-                    f"log takes one number by name, and {name!r} is {type(given).__name__}"
-                ) from None
-            if math.isfinite(value):
+            if abs(value) <= _LARGEST:  # NaN is not
                 self._noted.append((name, value))
 
     def _admit(self, name: str) -> None:
-        if len(name.encode()) > MAX_LOGGED_NAME:
-            raise UsageError(f"the name of a number has at most {MAX_LOGGED_NAME} bytes: {name!r}")
+        if not (name.isprintable() and 0 < len(name.encode()) <= MAX_LOGGED_NAME):
+            raise UsageError(
+                f"the name of a number is printable, and has at most {MAX_LOGGED_NAME} bytes:"
+                f" {name!r}"
+            )
         if len(self._names) >= MAX_LOGGED:
             raise UsageError(
                 f"a client logs at most {MAX_LOGGED} numbers, and {name!r} is one more"
@@ -72,7 +73,9 @@ class Logbook:
 
     def wait(self, now: float) -> float | None:
         """Return the seconds until there is something to be sent; None: there is nothing."""
-        if not self._noted and (self.every is None or self.seconds is None):
+        if self._noted:
+            return max(0.0, self._next_numbers - now)
+        if self.every is None or self.seconds is None:
             return None
         return max(0.0, self._next - now)
 
@@ -85,6 +88,8 @@ class Logbook:
             if self.wait(now) != 0.0:
                 return None
             self._next = now + max(LEAST, self.every or 0.0)
+            if self._noted:  # seconds alone do not hold back the first numbers
+                self._next_numbers = self._next
         sums = dict[str, tuple[float, int]]()
         for _ in range(len(self._noted)):
             name, value = self._noted.popleft()
@@ -96,3 +101,15 @@ class Logbook:
         values = tuple((name, mean) for name, mean in means if math.isfinite(mean))
         compute, idle = (None, None) if self.seconds is None else self.seconds()
         return Log(0, values, compute, idle)
+
+
+def _number(name: str, given: Any) -> float:
+    """Return a value as a number; those too large for a float64 are infinite."""
+    if not isinstance(given, str | bytes):
+        try:
+            return float(given.detach() if hasattr(given, "detach") else given)
+        except OverflowError:
+            return math.inf
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise UsageError(f"log takes one number by name, and {name!r} is {type(given).__name__}")

@@ -78,6 +78,11 @@ def serve(
     UsageError, ConflictError
         When the settings cannot work.
     """
+    if on_metrics is not None and not callable(on_metrics):
+        raise UsageError(
+            f"on_metrics is called with the numbers of a run, and {type(on_metrics).__name__} can"
+            " not be called: give one function"
+        )
     callbacks = () if on_metrics is None else (on_metrics,)
     if standby is None:
         return _serving(settings, callbacks)

@@ -72,7 +72,7 @@ class ServeKeywords(TypedDict, total=False):
     dashboard: bool
     metrics_host: str
     metrics_workers: int
-    track: Sequence[str]
+    track: str | Sequence[str]
     track_every: float
     log_format: str
     log_level: str

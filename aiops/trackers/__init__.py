@@ -87,5 +87,9 @@ def tracker_of(text: str) -> tuple[OpenTracker, str]:
             f"--track {kind} needs a package that cannot be imported ({error}):"
             f" pip install {PACKAGES[kind]}"
         ) from None
+    except Exception as error:  # of another's code: packages that do not fit each other, mostly
+        raise UsageError(
+            f"--track {kind}: {PACKAGES[kind]} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     opened: OpenTracker = module.open_tracker
     return opened, target

@@ -89,14 +89,14 @@ class Delivery:
                 if self._tracker is None:
                     self._tracker = self._opens()
                 self._tracker.on_metrics(metrics)
-            except Exception as error:  # of another's code: whatever it is, the run goes on
+            except BaseException as error:  # of another's code: whatever it is, the run goes on
                 self._note(error)
                 if self._tracker is None:
                     self._rest()
         if self._tracker is not None:
             try:
                 self._tracker.close()
-            except Exception as error:
+            except BaseException as error:
                 _log.warning("the tracker %s could not end: %r", self._name, error)
 
     def _next(self) -> RunMetrics | None:
@@ -113,14 +113,14 @@ class Delivery:
         with self._changed:
             self._changed.wait_for(lambda: self._ending, _AGAIN)
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException) -> None:
         self._failed += 1
         now = self._clock()
         if now < self._warned + _MINUTE:
             return
         self._warned = now
         _log.warning(
-            "the tracker %s has failed (numbers lost by that so far: %d; because it was slow: %d);"
-            " the run goes on, and so does it with the next ones: %r",
+            "the tracker %s has failed, %d times so far, and lost the numbers of as many moments"
+            " (and %d as it was slow). The run goes on, and the next numbers are sent: %r",
             *(self._name, self._failed, self._lost, error),
         )

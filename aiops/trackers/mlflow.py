@@ -5,6 +5,7 @@ Where it is kept is what ``MLFLOW_TRACKING_URI`` says, with the variables of MLf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from mlflow import MlflowClient
@@ -14,6 +15,9 @@ from aiops.trackers import RunMetrics, Tracker
 
 _LONGEST = 6000
 """Characters of a setting that MLflow takes."""
+
+_REFUSED = re.compile(r"[^\w\-. :/]")
+"""Characters that its names may not have: one such name would have it refuse all numbers."""
 
 _AT_ONCE = 100
 """Settings that it takes in one request."""
@@ -34,7 +38,8 @@ class MlflowTracker:
     def on_metrics(self, metrics: RunMetrics) -> None:
         """Log the numbers."""
         at, step = round(1000 * metrics.time), metrics.step
-        logged = [Metric(name, value, at, step) for name, value in metrics.values.items()]
+        values = {_REFUSED.sub("_", name): value for name, value in metrics.values.items()}
+        logged = [Metric(name, value, at, step) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=logged)
 
     def close(self) -> None:

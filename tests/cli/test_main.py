@@ -280,10 +280,10 @@ class TestStats:
     def test_a_rate_that_has_risen(self, aiops_command: Any) -> None:
         with ServerThread(policy="schedule-free") as running:
             with aiops.Worker(running.url, {"w": np.zeros(3)}) as worker:
-                for _ in range(129):
+                for _ in range(37):
                     worker.step({"w": np.ones(3)})
             words = aiops_command("stats", running.url).out.split()
-            assert words[words.index("learning") :][:3] == ["learning", "rate", "×8.00"]
+            assert words[words.index("learning") :][:3] == ["learning", "rate", "×2.09"]
 
     def test_before_there_is_a_model(self, aiops_command: Any) -> None:
         with ServerThread() as running:

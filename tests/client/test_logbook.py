@@ -55,9 +55,29 @@ class TestLogbook:
         book = Logbook()
         book.note({"loss": float("nan"), "norm": np.inf, "rate": 1.0})
         assert book.take(0.0) == Log(0, (("rate", 1.0),))
+        book.note({"loss": 1e308, "odd": 10**400})
         for _ in range(3):
-            book.note({"loss": 1e308})
-        assert book.take(10.0) == Log(0, ()), "nor is the mean"
+            book.note({"norm": 1e300})
+        assert book.take(10.0) == Log(0, (("norm", 1e300),)), "means are finite, too"
+
+    def test_seconds_alone_do_not_hold_back_the_first_numbers(self) -> None:
+        book = Logbook()
+        book.every, book.seconds = 2.0, lambda: (0.5, 0.25)
+        assert book.take(0.0) == Log(0, (), 0.5, 0.25)
+        book.note({"loss": 1.0})
+        assert book.wait(0.1) == 0.0
+        assert book.take(0.1) == Log(0, (("loss", 1.0),), 0.5, 0.25)
+        book.note({"loss": 2.0})
+        assert book.take(1.0) is None
+        assert book.take(2.1) == Log(0, (("loss", 2.0),), 0.5, 0.25)
+
+    def test_what_is_refused_takes_no_place(self) -> None:
+        book = Logbook()
+        for number in range(2 * MAX_LOGGED):
+            with pytest.raises(UsageError):
+                book.note({f"n{number}": "high"})
+        book.note({"loss": 1.0})
+        assert book.take(0.0) == Log(0, (("loss", 1.0),))
 
     def test_without_a_server_few_are_kept(self) -> None:
         book = Logbook()
@@ -79,7 +99,11 @@ class TestLogbook:
         ("values", "why"),
         [
             ({"loss": "high"}, "'loss' is str"),
+            ({"loss": "0.3"}, "'loss' is str"),
             ({"loss": [1.0, 2.0]}, "'loss' is list"),
+            ({"": 1.0}, "is printable"),
+            ({"lo\nss": 1.0}, "is printable"),
+            ({"\ud800": 1.0}, "is printable"),
             ({"é" * (1 + MAX_LOGGED_NAME // 2): 1.0}, "at most 64 bytes"),
             ({f"n{k}": 1.0 for k in range(MAX_LOGGED + 1)}, "at most 16 numbers"),
         ],
@@ -143,6 +167,28 @@ async def test_async_workers_log() -> None:
             worker.log(loss=4.0)
         [member] = server.engine.membership
         assert member.logged == {"loss": 4.0}
+
+
+async def test_any_thread_may_log_for_an_async_worker() -> None:
+    async with aiops.serve(port=0, policy="asgd", kernels="numpy") as server:
+        async with aiops.AsyncWorker(server.url, MODEL, name="w") as worker:
+            await worker.step(MODEL)
+            await asyncio.to_thread(worker.log, loss=3.0)
+            assert (await worker.stats())["logged"] == {"loss": [3.0, 3.0, 3.0]}
+        await asyncio.to_thread(worker.log, loss=4.0)  # it has left
+
+
+def test_the_next_request_has_what_was_logged_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        ServerThread(policy="asgd", kernels="numpy") as server,
+        aiops.Client(server.url, name="evaluator") as client,
+    ):
+        client.stats()
+        client.log(accuracy=0.5)
+        client.log(loss=2.0)  # within a second
+        client._session.book._next_numbers = 0.0  # it is over
+        client.ping()
+        assert report_of(server, "evaluator")["logged"] == {"accuracy": 0.5, "loss": 2.0}
 
 
 async def test_an_averager_logs() -> None:

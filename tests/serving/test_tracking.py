@@ -92,3 +92,8 @@ async def test_a_tracker_that_is_unknown_is_told_before_the_server_starts() -> N
     with pytest.raises(UsageError, match="no tracker 'wadb'"):
         async with aiops.serve(port=0, track=["wadb:x"]):
             raise AssertionError("it has started")
+
+
+def test_what_cannot_be_called_is_told() -> None:
+    with pytest.raises(UsageError, match="and list can not be called"):
+        aiops.serve(port=0, on_metrics=[print])  # type: ignore[call-overload]

@@ -80,9 +80,9 @@ def test_what_it_raises_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
     ended(delivery)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
-    assert "noted has failed (numbers lost by that so far: 1;" in told[0]
+    assert "noted has failed, 1 times so far," in told[0]
     assert "the disk is full" in told[0]
-    assert "lost by that so far: 6;" in told[1]
+    assert "has failed, 6 times so far," in told[1]
 
 
 def test_it_is_opened_again_when_it_could_not_be(
@@ -128,3 +128,20 @@ def test_one_that_cannot_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ended(delivery)
     assert "the tracker stuck could not end: RuntimeError('no space')" in caplog.text
+
+
+def test_one_that_would_end_its_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Leaving(Noted):
+        def on_metrics(self, metrics: RunMetrics) -> None:
+            if metrics.step == 0:
+                raise SystemExit(3)
+            super().on_metrics(metrics)
+
+    tracker = Leaving()
+    delivery = Delivery("leaving", lambda: tracker)
+    for step in range(3):
+        delivery.offer(metrics(step))
+    ended(delivery)
+    assert tracker.steps == [1, 2]
+    assert tracker.closed
+    assert "SystemExit(3)" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from aiops.trackers import PACKAGES, RunMetrics, tracker_of
 
 SETTINGS = {"policy": "asgd", "lr": "0.1"}
 COURSE = [
-    RunMetrics(step, 1_700_000_000.0 + step, {"loss": 1 / step, "server/version": float(step)})
+    RunMetrics(
+        step, 1_700_000_000.0 + step, {"loss": 1 / step, "server/version": step, "acc@5": 0.5}
+    )
     for step in (5, 10, 7)  # after a rollback the version is older
 ]
 
@@ -61,6 +64,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracked("mlflow", "first")
     tracked("mlflow", "first")  # the experiment is there
     with sqlite3.connect(tmp_path / "runs.db") as kept:
+        assert kept.execute("select count(*) from metrics where key = 'acc_5'").fetchone() == (6,)
         rows = kept.execute("select key, value, step from metrics where key = 'loss'").fetchall()
         assert sorted(rows) == sorted([("loss", 1 / m.step, m.step) for m in COURSE] * 2)
         params = kept.execute("select key, value from params").fetchall()
@@ -97,3 +101,12 @@ def test_a_package_that_is_missing_is_named(kind: str, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, f"aiops.trackers.{kind}", None)
     with pytest.raises(UsageError, match=f"pip install {PACKAGES[kind]}"):
         tracker_of(f"{kind}:x")
+
+
+def test_packages_that_do_not_fit_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise TypeError("descriptors cannot be created directly")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(UsageError, match="wandb cannot be imported: TypeError: descriptors cannot"):
+        tracker_of("wandb:x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
@@ -83,6 +84,7 @@ class AsyncClient(Facade, AsyncClosing):
         self._beat = min(_BEAT, timeout / 4)
         self._began = 0.0  # when the last steady exchange did
         self._log_timer: asyncio.TimerHandle | None = None  # of what is logged
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it has connected
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
         forks.note(self)
 
@@ -94,7 +96,7 @@ class AsyncClient(Facade, AsyncClosing):
             raise self._unusable()
         ready = self._ready
         if self._keeper is None or ready is None:
-            loop = asyncio.get_running_loop()
+            self._loop = loop = asyncio.get_running_loop()
             self._ready = ready = loop.create_future()
             self._attempts.restart(loop.time() + self.timeout)
             self._attempts.said = None
@@ -243,10 +245,17 @@ class AsyncClient(Facade, AsyncClosing):
     def log(self, **values: Any) -> None:
         """Log numbers about the training, such as ``loss=0.3``; all else as `Client.log`.
 
-        It is no coroutine, and does not wait.
+        It is no coroutine, and does not wait. Any thread may call it.
         """
         self.note_log(values)
-        self.send_log()
+        loop = self._loop
+        if loop is None:  # the first connection begins with it
+            return
+        if asyncio._get_running_loop() is loop:
+            self.send_log()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.send_log)
 
     def send_log(self) -> None:
         """Send what was logged, when it is time, or have that done then."""
