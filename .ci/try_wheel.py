@@ -1,8 +1,9 @@
 """A new user's first hour, from the package alone: ``python .ci/try_wheel.py dist/*.whl``.
 
-It uses the Python that runs it. In a folder outside the repository it makes an environment,
-installs the core, trains over a server inside the program; then installs ``[server]`` and has
-``aiops`` serve, train, go on after a kill, export and replay. Its exit status is 0 if all is well.
+It uses the Python that runs it; another one, named behind the wheel, runs a worker of its server.
+In a folder outside the repository it makes an environment, installs the core, and trains over a
+server inside the program; then it installs ``[server]`` and has ``aiops`` serve, train, go on after
+a kill, export and replay. Its exit status is 0 if all is well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 
 PATIENCE = 120.0  # seconds for one command; compiling kernels for the first time takes a few
@@ -51,7 +51,7 @@ with aiops.Worker(params=model.init(seed=0)) as worker:
 class User:
     """A user with a folder and an environment of their own."""
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
+    def __init__(self, folder: Path, wheel: Path, python: str = sys.executable) -> None:
         self.folder, self.wheel = folder, wheel
         self.programs = folder / "env" / "bin"
         # Nothing of the machine's own settings, nor of the repository.
@@ -60,7 +60,8 @@ class User:
             for name, value in os.environ.items()
             if not name.startswith(("AIOPS_", "PYTHON", "VIRTUAL_ENV"))
         }
-        venv.create(folder / "env", with_pip=True)
+        folder.mkdir(exist_ok=True)
+        subprocess.run([python, "-m", "venv", folder / "env"], check=True)
 
     def install(self, extras: str) -> None:
         """Install the wheel with extras."""
@@ -136,6 +137,16 @@ def try_server(user: User) -> None:
     assert exported == again, "the exported and the replayed model differ"
 
 
+def try_mixed(user: User, other: User) -> None:
+    """Have a worker of another Python, with the core alone, train at this one's server."""
+    other.install("")
+    server = user.serve()
+    other.environment["AIOPS_URL"] = user.environment["AIOPS_URL"]
+    assert other.run("python", "-c", WORKER).split() == ["200"]
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(PATIENCE) == 0
+
+
 def values(path: Path) -> bytes:
     """Return the bytes of the tensors in a .safetensors file; its header's order is free."""
     data = path.read_bytes()
@@ -143,12 +154,15 @@ def values(path: Path) -> bytes:
 
 
 def main() -> None:
-    """Try the wheel that is named on the command line."""
-    [wheel] = sys.argv[1:]
+    """Try the wheel that is named on the command line, and another Python, if one is."""
+    wheel, *others = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         user = User(Path(folder), Path(wheel).resolve())
         try_core(user)
         try_server(user)
+        for number, python in enumerate(others):
+            other = Path(folder, f"other-{number}")
+            try_mixed(user, User(other, user.wheel, python))
     print(f"all well, with Python {sys.version.partition(' ')[0]}")
 
 
