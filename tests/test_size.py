@@ -23,7 +23,7 @@ SIZES = {
     "common": (16, 1270),
     "dashboard": (6, 780),
     "durable": (15, 3795),
-    "engine": (36, 8480),
+    "engine": (37, 8530),
     "data": (6, 914),
     "errors": (1, 240),
     "filters": (12, 2130),

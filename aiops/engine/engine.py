@@ -420,13 +420,16 @@ class Engine:
         """Return each table with the ids of its stored rows and a copy of their parameters."""
         return [(store.named, *store.stored()) for store in self.tables]
 
-    def report(self, shown: int | None = None) -> dict[str, Any]:
-        """Return the statistics that ``aiops stats`` shows; ``shown``: as `statistics.report`."""
+    def report(self, shown: int | None = None, now: float = 0.0) -> dict[str, Any]:
+        """Return the statistics that ``aiops stats`` shows.
+
+        ``shown``: as `statistics.report`. ``now``: the time, if it is past that of the last event.
+        """
         device = self.machine.device
         # What goes a short way is no event, but each push is noted with its member.
         rows = None if self.training is None else self.training.rows_shortcut
-        last = self.now if rows is None else max(self.now, rows.now)
-        now = max([last, *(member.answered for member in self.membership)])
+        now = max(now, self.now) if rows is None else max(now, self.now, rows.now)
+        now = max([now, *(member.answered for member in self.membership)])
         parts = self.training, self.membership, self.admission, self.rendezvous, self.budget
         return {
             "policy": self.algorithm.name,
@@ -626,7 +629,7 @@ class Engine:
                     return []
                 case Log():
                     if member is not None:
-                        member.log(message)
+                        self.membership.log(event.time, member, message)
                     return []
                 case Leave():
                     return self._leave(event, member)

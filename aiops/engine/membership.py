@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.engine.logged import LoggedNumbers
 from aiops.errors import Refused, Unavailable
 from aiops.model.layout import Layout
 from aiops.store.snapshots import Lease
@@ -85,6 +86,7 @@ class Member:
     covers: dict[int, PushOutcome] = field(default_factory=dict)  # by the push's number
     # What it has logged last, for people: no state, and a replay lacks it.
     logged: dict[str, float] = field(default_factory=dict)
+    logged_at: float = 0.0
     compute: float | None = None
     idle: float | None = None
 
@@ -98,11 +100,12 @@ class Member:
         if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
 
-    def log(self, message: Log) -> None:
+    def log(self, now: float, message: Log) -> None:
         """Take the numbers that it has logged; of more names than may be, the last stay.
 
         Those beyond `MOST_LOGGED` are left out, as a client leaves out those that are not finite.
         """
+        self.logged_at = now
         for name, value in message.values:
             self.logged.pop(name, None)
             if abs(value) <= MOST_LOGGED:
@@ -269,6 +272,8 @@ class Membership:
         ``left`` with a goodbye, or ``lost``), and the name. They are for people, and no state.
     arrived
         How many have come and gone so far: the last number.
+    logged
+        The numbers that clients have logged. They are for people, and no state.
     """
 
     def __init__(self, expected: int | None, deadline: float) -> None:
@@ -290,6 +295,7 @@ class Membership:
         self._first: dict[str, int] = {}  # by name, the worker that had it first
         self.arrivals: deque[tuple[int, str, str]] = deque(maxlen=ARRIVALS)
         self.arrived = 0
+        self.logged = LoggedNumbers()
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -342,25 +348,12 @@ class Membership:
         here = sorted(self._by_peer.values(), key=_worker_first)[:most]
         return [member.row() for member in here]
 
-    def logged(self) -> dict[str, list[float]]:
-        """Return the mean, least and largest of each number that those connected have logged last.
-
-        Of more than `MAX_LOGGED` names those that came first in the order of the clients.
-        """
-        found = dict[str, list[float]]()
-        for member in self._by_peer.values():
-            for name, value in member.logged.items():
-                sums = found.get(name)
-                if sums is not None:
-                    sums[0] += value  # `MOST_LOGGED` bounds each
-                    sums[1], sums[2] = min(sums[1], value), max(sums[2], value)
-                    sums[3] += 1
-                elif len(found) < MAX_LOGGED:
-                    found[name] = [value, value, value, 1]
-        return {
-            name: [total / count, least, most]
-            for name, (total, least, most, count) in found.items()
-        }
+    def log(self, now: float, member: Member, message: Log) -> None:
+        """Take what a client has logged."""
+        member.log(now, message)
+        if member.logged:
+            self.logged.note(member)
+            self.logged.forget(len(self._by_peer))
 
     def note_arrival(self, how: str, member: Member) -> None:
         """Note that a client came or went."""
@@ -470,6 +463,7 @@ class Membership:
         members = (Member.from_state(row, self._layout, lease) for row in state["members"])
         self._members = OrderedDict((member.client, member) for member in members)
         self._by_peer.clear()
+        self.logged.clear()
         for peer, client in state["present"].items():
             member = self._by_peer[peer] = self._members[client]
             member.peer = peer

@@ -127,7 +127,7 @@ def report(
         "receive_bytes_peak": admission.pool.peak,
         "rows_bytes": admission.row_pool.out,
         "rows_bytes_peak": admission.row_pool.peak,
-        "logged": membership.logged(),
+        "logged": membership.logged.summary(now),
         "waiting": len(updates.held.pushes) if updates else 0,
         "waited_for": sorted(membership.waited_for()),
         "filter": screen.report({each.number: each.name for each in membership})

@@ -188,7 +188,7 @@ METRICS = (
     Metric(
         "gauge",
         "aiops_logged_mean",
-        "Mean over the clients of the number that each has logged last under a name.",
+        "Mean of what clients have logged last under a name, those that left lately too.",
         _logged,
         ("name",),
     ),

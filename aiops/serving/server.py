@@ -302,7 +302,7 @@ class Server:
         coordinator = self._coordinator
         if isinstance(coordinator, Follower):
             return {**self._statistics(), "version": self.version}
-        found = self._engine.report(shown)
+        found = self._engine.report(shown, self._now())
         return coordinator.of_all(found) if isinstance(coordinator, Lead) else found
 
     @property
