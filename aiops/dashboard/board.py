@@ -82,7 +82,7 @@ class Board:
     def __init__(self, about: Mapping[str, Any]) -> None:
         self.tick = 0
         self._about = dict(about)
-        self._sections: dict[str, Any] = {}
+        self._sections: dict[str, Any] = {"state": {"ready": "it is starting"}}
         self._series = RunSeries()
         self._events: deque[list[Any]] = deque(maxlen=EVENTS)
         self._rows: dict[int, list[Any]] = {}  # as viewers have them

@@ -170,7 +170,7 @@ class HttpListener:
         self._ending.discard(task)
         self._streaming.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a connection to the metrics' port failed", exc_info=error)
+            _log.error("a request at the port of metrics and the live page failed", exc_info=error)
 
     def _dropped_one(self) -> bool:
         """Cut the oldest connection that is not being answered; return whether there was one."""
@@ -197,20 +197,21 @@ class HttpListener:
                 head = await read_head(reader)
             self._ending.add(task)
             request = parsed(head)
+        except asyncio.LimitOverrunError:
+            response = _said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        except ValueError:
+            response = _said(HTTPStatus.BAD_REQUEST)
+        else:
             method = request.method
             refused = self._refusal(request)
             if refused is None and request.path in self._streams and method == "GET":
-                await self._stream(task, reader, writer, self._streams[request.path])
+                await self._stream(task, reader, writer, request.path)
                 return
             action = None if refused else self._actions.get(request.path)
             if action is not None:
                 response = await self._act(task, reader, action, request)
             else:
                 response = refused or await self._answer(task, request)
-        except asyncio.LimitOverrunError:
-            response = _said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        except ValueError:
-            response = _said(HTTPStatus.BAD_REQUEST)
         async with asyncio.timeout(self._patience):
             writer.write(_encoded(response, body=method != "HEAD"))
             if method in ("GET", "HEAD"):
@@ -230,9 +231,9 @@ class HttpListener:
         task: asyncio.Task[None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        streamer: Streamer,
+        path: str,
     ) -> None:
-        """Send events until the reader is gone, or has not read one in time."""
+        """Send events until the reader is gone, or has not read one in time, or they fail."""
         self._ending.discard(task)
         self._streaming.add(task)
         transport = writer.transport
@@ -240,11 +241,15 @@ class HttpListener:
         writer.write(_head_of(HttpResponse(HTTPStatus.OK, b"", EVENTS), length=None))
         watch = asyncio.get_running_loop().create_task(_end_with(reader, task))
         try:
-            async with contextlib.aclosing(streamer()) as events:
+            async with contextlib.aclosing(self._streams[path]()) as events:
                 async for event in events:
                     writer.write(event)
                     async with asyncio.timeout(self._patience):
                         await writer.drain()
+        except (OSError, TimeoutError):  # of the reader
+            raise
+        except Exception:
+            _log.exception("there are no more events for a reader of %s", path)
         finally:
             watch.cancel()
 
@@ -282,12 +287,18 @@ class HttpListener:
         self._ending.discard(task)
         self._waiting.add(task)
         try:
-            async with asyncio.timeout(self._patience):
-                body = await reader.readexactly(request.length)
+            try:
+                async with asyncio.timeout(self._patience):
+                    body = await reader.readexactly(request.length)
+            except TimeoutError:
+                return _said(HTTPStatus.REQUEST_TIMEOUT, f"no body in {self._patience:g} s")
             async with asyncio.timeout(ACTION_PATIENCE):
                 return await action(request.token, body)
         except TimeoutError:
-            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "it takes too long; it may be done yet")
+            return _said(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"it takes more than {ACTION_PATIENCE:g} s, and may still be done",
+            )
         except Exception:
             _log.exception("POST %s failed", request.path)
             return _said(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log tells why")

@@ -44,6 +44,9 @@ _EVERY, _UNSEEN = 1.0, 2.0
 _NORMS_EVERY = 5.0
 """Seconds between looks at the parameters, at least; they take as large a share, once more."""
 
+_FIRST = 5.0
+"""Seconds that a viewer waits for the first sample."""
+
 _GUESS = 1.0
 """Seconds that a wrong token costs: others wait meanwhile, so that one a second can be tried."""
 
@@ -127,9 +130,10 @@ class LivePage:
         self._ticked = asyncio.Event()  # set once the next tick is there
         self._asked = asyncio.Event()  # a viewer has come
         self._last: tuple[int, bytes] = (0, b"")  # the last tick, and the difference of it
-        self._whole: tuple[int, bytes] = (0, b"")  # a tick, and the whole document of it
+        self._whole: tuple[int, bytes] = (-1, b"")  # a tick, and the whole document of it
         self._norms: list[float] = []  # of the parameters, by tensor
         self._next_norms = 0.0  # the time from which on they may be computed again
+        self._computing: asyncio.Task[None] | None = None  # beside the samples: it may take long
         self._viewers = 0
         self._error = RepeatedError()
         self._task: asyncio.Task[None] | None = None
@@ -176,20 +180,27 @@ class LivePage:
 
     def close(self) -> None:
         """Take no more samples."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._computing):
+            if task is not None:
+                task.cancel()
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the whole document, then each tick's difference to the one before."""
         self._viewers += 1
         try:
             self._asked.set()
-            seen = 0
+            if not self._last[
+                0
+            ]:  # a sample may fail again and again: then it is told what there is
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_FIRST):
+                        await self._ticked.wait()
+            seen = -1
             while True:
                 tick, difference = self._last
                 if seen == tick:
                     await self._ticked.wait()
-                elif seen and seen == tick - 1:
+                elif seen > 0 and seen == tick - 1:
                     seen = tick
                     yield difference
                 else:
@@ -210,7 +221,7 @@ class LivePage:
         while True:
             begun, took = time.monotonic(), 0.0
             try:
-                await self._compute_norms()
+                self._begin_norms()
                 took = await self._tick()
             except Exception as error:  # the page is no reason for a server to end
                 self._error.log(begun, repr(error), f"the live page has no sample: {error!r}")
@@ -247,14 +258,24 @@ class LivePage:
     def _now(self) -> float:
         return self._began + time.monotonic()
 
-    async def _compute_norms(self) -> None:
-        """Compute the norms of the parameters, if a viewer is there and it is time."""
-        running = self._running()
-        if not self._viewers or running is None or time.monotonic() < self._next_norms:
+    def _begin_norms(self) -> None:
+        """Have the norms of the parameters computed, if a viewer is there and it is time."""
+        running, busy = self._running(), self._computing is not None
+        if busy or not self._viewers or running is None or time.monotonic() < self._next_norms:
             return
         compute = running.norms()
         if compute is not None:
+            self._computing = asyncio.get_running_loop().create_task(self._compute_norms(compute))
+
+    async def _compute_norms(self, compute: Callable[[], list[float]]) -> None:
+        took = 0.0
+        try:
             self._norms, took = await asyncio.to_thread(_timed, compute)
+        except Exception as error:  # nor is this a reason
+            why = f"the live page has no norms: {error!r}"
+            self._error.log(time.monotonic(), repr(error), why)
+        finally:
+            self._computing = None
             self._next_norms = time.monotonic() + max(_NORMS_EVERY, took / _SHARE)
 
     def _taken(self, sample: ServerSample) -> tuple[bytes, float]:

@@ -39,5 +39,5 @@ def _norm(values: Array) -> float:
     total = 0.0
     for first in range(0, len(values), _CHUNK):
         chunk = values[first : first + _CHUNK].astype(np.float64)
-        total += float(np.dot(chunk, chunk))
+        total += float(np.add.reduce(np.square(chunk, out=chunk)))  # on no thread of BLAS
     return math.sqrt(total)

@@ -55,10 +55,15 @@ async def once() -> AsyncGenerator[bytes]:
 FLOODED: list[int] = []  # the events that a flood was asked for
 
 
+async def failing() -> AsyncGenerator[bytes]:
+    yield b"data: 1\n\n"
+    raise ValueError("the third is no number")
+
+
 @contextlib.asynccontextmanager
 async def listening(host: str = "127.0.0.1", **settings: Any) -> AsyncIterator[int]:
     handlers = {"/big": big, "/broken": broken, "/never": never}
-    streams = {"/flood": flood, "/once": once}
+    streams = {"/flood": flood, "/once": once, "/failing": failing}
     listener = HttpListener(handlers, {"/hello": hello}, streams, {"/act": act}, **settings)
     port = await listener.listen(host, 0)
     try:
@@ -301,6 +306,15 @@ class TestStreams:
             assert len(FLOODED) < 50, "the next is made once the last has been read"
             writer.transport.abort()
 
+    async def test_an_error_ends_the_stream_and_is_no_event(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with listening() as port:
+            answer = await get(port, "/failing")
+        assert answer.endswith(b"\r\n\r\ndata: 1\n\n")
+        assert "there are no more events for a reader of /failing" in caplog.text
+        assert "the third is no number" in caplog.text
+
     async def test_few_read_at_a_time_and_the_rest_of_the_port_answers(self) -> None:
         async with listening(most_streams=2, most=2, most_waiting=1) as port:
             both = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
@@ -360,4 +374,4 @@ class TestActions:
     async def test_a_body_that_does_not_come_has_a_deadline(self) -> None:
         async with listening(patience=0.05) as port:
             head = "POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhe"
-            assert (await ask(port, head)).startswith(b"HTTP/1.1 503 ")
+            assert (await ask(port, head)).startswith(b"HTTP/1.1 408 ")

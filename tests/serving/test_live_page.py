@@ -330,9 +330,52 @@ async def test_norms_are_computed_on_a_thread_for_viewers_alone_and_rarely() -> 
         async with asyncio.timeout(PATIENCE), contextlib.aclosing(page.events()) as stream:
             whole = await anext(stream)
             assert b'["w",9,null,null,null]' in whole
-            assert b'["w",9,null,null,3.0]' in await anext(stream)
+            while b'["w",9,null,null,3.0]' not in await anext(stream):
+                pass
             await anext(stream)
         assert source.computed == 1
+
+
+@pytest.mark.usefixtures("often")
+async def test_norms_that_take_long_do_not_hold_samples_up() -> None:
+    class Large(Source):
+        begun, ended, over = 0, 0, threading.Event()
+
+        def norms(self) -> Callable[[], list[float]]:
+            self.begun += 1
+
+            def compute() -> list[float]:
+                assert self.over.wait(PATIENCE)
+                self.ended += 1
+                raise LookupError("the model is gone")
+
+            return compute
+
+    source = Large()
+    async with (
+        asyncio.timeout(PATIENCE),
+        page_of(source) as page,
+        contextlib.aclosing(page.events()) as stream,
+    ):
+        for _ in range(4):
+            await anext(stream)
+        assert (source.begun, source.ended) == (1, 0), "the next waits for the first"
+        source.over.set()
+        while page._computing is not None:
+            await anext(stream)
+        await anext(stream)
+        assert source.ended == 1
+
+
+async def test_a_viewer_is_told_what_there_is_while_samples_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aiops.serving.live_page._FIRST", 0.01)
+    page = LivePage({}, lambda: None)
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(page.events()) as stream:
+        whole = json.loads((await anext(stream)).partition(b"data: ")[2])
+    assert (whole["tick"], whole["rows"]) == (0, [])
+    assert whole["state"]["ready"] == "it is starting"
 
 
 async def test_before_there_is_a_server_the_page_waits() -> None:
