@@ -229,6 +229,8 @@ _LISTED = 20  # known names that an error lists: it must stay a sentence for a m
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt word, as half a sentence: ``did you mean 'fasgd'?``."""
     names = sorted(known)
+    if not names:
+        return "there are none"
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"

@@ -21,7 +21,7 @@ SIZES = {
     "client": (76, 16900),
     "codecs": (11, 2236),
     "common": (16, 1270),
-    "dashboard": (6, 780),
+    "dashboard": (6, 850),
     "durable": (15, 3795),
     "engine": (37, 8530),
     "data": (6, 914),

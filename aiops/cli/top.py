@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ Reverse = Annotated[bool, typer.Option("--reverse", help="The smallest first.")]
 _FEW = 3  # logged numbers that have a column
 _LONGEST = 28  # characters of a name
 _ONCE = 1.0  # seconds that a look is long
-_LEAST = 0.2  # seconds between looks
+_LEAST, _MOST = 0.2, 86400.0  # seconds between looks
 _BESIDE = 8  # lines beside the rows
 _HELP = "q ends · s sorts by the next column · r reverses"
 
@@ -40,7 +41,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[Row], str], int]] = {
     "idle": ("idle", lambda row: formatting.optional(row["idle"], ".0%"), 0),
     "staleness": ("stale", lambda row: f"{row['staleness']:,}", 0),
     "pushes": ("pushes", lambda row: f"{row['pushes']:,}", 80),
-    "refused": ("refused", lambda row: f"{row['refused']:,}", 90),
+    "unused": ("unused", lambda row: f"{row['unused']:,}", 90),
     "received": ("received", lambda row: formatting.nbytes(row["received"]), 100),
     "sent": ("sent", lambda row: formatting.nbytes(row["sent"]), 100),
     "silence": ("answered", lambda row: formatting.seconds(row["silence"]) + " ago", 70),
@@ -60,9 +61,10 @@ def top(
     """Show a server and its workers, live; --once: one look; --json: an object per look."""
     from aiops.client.sync.client import Client
 
-    if not every >= _LEAST:
-        raise UsageError(f"--every is {_LEAST:g} seconds or more, not {every:g}")
+    if not _LEAST <= every <= _MOST:
+        raise UsageError(f"--every is from {_LEAST:g} to {_MOST:,.0f} seconds, not {every:g}")
     console, order = standard_output(), _Order(sort, reverse)
+    look: _Look | None = None
     try:
         named: Any = {"token": token, "timeout": timeout, "name": "aiops top"}
         with Client(url, **named) as client, keys() as pressed:
@@ -74,6 +76,8 @@ def top(
     except KeyboardInterrupt:
         pass
     except ConnectionLost as error:
+        if look is None or once:  # it was never reached, or there was nothing to print
+            raise
         print(f"the server is gone: {error}", file=sys.stderr)
         raise typer.Exit(0) from None
 
@@ -85,8 +89,12 @@ class _Order:
         self.name, self.reverse = name, reverse
 
     def check(self, found: Overview) -> None:
-        """Raise `UsageError` when there is no such column."""
-        if self.name not in KEYS and self.name not in found.names:
+        """Raise `UsageError` when there is no such column.
+
+        It may be the name of a number before that is logged, unless it looks like a column's.
+        """
+        known = self.name in KEYS or self.name in found.names
+        if not known and (found.names or get_close_matches(self.name, KEYS, cutoff=0.5)):
             every = [*KEYS, *found.names]
             raise UsageError(f"--sort: no column {self.name!r}; {nearest(self.name, every)}")
 
@@ -109,7 +117,7 @@ class _Look:
     def again(self) -> Overview:
         """Ask the server, and return what it says."""
         report = self._client.stats()
-        self.last = Overview.of(report, self._before)
+        self.last = Overview.of(report, self._before, self.last)
         self._before = report
         return self.last
 

@@ -11,6 +11,10 @@ from aiops.dashboard.document import Report
 
 Row = dict[str, Any]
 
+_OVERDUE = 3.0
+"""Times its usual interval after which a worker's rate falls, as the time since its last push
+says."""
+
 
 class Overview(NamedTuple):
     """A server at one moment.
@@ -20,9 +24,10 @@ class Overview(NamedTuple):
     facts
         Numbers by name; None: not known, as rates are at the first report.
     rows
-        The clients that are connected. Of each ``rate`` is in gradients per second and ``idle`` the
-        share of its time that it waits for the server, since the report before; ``silence`` is in
-        seconds.
+        The clients that are connected. Of each ``rate`` is in gradients per second, between its
+        last pushes before the last two reports that differ; ``idle`` the share of its time that it
+        waits for the server, between the last two times that it said so; ``unused`` the number of
+        gradients that were refused or ignored; ``silence`` is in seconds.
     names
         Of the numbers that clients log.
     """
@@ -32,12 +37,18 @@ class Overview(NamedTuple):
     names: list[str]
 
     @classmethod
-    def of(cls, now: Report, before: Report | None = None) -> Overview:
-        """Return that of a report, with rates since the one before, if there is one."""
+    def of(
+        cls, now: Report, before: Report | None = None, last: Overview | None = None
+    ) -> Overview:
+        """Return that of a report, with rates since the one before, if there is one.
+
+        ``last``: the overview of the one before.
+        """
         passed = now["seconds"] - before["seconds"] if before else 0.0  # wall clocks are set
         known = {line["worker"]: line for line in before["workers"]} if before else {}
+        shown = {row["worker"]: row for row in last.rows} if last else {}
         rows = [
-            _row(line, known.get(line["worker"]), passed)
+            _row(line, known.get(line["worker"]), passed, shown.get(line["worker"]))
             for line in now["workers"]
             if line["present"]
         ]
@@ -74,7 +85,7 @@ KEYS: Mapping[str, Callable[[Row], Any]] = {
     "idle": lambda row: -(row["idle"] or 0.0),
     "staleness": lambda row: -row["staleness"],
     "pushes": lambda row: -row["pushes"],
-    "refused": lambda row: -row["refused"],
+    "unused": lambda row: -row["unused"],
     "received": lambda row: -row["received"],
     "sent": lambda row: -row["sent"],
     "silence": lambda row: -row["silence"],
@@ -92,17 +103,19 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if n % 2 else (-1, part) for n, part in enumerate(parts)]
 
 
-def _row(line: Mapping[str, Any], before: Mapping[str, Any] | None, passed: float) -> Row:
+def _row(
+    line: Mapping[str, Any], before: Mapping[str, Any] | None, passed: float, last: Row | None
+) -> Row:
     state = "observer" if line["role"] != "worker" else "silent" if line["excused"] else "worker"
     return {
         "worker": line["worker"],
         "name": line["name"],
         "state": state,
-        "rate": _rate(before, line, passed, "pushes"),
-        "idle": _idle(before, line),
+        "rate": _push_rate(before, line, passed, last),
+        "idle": _idle(before, line, last),
         "staleness": line["staleness"],
         "pushes": line["pushes"],
-        "refused": line["refused"] + line["ignored"],
+        "unused": line["refused"] + line["ignored"],
         "received": line["bytes_pushed"],
         "sent": line["bytes_fetched"],
         "silence": line["seconds_since_answer"],
@@ -110,14 +123,39 @@ def _row(line: Mapping[str, Any], before: Mapping[str, Any] | None, passed: floa
     }
 
 
-def _idle(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> float | None:
+def _push_rate(
+    before: Mapping[str, Any] | None, now: Mapping[str, Any], passed: float, last: Row | None
+) -> float | None:
+    """Return a worker's gradients per second; None: they are not known yet.
+
+    It is measured from answer to answer, so a worker with fewer gradients than reports has an even
+    one. While it is silent for longer than usual, the rate falls with that time.
+    """
+    names = ("seconds_since_answer", "pushes")
+    found = last["rate"] if last else None
+    if before is not None:
+        first, then = ((line[names[0]], line[names[1]]) for line in (before, now))
+        between, pushes = passed + first[0] - then[0], then[1] - first[1]
+        if passed <= 0 or pushes < 0:
+            return None
+        if pushes and between > 0:
+            found = pushes / between
+    silence = now["seconds_since_answer"]
+    return found if not found or not silence else min(found, _OVERDUE / silence)
+
+
+def _idle(
+    before: Mapping[str, Any] | None, now: Mapping[str, Any], last: Row | None
+) -> float | None:
     """Return the share of a worker's time that it waits; None: it does not say."""
     names = ("compute_seconds", "idle_seconds")
     if any(now[name] is None for name in names):
         return None
     first = [(before or {}).get(name) or 0.0 for name in names]
     compute, idle = (now[name] - since for name, since in zip(names, first, strict=True))
-    if compute + idle <= 0:  # it has said nothing since
+    if compute + idle <= 0 and last and last["idle"] is not None:  # it has said nothing since
+        return float(last["idle"])
+    if compute + idle <= 0:
         compute, idle = (now[name] for name in names)
     return idle / (compute + idle) if compute + idle > 0 else None
 

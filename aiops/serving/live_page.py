@@ -189,9 +189,7 @@ class LivePage:
         self._viewers += 1
         try:
             self._asked.set()
-            if not self._last[
-                0
-            ]:  # a sample may fail again and again: then it is told what there is
+            if not self._board.tick:  # while samples fail a viewer is told what there is
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST):
                         await self._ticked.wait()

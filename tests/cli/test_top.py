@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ import aiops
 from aiops.cli import top as command
 from aiops.cli.stats import stats
 from aiops.dashboard.overview import Overview
-from aiops.errors import UsageError
+from aiops.errors import ConnectionLost, UsageError
 from aiops.net.keys import Keys
 from tests.support import ServerThread
 
@@ -57,8 +59,24 @@ def test_one_look(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         assert [row["pushes"] for row in found["rows"]][:2] == [2, 1]
         with pytest.raises(UsageError, match="no column 'pushs'; did you mean 'pushes'"):
             command.top(server.url, once=True, sort="pushs")
-    with pytest.raises(UsageError, match=r"--every is 0\.2 seconds or more"):
-        command.top(server.url, every=0.0)
+    for every in (0.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match=r"--every is from 0\.2 to 86,400 seconds"):
+            command.top(server.url, every=every)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_server_that_is_never_reached_is_an_error(once: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectionLost):
+        command.top(f"aiops://127.0.0.1:{port}", once=once, timeout=0.05)
+
+
+def test_a_name_may_be_sorted_by_before_it_is_logged() -> None:
+    nothing = Overview({}, [], [])
+    command._Order("loss", False).check(nothing)
+    with pytest.raises(UsageError, match="did you mean 'pushes'"):
+        command._Order("pushs", False).check(nothing)
 
 
 def test_statistics_show_such_a_name_as_text(capsys: pytest.CaptureFixture[str]) -> None:

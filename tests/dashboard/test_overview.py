@@ -69,6 +69,35 @@ def test_a_server_that_has_gone_back_has_no_rates() -> None:
     assert found.rows[0]["rate"] is None
 
 
+def test_a_worker_that_is_slower_than_reports_has_an_even_rate() -> None:
+    """It pushes every 5 s, and there is a report every 2 s."""
+    before, last, rates = None, None, list[float | None]()
+    for k in range(30):
+        pushes, since = divmod(2 * k, 5)
+        now = report(2.0 * k, line(1, pushes=pushes, seconds_since_answer=float(since)))
+        last = Overview.of(now, before, last)
+        rates.append(last.rows[0]["rate"])
+        before = now
+    assert rates[:3] == [None] * 3, "it has not pushed twice"
+    assert set(rates[3:]) == {0.2}
+    silent = Overview.of(
+        report(158.0, line(1, pushes=11, seconds_since_answer=103.0)), before, last
+    )
+    assert silent.rows[0]["rate"] == pytest.approx(3 / 103), "it has stopped"
+
+
+def test_an_idle_share_stays_until_a_worker_says_another() -> None:
+    told = {"compute_seconds": 8.0, "idle_seconds": 2.0}
+    more = {"compute_seconds": 9.0, "idle_seconds": 3.0}
+    first, second, third = (
+        report(1.0, line(1, **told)),
+        *(report(k, line(1, **more)) for k in (2, 3)),
+    )
+    last = Overview.of(second, first, Overview.of(first))
+    assert last.rows[0]["idle"] == 0.5
+    assert Overview.of(third, second, last).rows[0]["idle"] == 0.5
+
+
 def test_rates_do_not_follow_a_wall_clock_that_is_set() -> None:
     now, before = report(3.0, version=8), report(1.0, version=4)
     found = Overview.of(now | {"time": 10.0}, before | {"time": 5000.0})
