@@ -29,7 +29,9 @@ EVENTS = 200
 """Events that are kept."""
 
 LOGGED = 8
-"""Names of logged numbers that are shown; later ones are left out."""
+"""Names of logged numbers that are shown: those that most clients log."""
+
+_OWN = ("workers", "loop", "updating", "resident", "updates", "staleness", "received", "sent")
 
 
 class ServerSample(NamedTuple):
@@ -83,7 +85,7 @@ class Board:
         self.tick = 0
         self._about = dict(about)
         self._sections: dict[str, Any] = {"state": {"ready": "it is starting"}}
-        self._series = RunSeries()
+        self._series = RunSeries(_OWN)
         self._events: deque[list[Any]] = deque(maxlen=EVENTS)
         self._rows: dict[int, list[Any]] = {}  # as viewers have them
         self._due: dict[int, None] = {}  # rows that have changed, the longest ago first
@@ -98,7 +100,7 @@ class Board:
         self.tick += 1
         found: dict[str, Any] = {"tick": self.tick, "clock": round(sample.clock, 1)}
         now = sections(report, sample.shares)
-        now["names"] = self._noted_names(sample.rows or ())
+        now["names"] = self._noted_names([*(report.get("logged") or ())][:LOGGED])
         now["counts"] = {"workers": sample.workers, **report.get("worker_counts", {})}
         found |= {name: made for name, made in now.items() if self._sections.get(name) != made}
         self._sections = now
@@ -106,8 +108,10 @@ class Board:
             found["rows"], found["gone"] = self._changed(sample.rows)
         else:  # no viewer has them
             self._rows, self._due = {}, {}
-        values = self._values(last, sample)
+        values, names = self._values(last, sample), [*self._series.names]
         found["point"] = {"t": round(sample.time, 1), **self._series.add(sample.time, values)}
+        if forgotten := [name for name in names if name not in self._series.names]:
+            found["forgotten"] = forgotten
         events = [[round(sample.time, 1), *each] for each in self._happened(last, sample)]
         self._events.extend(events)
         if events:
@@ -133,12 +137,18 @@ class Board:
 
     # ------------------------------------------------------------ inside
 
-    def _noted_names(self, rows: Sequence[WorkerRow]) -> list[str]:
-        for row in rows:
-            for name in row.logged:
-                if name not in self._names and len(self._names) < LOGGED:
-                    self._names.append(name)
-        return [*self._names]
+    def _noted_names(self, logged: Sequence[str]) -> list[str]:
+        """Return the names of logged numbers; one that is no longer among them goes.
+
+        When they change, viewers forget the numbers in all rows, which are sent again in turn.
+        """
+        kept = [name for name in self._names if name in logged]
+        names = [*kept, *(name for name in logged if name not in kept)]
+        if names != self._names:
+            for row in self._rows.values():
+                row[-1] = []
+        self._names = names
+        return names
 
     def _changed(self, given: Sequence[WorkerRow]) -> tuple[list[list[Any]], list[int]]:
         """Return the rows to send, and the numbers of those that are gone."""
@@ -162,7 +172,7 @@ class Board:
         seconds = (row.compute, row.idle)
         return [
             *(row.number, text(row.name), row.state, row.pushes, row.refused, row.ignored),
-            *(row.staleness, row.bytes_in, row.bytes_out, round(row.answered, 1)),
+            *(row.staleness, row.bytes_in, row.bytes_out, round(row.answered, 3)),
             *(None if each is None else round(each, 1) for each in seconds),
             [_finite(row.logged.get(name)) for name in self._names],
         ]
@@ -184,7 +194,8 @@ class Board:
             found["staleness"] = staleness_between(before, report)
             for name, way in (("received", "pushed"), ("sent", "fetched")):
                 found[name] = rate(before, report, passed, "ledger", way, "bytes")
-        for name, (mean, least, most) in (report.get("logged") or {}).items():
+        for name in self._names:
+            mean, least, most = report["logged"][name]
             found[f"log {name}"] = mean
             found[f"min {name}"], found[f"max {name}"] = least, most
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 Columns = dict[str, list[float | None]]
 
@@ -14,7 +14,7 @@ COARSE = 600
 """Points that all before them are averaged into, at most."""
 
 MOST_NAMES = 32
-"""Names of series; later ones are left out."""
+"""Names of series beside a run's own: another takes the room of the one last seen longest ago."""
 
 
 class RunSeries:
@@ -23,14 +23,21 @@ class RunSeries:
     A point that leaves the fine end is averaged with its neighbours. Once there are `COARSE`
     averages, each two become one, and an average takes twice as many points from there on.
 
+    Parameters
+    ----------
+    own
+        Names that always have room.
+
     Attributes
     ----------
     names
         In the order in which they came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collection[str] = ()) -> None:
         self.names: list[str] = []
+        self._own = frozenset(own)
+        self._others: dict[str, None] = {}  # names, the one last seen longest ago first
         self._fine: list[_Point] = []
         self._coarse: list[_Point] = []
         self._open: list[_Point] = []  # that are to become one average
@@ -40,14 +47,29 @@ class RunSeries:
         """Add a point; return its values that are kept, rounded: those that are finite."""
         given = {name: rounded(value) for name, value in values.items() if value is not None}
         given = {name: value for name, value in given.items() if math.isfinite(value)}
+        for name in [name for name in given if name in self._others]:
+            del self._others[name]
+            self._others[name] = None
         for name in given:
-            if name not in self.names and len(self.names) < MOST_NAMES:
-                self.names.append(name)
+            if name not in self.names:
+                self._admit(name, given)
         kept = {name: value for name, value in given.items() if name in self.names}
         self._fine.append((time, kept))
         if len(self._fine) > FINE:
             self._age(self._fine.pop(0))
         return kept
+
+    def _admit(self, name: str, given: Collection[str]) -> None:
+        """Have a series of this name, if there is room, or one that is not given now goes."""
+        if name not in self._own and len(self._others) >= MOST_NAMES:
+            oldest = next(iter(self._others))
+            if oldest in given:
+                return
+            del self._others[oldest]
+            self.names.remove(oldest)
+        self.names.append(name)
+        if name not in self._own:
+            self._others[name] = None
 
     def _age(self, point: _Point) -> None:
         self._open.append(point)

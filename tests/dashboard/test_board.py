@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.dashboard.board import CHANGED, EVENTS, MOST_WORKERS, Board, ServerSample
+from aiops.dashboard.board import _OWN, CHANGED, EVENTS, LOGGED, MOST_WORKERS, Board, ServerSample
 from aiops.dashboard.document import LONGEST_TEXT, MOST_LINES, WorkerRow, sections
 from aiops.dashboard.happenings import Happening, happened
+from aiops.dashboard.series import MOST_NAMES
 from tests.inline import Inline
 
-_APART = ("tick", "clock", "point", "rows", "gone", "events")
+_APART = ("tick", "clock", "point", "forgotten", "rows", "gone", "events")
 
 
 def row(number: int, name: str = "", pushes: int = 0, **fields: Any) -> WorkerRow:
@@ -55,15 +56,23 @@ class Viewer:
         assert (kind, change["tick"]) == ("tick", self.tick + 1)
         self.tick += 1
         self.sections |= {k: v for k, v in change.items() if k not in _APART}
+        for each in self.rows.values() if "names" in change else ():
+            each[-1] = []
         for number in change.get("gone", ()):
             del self.rows[number]
         self.rows |= {each[0]: each for each in change.get("rows", ())}
         count = len(self.series["t"])
+        for name in change.get("forgotten", ()):
+            del self.series[name]
         for name in change["point"]:
             self.series.setdefault(name, [None] * count)
         for name, values in self.series.items():
             values.append(change["point"].get(name))
         self.events = [*self.events, *change.get("events", ())][-EVENTS:]
+
+
+def _logged(*names: str) -> dict[str, tuple[float, float, float]]:
+    return dict.fromkeys(names, (1.0, 0.5, 2.0))
 
 
 def test_differences_add_up_to_the_whole() -> None:
@@ -79,7 +88,8 @@ def test_differences_add_up_to_the_whole() -> None:
             else:
                 pushes += 1
                 rows[number] = row(number, pushes=pushes, logged={"loss": pushes / 7})
-        report = {"version": pushes, "gradients": pushes, "logged": {"loss": (1.0, 0.5, 2.0)}}
+        names = ["loss", "accuracy"][: 1 + tick // 30]
+        report = {"version": pushes, "gradients": pushes, "logged": _logged(*names)}
         viewer.take(board.take(sample(float(tick), [*rows.values()], report)))
         later = Viewer(board)
         assert viewer.rows == later.rows
@@ -126,14 +136,38 @@ def test_hostile_names_and_numbers_are_bounded_and_no_html() -> None:
     bad = {"loss": math.nan, "up": math.inf, **{f"n{k}": 1.0 for k in range(100)}}
     rows = [row(k, name, logged=bad) for k in range(2 * MOST_WORKERS)]
     report = {"warnings": [name] * 1000, "vbar": math.nan, "mean_staleness": math.inf}
+    report["logged"] = _logged(*bad)
     board.take(sample(0.0, rows, report))
     kind, whole = read(board.whole())
     assert kind == "whole", "a name cannot end an event and begin another"
     assert len(whole["rows"]) == MOST_WORKERS
     assert {len(each[1]) for each in whole["rows"]} == {LONGEST_TEXT}
-    assert whole["rows"][0][-1][:2] == [None, None]
+    assert whole["rows"][0][-1] == [None, None, *[1.0] * (LOGGED - 2)]
     assert len(whole["warnings"]) == MOST_LINES
     assert whole["state"]["vbar"] is None
+
+
+def test_names_that_most_clients_log_have_room_and_others_go() -> None:
+    """One client has logged many names before the others came, and logs new ones for ever."""
+    board = Board({})
+    first = [f"n{k}" for k in range(16)]
+    board.take(sample(0.0, [row(1, logged=dict.fromkeys(first, 1.0))], {"logged": _logged(*first)}))
+    viewer = Viewer(board)
+    assert viewer.sections["names"] == first[:LOGGED]
+    assert viewer.rows[1][-1] == [1.0] * LOGGED
+    for tick in range(1, 20):
+        names = ["loss", *(f"n{tick}-{k}" for k in range(15))]
+        logged = {"loss": 0.5, **dict.fromkeys(names[1:], 1.0)}
+        report = {"logged": _logged(*names), "memory": {"resident": 9}}
+        viewer.take(board.take(sample(float(tick), [row(1, logged=logged)], report)))
+        assert "loss" in viewer.sections["names"]
+        later = Viewer(board)
+        assert viewer.rows == later.rows
+        assert set(viewer.series) == set(later.series)
+        assert len(viewer.series) <= 1 + len(_OWN) + MOST_NAMES
+    assert viewer.rows[1][-1][viewer.sections["names"].index("loss")] == 0.5
+    assert viewer.series["log loss"].count(1.0) == 19
+    assert viewer.series["resident"][-1] == 9, "the page's own always have room"
 
 
 def test_rates_are_between_samples_and_never_negative() -> None:

@@ -165,6 +165,13 @@ def test_an_administrator_removes_a_worker_after_a_question(browser: Any, page: 
         opened.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
         opened.locator("#remove").click()
         assert asked == ["Remove worker-1? It is not admitted again."]
+        until(opened, "document.querySelectorAll('#view .row').length === 3")
+        opened.locator("#view .row").nth(1).click()
+        assert opened.locator("#unwanted").input_value() == "#2"
+        opened.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+        opened.locator("#remove").click()
+        assert asked[1] == "Remove #2, worker-1? It is not admitted again."
+        opened.locator("#unwanted").fill("worker-1")
         assert opened.locator("#said").inner_text() == ""
         opened.once("dialog", lambda dialog: dialog.accept())
         opened.locator("#remove").press("Enter")

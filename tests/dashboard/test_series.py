@@ -39,6 +39,19 @@ def test_a_name_that_comes_late_or_rarely_is_no_reason_for_gaps_to_be_zero() -> 
     assert set(late) == {None, 5.0}
 
 
+def test_own_names_always_have_room_and_others_that_are_gone_make_room() -> None:
+    series = RunSeries(["own"])
+    series.add(0.0, {f"n{k}": 1.0 for k in range(MOST_NAMES)})
+    assert series.add(1.0, {"own": 1.0, "n0": 1.0, "late": 2.0}) == {
+        "own": 1.0,
+        "n0": 1.0,
+        "late": 2.0,
+    }
+    assert set(series.names) == {"own", "late", "n0", *(f"n{k}" for k in range(2, MOST_NAMES))}
+    kept = series.add(2.0, {**dict.fromkeys(series.names, 1.0), "more": 1.0})
+    assert "more" not in kept, "all others are in use"
+
+
 def test_means_of_the_largest_numbers_are_finite() -> None:
     series = RunSeries()
     for k in range(FINE + 2 * COARSE):

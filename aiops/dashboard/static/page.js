@@ -10,9 +10,11 @@ const VIEW = 384;            // pixels of the list of workers that are in view (
 const PADDING = 26;          // pixels beside a chart in its section (twice 0.8rem)
 const FEW = 13;              // workers whose list needs no scrolling
 const QUIET = 15000;         // milliseconds without an event after which the connection is made anew
-const RATE_KEPT = 15;        // seconds for which a worker's rate is shown without another row of it
+const TURN = 256;            // rows that come at a time (CHANGED of board.py)
+const OVERDUE = 3;           // times its usual interval after which a worker's rate falls
 
 let about = {}, state = {}, sections = {}, clock = 0;
+let turns = 0;               // seconds in which each row that has changed has come
 let series = {t: []}, events = [];
 let rows = new Map();        // by number: a worker as `Row` has it
 let span = 0, shownName = "", logScale = false;
@@ -183,7 +185,7 @@ function drawHead() {
   const ready = $("ready");
   setText(ready, state.ready || "takes pushes");
   ready.classList.toggle("bad", Boolean(state.ready));
-  setText($("since"), "for " + seconds(Date.now() / 1000 - about.since));
+  setText($("since"), "for " + seconds(Math.max(0, (series.t[series.t.length - 1] ?? about.since) - about.since)));
   document.title = "aiops " + (state.policy || "") + " · " + count(state.version);
   const warnings = sections.warnings || [];
   $("warnings").hidden = !warnings.length;
@@ -319,7 +321,7 @@ const COLUMNS = [
   ["idle", (r) => r.idle ?? -1, (r) => percent(r.idle)],
   ["stale", (r) => r.staleness, (r) => count(r.staleness)],
   ["pushes", (r) => r.pushes, (r) => count(r.pushes), true],
-  ["refused", (r) => r.refused + r.ignored, (r) => count(r.refused + r.ignored), true],
+  ["unused", (r) => r.refused + r.ignored, (r) => count(r.refused + r.ignored), true],
   ["received", (r) => r.received, (r) => bytes(r.received), true],
   ["sent", (r) => r.sent, (r) => bytes(r.sent), true],
   ["last push", (r) => clock - r.answered, (r) => seconds(Math.max(0, clock - r.answered)), true],
@@ -329,14 +331,21 @@ let columns = COLUMNS, sortBy = "name", descending = false, listed = [];
 // A key by which numbers in names count as numbers, cheaper to compare than by a collator.
 function keyOf(name) { return name.toLowerCase().replace(/[0-9]+/g, (digits) => digits.padStart(12, "0")); }
 
-function rateOf(row) { return clock - row.at < RATE_KEPT ? row.rate : 0; }
-function takeRow(given, now) {
+// From answer to answer, whatever the time between samples; it falls with the time of silence.
+function rateOf(row) {
+  const silence = clock - row.answered - turns;
+  return row.rate && silence > 0 ? Math.min(row.rate, OVERDUE / silence) : row.rate;
+}
+function rateBetween(before, pushes, answered) {
+  if (!before || pushes < before.pushes) return null;
+  return pushes > before.pushes && answered > before.answered ? (pushes - before.pushes) / (answered - before.answered) : before.rate;
+}
+function takeRow(given) {
   const [number, name, state, pushes, refused, ignored, staleness, received, sent, answered, compute, idle, logged] = given;
   const before = rows.get(number), row = {number, name, state, pushes, refused, ignored, staleness, received, sent, answered, compute, logged};
   row.waited = idle;
   row.key = before && before.name === name ? before.key : keyOf(name);
-  row.at = now;
-  row.rate = before && now > before.at ? Math.max(0, pushes - before.pushes) / (now - before.at) : before ? before.rate : null;
+  row.rate = rateBetween(before, pushes, answered);
   row.idle = before ? before.idle : null;
   if (compute != null) {
     const since = before && before.compute != null ? before : {compute: 0, waited: 0};
@@ -409,7 +418,8 @@ function drawWorkers() {
     made.className = "row " + row.state;
     made.setAttribute("aria-rowindex", first + index + 2);
     columns.forEach(([, , text], column) => setText(made.children[column], text(row)));
-    made.children[0].title = row.name;
+    made.dataset.number = row.number;
+    made.children[0].title = row.name + " (#" + row.number + ")";
   });
 }
 
@@ -450,7 +460,7 @@ function remake() { draw(...CHARTS.map((name) => "make " + name)); }
 
 // ---------------------------------------------------------------- what the server sends
 
-const APART = new Set(["tick", "clock", "about", "rows", "gone", "series", "point", "events"]);
+const APART = new Set(["tick", "clock", "about", "rows", "gone", "series", "point", "forgotten", "events"]);
 const DRAWN_BY = {traffic: "bytes", staleness: "bars", threads: "shares", profile: "shares", tensors: "tensors",
   shards: "parts", standbys: "parts", tables: "parts"};
 
@@ -469,7 +479,7 @@ function takeWhole(given) {
   $("admin").hidden = !about.administered;
   clock = given.clock;
   rows = new Map();
-  given.rows.forEach((row) => takeRow(row, clock));
+  given.rows.forEach(takeRow);
   // A server that was started again has no points of before: the page keeps those that it has.
   const old = series, from = given.series.t.length ? given.series.t[0] : Infinity;
   series = given.series;
@@ -487,17 +497,20 @@ function takeWhole(given) {
   remake();
 }
 function takeTick(given) {
+  turns = Math.max(0, given.clock - clock) * Math.ceil(rows.size / TURN);
   clock = given.clock;
   for (const number of given.gone || []) rows.delete(number);
-  for (const row of given.rows || []) takeRow(row, clock);
-  const known = loggedNames().length, {t, ...values} = given.point;
+  if (given.names) for (const row of rows.values()) row.logged = [];  // they come again
+  (given.rows || []).forEach(takeRow);
+  const known = loggedNames().join(), {t, ...values} = given.point;
+  for (const name of given.forgotten || []) delete series[name];
   for (const name of Object.keys(values)) series[name] = series[name] || series.t.map(() => null);
   for (const name of Object.keys(series)) series[name].push(name === "t" ? t : values[name] ?? null);
   if (series.t.length > SPARE) thin();
   if (given.events) { events = [...events, ...given.events].slice(-200); draw("events"); }
   takeSections(given);
   draw("head", "facts", ...CHARTS, "workers");
-  if (loggedNames().length > known) draw("make logged");
+  if (loggedNames().join() !== known) draw("make logged");
 }
 function thin() {
   const half = SPARE >> 1;
@@ -563,9 +576,16 @@ async function act(path, body) {
 }
 $("direct").addEventListener("submit", (event) => event.preventDefault());
 $("snapshot").addEventListener("click", () => act("snapshot", ""));
+// The name of a client may be cut, and others may have it: its number is its own.
+$("space").addEventListener("click", (event) => {
+  const made = event.target.closest(".row");
+  if (made && about.administered) $("unwanted").value = "#" + made.dataset.number;
+});
 $("remove").addEventListener("click", () => {
-  const name = $("unwanted").value.trim();
-  if (name && confirm("Remove " + name + "? It is not admitted again.")) act("remove", name);
+  const name = $("unwanted").value.trim(), same = [...rows.values()].filter((row) => row.name === name).length;
+  const row = name.startsWith("#") && rows.get(Number(name.slice(1)));
+  const whom = row ? name + ", " + row.name : same > 1 ? "all " + same + " clients named " + name : name;
+  if (name && confirm("Remove " + whom + "? It is not admitted again.")) act("remove", name);
 });
 let resized = 0;
 addEventListener("resize", () => {
