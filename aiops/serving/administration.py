@@ -88,7 +88,7 @@ class Administration:
                 if self._engine.closure.paused:
                     self._post(Paused(self._now(), ""))
             case TakeSnapshot():
-                self._take_snapshot(number, message.id)
+                self._take_snapshot(number, message.id, by)
                 return None
             case RollbackTo():
                 version = self._note_rollback(message.version)
@@ -159,17 +159,19 @@ class Administration:
         """
         return self._kick(Kick(0, client, ""), by)
 
-    def _take_snapshot(self, number: int, id: int) -> None:
+    def _take_snapshot(self, number: int, id: int, by: str) -> None:
         def taken(version: int, why: str) -> None:
             if why:
                 self._refuse(number, id, Refused(f"no snapshot was taken: {why}"))
             else:
                 self.answer(number, Done(id, version))
 
-        self.take_snapshot(taken)
+        self.take_snapshot(by, taken)
 
-    def take_snapshot(self, taken: Callable[[int, str], None]) -> None:
-        """Take a snapshot; call ``taken`` then, with its version, or why there is none.
+    def take_snapshot(self, by: str, taken: Callable[[int, str], None]) -> None:
+        """Take a snapshot that ``by`` asks for; call ``taken`` then.
+
+        It is called with the snapshot's version, or why there is none.
 
         Raises
         ------
@@ -180,6 +182,7 @@ class Administration:
             raise NotReady("there is nothing to take a snapshot of: no worker has defined a model")
         if not self._run_state.take_snapshot(taken):
             raise Refused(f"{_NO_STATE}: start it with one, or have --save write the model")
+        _log.info("a snapshot was asked for by %s", by)
 
     def _note_rollback(self, version: int) -> int:
         if not self._run_state.note_rollback(version):

@@ -20,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from aiops.dashboard.board import MOST_WORKERS, Board, ServerSample
 from aiops.dashboard.document import STALENESS_BUCKETS
@@ -88,8 +88,11 @@ class Watched(Protocol):
     def administrator(self, token: str) -> str:
         """Return the name of a token that may direct the server; raises `Unauthorised`."""
 
-    async def direct(self, by: str, what: str, client: str) -> str:
-        """Do what the holder of a token asks for; return a sentence; raises `Refused`."""
+    async def take_snapshot(self, by: str) -> str:
+        """Take a snapshot for the holder of a token; return a sentence; raises `Refused`."""
+
+    def send_away(self, by: str, client: str) -> str:
+        """Send a client away, by name or ``#number``; return a sentence; raises `Refused`."""
 
     def norms(self) -> Callable[[], list[float]] | None:
         """Return what computes the parameters' norms by tensor; None: they cannot be had now."""
@@ -97,6 +100,9 @@ class Watched(Protocol):
     @property
     def not_ready(self) -> str:
         """The reason for which it takes no pushes; empty: it takes them."""
+
+
+_Action: TypeAlias = Callable[[Watched, str, str], Awaitable[str]]
 
 
 class LivePage:
@@ -135,7 +141,7 @@ class LivePage:
         self._next_norms = 0.0  # the time from which on they may be computed again
         self._computing: asyncio.Task[None] | None = None  # beside the samples: it may take long
         self._viewers = 0
-        self._error = RepeatedError()
+        self._error, self._refused = RepeatedError(), RepeatedError()
         self._task: asyncio.Task[None] | None = None
 
     def files(self) -> dict[str, Callable[[], HttpResponse]]:
@@ -150,10 +156,10 @@ class LivePage:
 
     def actions(self) -> dict[str, Action]:
         """Return what administrators may do from the page, by path; without tokens nothing."""
-        found = {"/snapshot": "snapshot", "/remove": "remove"} if self._tokens else {}
+        found = {"/snapshot": _snapshot, "/remove": _remove} if self._tokens else {}
         return {path: partial(self._act, what) for path, what in found.items()}
 
-    async def _act(self, what: str, token: str, body: bytes) -> HttpResponse:
+    async def _act(self, what: _Action, token: str, body: bytes) -> HttpResponse:
         running = self._running()
         if running is None:
             return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"it is starting\n")
@@ -164,10 +170,12 @@ class LivePage:
                 except Unauthorised:
                     await asyncio.sleep(_GUESS)
                     raise
-            said = await running.direct(by, what, body.decode())
+            said = await what(running, by, body.decode())
         except UnicodeDecodeError:
             return HttpResponse(HTTPStatus.BAD_REQUEST, b"the body is no UTF-8\n")
         except Unauthorised as error:
+            why = f"a request from the live page was refused: {error}"
+            self._refused.log(time.monotonic(), str(error), why)
             return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{error}\n".encode())
         except Refused as error:
             return HttpResponse(HTTPStatus.CONFLICT, f"{error}\n".encode())
@@ -282,6 +290,14 @@ class LivePage:
         with yielding():  # the event loop has the interpreter when it wants it
             made = self._board.take(sample)
         return made, time.thread_time() - begun
+
+
+async def _snapshot(running: Watched, by: str, body: str) -> str:
+    return await running.take_snapshot(by)
+
+
+async def _remove(running: Watched, by: str, body: str) -> str:
+    return running.send_away(by, body)
 
 
 def _timed(compute: Callable[[], list[float]]) -> tuple[list[float], float]:

@@ -257,38 +257,43 @@ class Server:
         """Return the name of a token that is shown as it is; raises `Unauthorised`."""
         return self.connections.access.administrator(token)
 
-    async def direct(self, by: str, what: str, client: str) -> str:
-        """Do what an administrator asks for on the live page; return a sentence about it.
-
-        Parameters
-        ----------
-        by
-            The name of the token.
-        what, client
-            ``snapshot``, or ``remove``, which ends the connections of a client.
+    async def take_snapshot(self, by: str) -> str:
+        """Take a snapshot for the holder of a token, on the live page; return a sentence.
 
         Raises
         ------
         Refused
-            When it cannot be done.
+            When none can be taken.
         """
-        by = f"token {by!r}, on the live page"
-        if self._administration is None:
-            raise Refused("this is a follower: ask its lead")
-        if what == "remove":
-            count = self._administration.kick(client, by)
-            return f"{client} was sent away, with {count} connections"
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
         def taken(version: int, why: str) -> None:
             if not ended.done():
                 ended.set_result((version, why))
 
-        self._administration.take_snapshot(taken)
+        self._administered().take_snapshot(_on_page(by), taken)
         version, why = await ended
         if why:
             raise Refused(f"no snapshot was taken: {why}")
         return f"a snapshot of version {version:,} was taken"
+
+    def send_away(self, by: str, client: str) -> str:
+        """End the connections of a client for the holder of a token, on the live page.
+
+        ``client``: its name, or its number as ``#7``. It returns a sentence.
+
+        Raises
+        ------
+        Refused
+            When there is none of this name or number.
+        """
+        count = self._administered().kick(client, _on_page(by))
+        return f"{client} was sent away, with {count:,} connection{'s' if count > 1 else ''}"
+
+    def _administered(self) -> Administration:
+        if self._administration is None:
+            raise Refused("this is a follower: ask its lead")
+        return self._administration
 
     def norms(self) -> Callable[[], list[float]] | None:
         """Return what computes the parameters' norms by tensor, as `parameter_norms`.
@@ -713,6 +718,10 @@ def _resources(
         env.parallel_map if config.threads is None else env.parallel_map_of(config.threads)
     )
     return Resources(memory, parallel_map, measure, device, later=True, guard=threading.Lock)
+
+
+def _on_page(by: str) -> str:
+    return f"token {by!r}, on the live page"
 
 
 def _brief(error: BaseException) -> str:

@@ -19,7 +19,7 @@ import aiops
 from aiops.cli import top as command
 from aiops.cli.stats import stats
 from aiops.dashboard.overview import Overview
-from aiops.errors import ConnectionLost, UsageError
+from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.net.keys import Keys
 from tests.support import ServerThread
 
@@ -70,6 +70,10 @@ def test_a_server_that_is_never_reached_is_an_error(once: bool) -> None:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionLost):
         command.top(f"aiops://127.0.0.1:{port}", once=once, timeout=0.05)
+
+
+def test_a_hint_where_nothing_is_known() -> None:
+    assert nearest("w1", []) == "there are none"
 
 
 def test_a_name_may_be_sorted_by_before_it_is_logged() -> None:

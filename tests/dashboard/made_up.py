@@ -153,9 +153,13 @@ class MadeUpRun:
             raise Unauthorised("there is no such token")
         return "root"
 
-    async def direct(self, by: str, what: str, client: str) -> str:
+    async def take_snapshot(self, by: str) -> str:
         """Return a sentence."""
-        return f"{by}: {what} {client}"
+        return f"{by}: snapshot"
+
+    def send_away(self, by: str, client: str) -> str:
+        """Return a sentence."""
+        return f"{by}: remove {client}"
 
     def norms(self) -> None:
         """None: they are in the report."""

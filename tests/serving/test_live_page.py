@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import threading
 import time
 import urllib.error
@@ -152,7 +153,10 @@ def post(url: str, token: str, body: str = "") -> tuple[int, str]:
 
 
 class TestAdministrators:
-    def test_one_removes_a_worker_and_takes_a_snapshot(self, tmp_path: Path) -> None:
+    def test_one_removes_a_worker_and_takes_a_snapshot(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "aiops.server")
         with shown(policy="asgd", token="secret", state=tmp_path / "s") as (server, url):
             assert post(f"{url}/snapshot", "secret")[0] == 409, "there is no model"
             with aiops.Worker(server.url, MODEL, name="a", token="secret") as worker:
@@ -161,12 +165,17 @@ class TestAdministrators:
                 assert (status, said) == (200, "a snapshot of version 1 was taken\n")
                 assert post(f"{url}/remove", "secret", "b")[0] == 409
                 status, said = post(f"{url}/remove", "secret", "a")
-                assert (status, said) == (200, "a was sent away, with 1 connections\n")
+                assert (status, said) == (200, "a was sent away, with 1 connection\n")
                 with pytest.raises(Kicked, match="on the live page"):
                     worker.step(gradients())
                 worker.close(flush=False)
+        by = "token '--token', on the live page"
+        assert f"a snapshot was asked for by {by}" in caplog.text
+        assert f"this client was sent away by {by}" in caplog.text
 
-    def test_others_may_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_others_may_not(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr("aiops.serving.live_page._GUESS", 0.05)
         with (
             shown(policy="asgd", token="secret") as (server, url),
@@ -176,6 +185,8 @@ class TestAdministrators:
             for token in ("", "wrong", "secre", "secret2"):
                 assert post(f"{url}/remove", token, "a")[0] == 401
             assert time.monotonic() - begun > 4 * 0.05, "a guess costs time"
+            said = "a request from the live page was refused: "
+            assert 1 <= caplog.text.count(said) < 4, "more than one a minute is counted alone"
             assert post(f"{url}/snapshot", "secret")[0] == 409, "it keeps no state"
             assert get(f"{url}/remove")[0] == 405
             worker.step(gradients())
@@ -217,8 +228,11 @@ class Source:
     def administrator(self, token: str) -> str:
         raise AssertionError(token)
 
-    async def direct(self, by: str, what: str, client: str) -> str:
-        raise AssertionError(what)
+    async def take_snapshot(self, by: str) -> str:
+        raise AssertionError(by)
+
+    def send_away(self, by: str, client: str) -> str:
+        raise AssertionError(client)
 
     async def _tell(self) -> None:
         async with self.sampled:

@@ -603,11 +603,18 @@ class StandbyServer:
         """Return the name of a token that is shown as it is; raises `Unauthorised`."""
         return self.connections.access.administrator(token)
 
-    async def direct(self, by: str, what: str, client: str) -> str:
-        """Do what an administrator asks for on the live page, once it is promoted."""
+    async def take_snapshot(self, by: str) -> str:
+        """Take a snapshot for an administrator on the live page, once it is promoted."""
+        return await self._in_charge().take_snapshot(by)
+
+    def send_away(self, by: str, client: str) -> str:
+        """Send a client away for an administrator on the live page, once it is promoted."""
+        return self._in_charge().send_away(by, client)
+
+    def _in_charge(self) -> Server:
         if self.server is None:
             raise Refused(f"this server is a standby of {self._primary}: ask that one")
-        return await self.server.direct(by, what, client)
+        return self.server
 
     def norms(self) -> Callable[[], list[float]] | None:
         """Return what computes the parameters' norms by tensor, once it is promoted."""
