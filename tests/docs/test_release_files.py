@@ -16,7 +16,9 @@ from aiops.algorithms import BUILT_IN
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = SETTINGS["project"]
+BUILDS: dict[str, Any] = SETTINGS["tool"]["hatch"]["build"]["targets"]
 
 
 def read(path: Path) -> dict[Any, Any]:
@@ -98,6 +100,18 @@ def test_the_changelog_has_this_version() -> None:
     headings = re.findall(r"^## \[([^\]]+)\]", text, re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert __version__ in text
+
+
+def test_the_source_distribution_has_what_its_build_reads() -> None:
+    included = set(BUILDS["sdist"]["include"])
+    assert {path.name for path in ROOT.glob("*.md")} <= included, "hatch_build.py reads the README"
+    assert {name for name in included if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_the_metadata_are_of_a_version_that_tools_know(target: str) -> None:
+    """Without one it is the newest of the build's backend, which an index may not take yet."""
+    assert BUILDS[target]["core-metadata-version"] == "2.4"
 
 
 class TestPageOnTheIndex:
