@@ -39,9 +39,9 @@ INTERNAL: Mapping[str, str] = {
     "KerasOptimizer": "build",
     "SharedBatches": "feed_for note one_task ending over rows",
     "ShardedDataset": "rest",
-    "Server": "administrator direct members norms on_taken run_state socket follower_moved"
-    " not_ready engine run coordinator warm start reload supersede replayer discard serve"
-    " until_ending stop_with_lead forked",
+    "Server": "administrator members norms on_taken run_state send_away socket take_snapshot"
+    " follower_moved not_ready engine run coordinator warm start reload supersede replayer"
+    " discard serve until_ending stop_with_lead forked",
     "RunningServer": "accesses config heads present lead has_standby is_pair node servers",
 }
 """Members that other rooms of aiops call, and that are promised to no program."""
