@@ -16,6 +16,13 @@ _OVERDUE = 3.0
 says."""
 
 
+class Count(NamedTuple):
+    """A worker's gradients so far, and when its last push was answered."""
+
+    pushes: int
+    answered: float
+
+
 class Overview(NamedTuple):
     """A server at one moment.
 
@@ -30,11 +37,14 @@ class Overview(NamedTuple):
         gradients that were refused or ignored; ``silence`` is in seconds.
     names
         Of the numbers that clients log.
+    counts
+        By worker: from what on its next rate is measured.
     """
 
     facts: dict[str, Any]
     rows: list[Row]
     names: list[str]
+    counts: Mapping[int, Count] = {}
 
     @classmethod
     def of(
@@ -47,11 +57,17 @@ class Overview(NamedTuple):
         passed = now["seconds"] - before["seconds"] if before else 0.0  # wall clocks are set
         known = {line["worker"]: line for line in before["workers"]} if before else {}
         shown = {row["worker"]: row for row in last.rows} if last else {}
-        rows = [
-            _row(line, known.get(line["worker"]), passed, shown.get(line["worker"]))
-            for line in now["workers"]
-            if line["present"]
-        ]
+        counts = dict(last.counts) if last else {}
+        if before and not last:
+            counts = {number: _count(before, line) for number, line in known.items()}
+        lines = {line["worker"]: line for line in now["workers"] if line["present"]}
+        rows = [_row(line, known.get(n), shown.get(n)) for n, line in lines.items()]
+        for row in rows:
+            number = row["worker"]
+            count, rate = _count(now, lines[number]), shown.get(number, row)["rate"]
+            found = _push_rate(count, counts.get(number), rate, now["seconds"])
+            row["rate"], counts[number] = found
+        counts = {number: counts[number] for number in lines}
         logged: Mapping[str, Sequence[float]] = now["logged"]
         facts = {
             "policy": now["policy"],
@@ -70,7 +86,7 @@ class Overview(NamedTuple):
             "logged": {name: values[0] for name, values in logged.items()},
             "warnings": len(now["warnings"]),
         }
-        return cls(facts, rows, [*logged])
+        return cls(facts, rows, [*logged], counts)
 
     def sorted_by(self, name: str, *, reverse: bool = False) -> list[Row]:
         """Return the rows in the order of a column (`KEYS`, or the name of a logged number)."""
@@ -103,15 +119,13 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if n % 2 else (-1, part) for n, part in enumerate(parts)]
 
 
-def _row(
-    line: Mapping[str, Any], before: Mapping[str, Any] | None, passed: float, last: Row | None
-) -> Row:
+def _row(line: Mapping[str, Any], before: Mapping[str, Any] | None, last: Row | None) -> Row:
     state = "observer" if line["role"] != "worker" else "silent" if line["excused"] else "worker"
     return {
         "worker": line["worker"],
         "name": line["name"],
         "state": state,
-        "rate": _push_rate(before, line, passed, last),
+        "rate": None,
         "idle": _idle(before, line, last),
         "staleness": line["staleness"],
         "pushes": line["pushes"],
@@ -123,25 +137,25 @@ def _row(
     }
 
 
-def _push_rate(
-    before: Mapping[str, Any] | None, now: Mapping[str, Any], passed: float, last: Row | None
-) -> float | None:
-    """Return a worker's gradients per second; None: they are not known yet.
+def _count(report: Report, line: Mapping[str, Any]) -> Count:
+    return Count(line["pushes"], report["seconds"] - line["seconds_since_answer"])
 
-    It is measured from answer to answer, so a worker with fewer gradients than reports has an even
-    one. While it is silent for longer than usual, the rate falls with that time.
+
+def _push_rate(
+    now: Count, first: Count | None, rate: float | None, seconds: float
+) -> tuple[float | None, Count]:
+    """Return a worker's gradients per second, and the count that the next are to be measured from.
+
+    They are measured from answer to answer, so a worker with fewer gradients than reports has an
+    even rate. After more than its usual time without one the rate falls as that time grows.
+    ``rate``: as it was at the report before. ``seconds``: the time of this one.
     """
-    names = ("seconds_since_answer", "pushes")
-    found = last["rate"] if last else None
-    if before is not None:
-        first, then = ((line[names[0]], line[names[1]]) for line in (before, now))
-        between, pushes = passed + first[0] - then[0], then[1] - first[1]
-        if passed <= 0 or pushes < 0:
-            return None
-        if pushes and between > 0:
-            found = pushes / between
-    silence = now["seconds_since_answer"]
-    return found if not found or not silence else min(found, _OVERDUE / silence)
+    if first is None or now.pushes < first.pushes or seconds < first.answered:
+        return None, now
+    if now.pushes > first.pushes and now.answered > first.answered:
+        rate, first = (now.pushes - first.pushes) / (now.answered - first.answered), now
+    silence = seconds - first.answered
+    return min(rate, _OVERDUE / silence) if rate and silence > 0 else rate, first
 
 
 def _idle(

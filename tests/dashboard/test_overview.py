@@ -86,6 +86,18 @@ def test_a_worker_that_is_slower_than_reports_has_an_even_rate() -> None:
     assert silent.rows[0]["rate"] == pytest.approx(3 / 103), "it has stopped"
 
 
+def test_pushes_that_are_refused_do_not_keep_a_rate_up() -> None:
+    """One of two is refused, and then all are; each is answered."""
+    before, last, rates = None, None, list[float | None]()
+    for k in range(40):
+        now = report(float(k), line(1, pushes=min(k // 2, 10)))
+        last = Overview.of(now, before, last)
+        rates.append(last.rows[0]["rate"])
+        before = now
+    assert set(rates[2:21]) == {0.5}
+    assert rates[-1] == pytest.approx(3 / 19)
+
+
 def test_an_idle_share_stays_until_a_worker_says_another() -> None:
     told = {"compute_seconds": 8.0, "idle_seconds": 2.0}
     more = {"compute_seconds": 9.0, "idle_seconds": 3.0}

@@ -124,6 +124,24 @@ def test_a_thousand_workers(page: Any) -> None:
     assert labels.startswith("Chart: updates/s ")
 
 
+def test_a_rate_is_from_answer_to_answer(page: Any) -> None:
+    """Of a worker that pushes every 4 s, each other push refused; rows come every second."""
+    rates = page.evaluate("""() => {
+      const found = [], now = [...aiopsPage.rows().values()][1].answered;
+      for (let k = 0; k < 40; k++) {
+        const answered = now - 80 + 4 * Math.floor(k / 4), pushes = Math.floor(k / 8);
+        aiopsPage.take([-1, "w", "worker", pushes, 0, 0, 0, 0, 0, answered, null, null, []]);
+        found.push(aiopsPage.rows().get(-1).rate);
+      }
+      found.push(aiopsPage.rateOf(aiopsPage.rows().get(-1)));
+      aiopsPage.rows().delete(-1);
+      return found;
+    }""")
+    assert rates[:8] == [None] * 8, "it has not pushed twice"
+    assert set(rates[8:40]) == {1 / 8}
+    assert 0 < rates[40] < 3 / 40, "it is silent"
+
+
 def test_the_list_is_filtered_and_sorted_by_the_keyboard(page: Any) -> None:
     page.locator("#filter").focus()
     page.keyboard.type("worker-77")

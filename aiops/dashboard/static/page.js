@@ -333,19 +333,21 @@ function keyOf(name) { return name.toLowerCase().replace(/[0-9]+/g, (digits) => 
 
 // From answer to answer, whatever the time between samples; it falls with the time of silence.
 function rateOf(row) {
-  const silence = clock - row.answered - turns;
+  const silence = clock - row.counted.answered - turns;
   return row.rate && silence > 0 ? Math.min(row.rate, OVERDUE / silence) : row.rate;
 }
-function rateBetween(before, pushes, answered) {
-  if (!before || pushes < before.pushes) return null;
-  return pushes > before.pushes && answered > before.answered ? (pushes - before.pushes) / (answered - before.answered) : before.rate;
+function rateOn(row, before) {
+  const first = before && before.counted, now = {pushes: row.pushes, answered: row.answered};
+  if (!first || now.pushes < first.pushes) return [null, now];
+  if (now.pushes === first.pushes || now.answered <= first.answered) return [before.rate, first];
+  return [(now.pushes - first.pushes) / (now.answered - first.answered), now];
 }
 function takeRow(given) {
   const [number, name, state, pushes, refused, ignored, staleness, received, sent, answered, compute, idle, logged] = given;
   const before = rows.get(number), row = {number, name, state, pushes, refused, ignored, staleness, received, sent, answered, compute, logged};
   row.waited = idle;
   row.key = before && before.name === name ? before.key : keyOf(name);
-  row.rate = rateBetween(before, pushes, answered);
+  [row.rate, row.counted] = rateOn(row, before);
   row.idle = before ? before.idle : null;
   if (compute != null) {
     const since = before && before.compute != null ? before : {compute: 0, waited: 0};
@@ -599,6 +601,6 @@ addEventListener("resize", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", remake);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw("head", "facts", "workers"); });
 
-globalThis.aiopsPage = {times, rows: () => rows, series: () => series, drawn: () => !jobs.size};  // for tests
+globalThis.aiopsPage = {times, rows: () => rows, take: takeRow, rateOf, series: () => series, drawn: () => !jobs.size};  // for tests
 connect();
 })();
