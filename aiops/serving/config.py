@@ -63,7 +63,7 @@ _COUNTS = (
     "metrics_workers",
 )
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag", "metrics_workers")
-_SECRETS = ("token", "relay_token")
+SECRETS = ("token", "relay_token")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
 _MOST = 1 << 62
 
@@ -528,7 +528,7 @@ class Config:
         """
         found: list[str] = []
         defaults = {each.name: each.default for each in dataclasses.fields(self)}
-        for name in [n for n in defaults if n not in _SECRETS] if names is None else names:
+        for name in [n for n in defaults if n not in SECRETS] if names is None else names:
             value, flag = getattr(self, name), "--" + name.replace("_", "-")
             derived = _DERIVED.get(name)
             if value in (None, getattr(self.waits, derived) if derived else defaults[name]):

@@ -9,16 +9,14 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any, Unpack, overload
 
-from aiops.algorithms import find
-from aiops.errors import UsageError, nearest
+from aiops.errors import UsageError
 from aiops.serving import rollback
-from aiops.serving.config import Config, assignments, shard_folder
+from aiops.serving.config import Config, shard_folder
 from aiops.serving.monitoring import Monitoring
 from aiops.serving.new_files import discard_unbegun, with_record
-from aiops.serving.serve_keywords import ServeKeywords
+from aiops.serving.serve_keywords import ServeKeywords, read_keywords
 from aiops.serving.server import Server
 from aiops.serving.shard_count import settle_shards
 from aiops.serving.standby.server import StandbyServer
@@ -93,8 +91,9 @@ def serve(
 async def _serving(
     settings: Mapping[str, Any], on_metrics: Sequence[OnMetrics]
 ) -> AsyncIterator[Server]:
-    settled, why = settle_shards(settings, processors=1)  # one event loop has no use for more
-    config = config_of(settled)
+    # One event loop has no use for more processors.
+    settled, why = settle_shards(read_keywords(settings), processors=1)
+    config = Config(**settled)
     if why:
         _log.info("%s", why)
     async with contextlib.AsyncExitStack() as stack:
@@ -127,31 +126,9 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     Raises
     ------
     UsageError, ConflictError
-        When there is no such setting, or one makes no sense.
+        When there is no such setting, or its value is of another type or makes no sense.
     """
-    settings = {**settings}
-    chosen = settings.get("set")
-    if isinstance(chosen, Mapping):
-        settings["set"] = assignments(chosen)
-    for name in ("push_codec", "fetch_codec", "track"):
-        if isinstance(settings.get(name), str):
-            settings[name] = [settings[name]]
-    for each in dataclasses.fields(Config):
-        if "Path" in str(each.type) and isinstance(settings.get(each.name), str):
-            settings[each.name] = Path(settings[each.name])
-    try:
-        return Config(**settings)
-    except TypeError:
-        known = Config.__dataclass_fields__
-        unknown = next(key for key in settings if key not in known)
-        policy = settings.get("policy", Config.policy)
-        if unknown in {field.name for field in dataclasses.fields(find(policy))}:
-            raise UsageError(
-                f"{unknown!r} is a setting of the policy {policy}: set={{{unknown!r}: ...}}"
-            ) from None
-        raise UsageError(
-            f"a server has no setting {unknown!r}; {nearest(unknown, known)}"
-        ) from None
+    return Config(**read_keywords(settings))
 
 
 @contextlib.asynccontextmanager

@@ -268,7 +268,7 @@ def serve(**settings: Any) -> Callable[[str], Any]:
     """A server in this process's event loop."""
 
     async def run() -> None:
-        async with aiops.serve(port=0, **settings):
+        async with aiops.serve(**{"port": 0, **settings}):
             pass
 
     return lambda _url: asyncio.run(run())
@@ -318,6 +318,21 @@ PROGRAMS = [
     ("an averager", average, errors.UsageError, "start it with --policy average"),
     ("a keyword", serve(polcy="asgd"), errors.UsageError, "no setting 'polcy'; did you mean"),
     ("a setting", serve(policy="asgd", set={"lr": "high"}), errors.UsageError, "a number"),
+    ("a port as text", serve(port="7171"), errors.UsageError, "a whole number, not '7171'"),
+    ("no port", serve(port=None), errors.UsageError, "port must be a whole number, not None"),
+    ("workers as text", serve(workers="2"), errors.UsageError, "a whole number, not '2'"),
+    ("no policy", serve(policy=None), errors.UsageError, "policy must be a string, not None"),
+    ("half a worker", serve(workers=2.5), errors.UsageError, "a whole number, not 2.5"),
+    (
+        "a number of followers",
+        serve(followers=3, shards="auto"),
+        errors.UsageError,
+        "a list of str",
+    ),
+    ("a number as set", serve(set=[1]), errors.UsageError, "a list of strings, not list"),
+    ("a number as a path", serve(state=3), errors.UsageError, "state must be a path, not 3"),
+    ("a flag of text", serve(no_shm="yes"), errors.UsageError, "must be True or False, not 'yes'"),
+    ("a token of bytes", serve(token=b"secret"), errors.UsageError, "a string, not bytes"),
     ("a table", lambda _url: aiops.Table(0, 4), errors.UsageError, "rows must be 1 to"),
 ]
 
