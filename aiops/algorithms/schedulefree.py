@@ -164,7 +164,8 @@ class ScheduleFree(Algorithm):
         p: the later a step, the more x is made of it.
     schedule : str, default ``warmup:25``
         The rate rises over the first 25 updates, since it is at first that stale gradients are
-        most wrong, and needs no end. Keep the warm-up in another one.
+        most wrong, and needs no end. Keep the warm-up in another one. A transformer at a staleness
+        of 7 wants 100 (four workers whose exchanges are beside computing: 1.86 nats, and 2.03).
     ahead : float, default 1
         What k is multiplied by; with 0 workers are sent y.
     eps : float, default 1e-8

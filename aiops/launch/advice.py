@@ -297,6 +297,10 @@ RULES: Sequence[AdviceRule] = (
 """In order: the first that applies counts."""
 
 
+_LONG_WARM_UP = ("schedule=warmup:100",)
+"""Of a transformer whose gradients are twice as stale, as exchanges are beside computing."""
+
+
 def advise(job: TrainingJob) -> Advice:
     """Return what is advised for a job.
 
@@ -315,9 +319,10 @@ def advise(job: TrainingJob) -> Advice:
     way = next((each for each in ways if each.seconds(job) <= _BOUND * job.step), ways[-1])
     if not rule.exchanged:
         way = Exchange(EXCHANGES[0].name, codec="int8")
+    warm = _LONG_WARM_UP if rule.directed and way.overlap and job.kind == "transformer" else ()
     return Advice(
         policy=rule.policy,
-        settings=(*rule.settings, *local),
+        settings=(*rule.settings, *local, *warm),
         codec=way.codec,
         overlap=way.overlap,
         state=job.may_vanish,
@@ -352,6 +357,9 @@ def _reasons(job: TrainingJob, rule: AdviceRule, way: Exchange) -> Iterator[Reas
         waited, took = (formatting.seconds(each.seconds(job)) for each in (EXCHANGES[0], way))
         text = f"To {computed} of computing a step would take {waited} if exchanges are raw and"
         yield Reason(f"{text} waited for; {took} {way.name}.", "slow-links")
+        if way.overlap and rule.directed and job.kind == "transformer":
+            text = "Beside computing gradients are twice as stale: the rate rises over 100 updates."
+            yield Reason(text, "slow-links")
     if job.unequal:
         text = f"A worker takes {job.slowest:g} times as long: the others would wait at a barrier."
         yield Reason(text, "unequal-workers")
