@@ -158,7 +158,7 @@ def test_names_that_most_clients_log_have_room_and_others_go() -> None:
     for tick in range(1, 20):
         names = ["loss", *(f"n{tick}-{k}" for k in range(15))]
         logged = {"loss": 0.5, **dict.fromkeys(names[1:], 1.0)}
-        report = {"logged": _logged(*names), "memory": {"resident": 9}}
+        report = {"logged": _logged(*names), "gradients": 5, "mean_staleness": 2.0}
         viewer.take(board.take(sample(float(tick), [row(1, logged=logged)], report)))
         assert "loss" in viewer.sections["names"]
         later = Viewer(board)
@@ -167,7 +167,7 @@ def test_names_that_most_clients_log_have_room_and_others_go() -> None:
         assert len(viewer.series) <= 1 + len(_OWN) + MOST_NAMES
     assert viewer.rows[1][-1][viewer.sections["names"].index("loss")] == 0.5
     assert viewer.series["log loss"].count(1.0) == 19
-    assert viewer.series["resident"][-1] == 9, "the page's own always have room"
+    assert viewer.series["staleness"].count(2.0) == 1, "the page's own always have room"
 
 
 def test_rates_are_between_samples_and_never_negative() -> None:
