@@ -7,7 +7,7 @@ question with no (``aiops state verify``, ``aiops doctor``), and `SUPERSEDED`.
 from __future__ import annotations
 
 import errno
-from socket import gaierror
+from socket import EAI_AGAIN, gaierror
 from typing import Final
 
 from aiops.errors import (
@@ -38,7 +38,7 @@ MEANINGS: Final = {
     1: "the answer is no: a check, a comparison or a worker has failed",
     SUPERSEDED: "another server has taken the place of this one",
     USAGE: "the command line: a flag, a setting or a combination that cannot work",
-    _DATA: "what was read or sent is damaged, of another model, or no such file",
+    _DATA: "what was read or sent is damaged, of another model, or not a file of that kind",
     _NO_INPUT: "a file or a folder to read is not there",
     _NO_HOST: "a host's name cannot be looked up",
     UNAVAILABLE: "a server, a port or a package is not to be had",
@@ -73,7 +73,13 @@ _BY_NUMBER = {
 }
 
 
-_BY_FACT = {"config": _CONFIG, "damaged": _DATA, "missing": _NO_INPUT, "unwritten": _IO}
+_BY_FACT = {
+    "config": _CONFIG,
+    "damaged": _DATA,
+    "exposed": _NO_PERMISSION,
+    "missing": _NO_INPUT,
+    "unwritten": _IO,
+}
 """By what the ``details`` of a `UsageError` name: the file that is so."""
 
 
@@ -83,11 +89,13 @@ def status_of(error: BaseException) -> int:
     That of a `UsageError` is the status of the system's error that it came from, where there is
     one; ``output`` in its ``details`` is the file that was to be written.
     """
+    cause = error.__cause__ or error.__context__
     for kinds, status in _BY_KIND:
         if isinstance(error, kinds):
-            return status
+            unknown = status == UNAVAILABLE and _is_of_a_name(cause)
+            return _NO_HOST if unknown and getattr(cause, "errno", 0) != EAI_AGAIN else status
     if isinstance(error, OSError):
-        if isinstance(error, gaierror) or (error.errno or 0) < 0:
+        if _is_of_a_name(error):
             return _NO_HOST
         return _BY_NUMBER.get(error.errno or 0, _IO)
     if isinstance(error, ImportError):
@@ -97,8 +105,11 @@ def status_of(error: BaseException) -> int:
     for fact, status in _BY_FACT.items():
         if fact in error.details:
             return status
-    cause = error.__cause__ or error.__context__
-    if not isinstance(cause, OSError | ImportError):
-        return USAGE
-    status = status_of(cause)
-    return _CANNOT_CREATE if "output" in error.details and status == _NO_INPUT else status
+    status = status_of(cause) if isinstance(cause, OSError | ImportError) else USAGE
+    cannot = "output" in error.details and status in (USAGE, _NO_INPUT)
+    return _CANNOT_CREATE if cannot else status
+
+
+def _is_of_a_name(error: BaseException | None) -> bool:
+    """Return True if an error says that a host's name cannot be looked up."""
+    return isinstance(error, gaierror) or (isinstance(error, OSError) and (error.errno or 0) < 0)

@@ -269,7 +269,10 @@ class StateFolder:
             if shards := shard_folders(path):
                 names = ", ".join(str(each) for each in shards)
                 raise UsageError(f"{path} is the --state of several shards: give one of {names}")
-            raise UsageError(f"{path} is not the --state of a server: it has none of its files")
+            raise UsageError(
+                f"{path} is not the --state of a server: it has none of its files",
+                damaged=str(path),
+            )
 
     def identity(self) -> StateIdentity:
         """Return the run whose state it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Any
 
 from aiops.errors import UsageError
@@ -14,18 +15,33 @@ def imported(place: str, what: str) -> Any:
     Raises
     ------
     UsageError
-        When the text has another form, or there is no such object.
+        When the text has another form, the module cannot be imported, or there is no such object.
     """
     module_name, colon, attribute = place.partition(":")
-    if not colon:
-        raise UsageError(f"{what}: write package.module:name")
+    if not (colon and attribute and all(module_name.split("."))) or "/" in module_name:
+        raise UsageError(f"{what}: write package.module:name, with the module as in an import")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and not module_name.startswith(error.name):
-            raise
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _failed(what, module_name, error) from error
         raise UsageError(
             f"{what}: there is no module {module_name!r}; is it on PYTHONPATH?"
         ) from None
+    except Exception as error:  # it runs code of the user's
+        raise _failed(what, module_name, error) from error
+    try:
+        return getattr(module, attribute)
     except AttributeError:
         raise UsageError(f"{what}: {module_name} has no {attribute!r}") from None
+
+
+def _failed(what: str, module_name: str, error: Exception) -> UsageError:
+    """Return the error of a module that cannot be imported, with the place of the mistake."""
+    if isinstance(error, SyntaxError):
+        place, why = f"{error.filename}, line {error.lineno}", error.msg
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place, why = f"{last.filename}, line {last.lineno}", " ".join(str(error).split())
+    kind = type(error).__name__
+    return UsageError(f"{what}: {module_name} cannot be imported: {kind}: {why} ({place})")

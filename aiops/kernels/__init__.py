@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import UsageError
-from aiops.kernels.backend import PendingNumba, current_backend, numba_pending, resolve
+from aiops.kernels.backend import PendingNumba, current_backend, need_numba, numba_pending, resolve
 from aiops.kernels.deferred import DeferredKernel
 from aiops.kernels.interface import (
     STATISTIC_CAP,
@@ -73,6 +73,7 @@ __all__ = [
     "first_infinite",
     "infinity_finder",
     "largest_magnitude",
+    "need_numba",
     "numba_pending",
     "reaches",
     "resolve",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 from weakref import WeakSet
 
 from aiops.errors import UsageError, nearest
 
-__all__ = ["BACKENDS", "PendingNumba", "current_backend", "numba_pending", "resolve"]
+__all__ = ["BACKENDS", "PendingNumba", "current_backend", "need_numba", "numba_pending", "resolve"]
 
 BACKENDS = ("auto", "numba", "numpy")
 
@@ -40,13 +41,29 @@ def resolve(backend: str) -> str:
     if obstacle is None:
         return "numba"
     if backend == "numba":
-        raise UsageError(
-            f"the numba backend cannot be had: {obstacle}; install it with "
-            "pip install 'aiops-ps[server]', or choose the backend 'numpy'",
-            backend=backend,
-        )
+        raise _missing(obstacle)
     _advise(obstacle)
     return "numpy"
+
+
+def need_numba() -> None:
+    """Refuse if Numba is not installed, without importing it, which takes a quarter of a second.
+
+    Raises
+    ------
+    UsageError
+        As `resolve`.
+    """
+    if importlib.util.find_spec("numba") is None:
+        raise _missing("No module named 'numba'")
+
+
+def _missing(obstacle: str) -> UsageError:
+    return UsageError(
+        f"the numba backend cannot be had: {obstacle}; install it with "
+        "pip install 'aiops-ps[server]', or choose the backend 'numpy'",
+        backend="numba",
+    )
 
 
 class PendingNumba:

@@ -201,5 +201,5 @@ def need_cryptography() -> None:
     except ImportError:
         raise UsageError(
             "certificates are made with the package cryptography: pip install 'aiops-ps[tls]'"
-            " (servers and clients need it not)"
+            " (servers and clients do not need it)"
         ) from None

@@ -224,7 +224,9 @@ def _load_ca(context: ssl.SSLContext, path: str, setting: str) -> None:
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise UsageError(f"{setting} {path}: no certificates in PEM ({error.reason})") from None
+        raise UsageError(
+            f"{setting} {path}: no certificates in PEM ({error.reason})", damaged=path
+        ) from None
     except OSError as error:
         raise UsageError(f"{setting} {path}: {error.strerror or error}") from None
 
@@ -250,7 +252,8 @@ def _load_chain(
         files = cert if key is None else f"{cert}, {key_setting} {key}"
         raise UsageError(
             f"{cert_setting} {files}: not a certificate and its private key in PEM"
-            f" ({error.reason or error})"
+            f" ({error.reason or error})",
+            damaged=cert,
         ) from None
 
 

@@ -60,7 +60,10 @@ def begin_folder(flag: str, path: Path) -> Path:
         When it cannot be made, or ``path`` is a file.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--{flag} {path} is a file: name a folder, which is made for the run")
+        raise UsageError(
+            f"--{flag} {path} is a file: name a folder, which is made for the run",
+            output=str(path),
+        )
     try:
         while True:
             with contextlib.suppress(FileExistsError):  # another server was quicker

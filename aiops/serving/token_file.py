@@ -112,7 +112,8 @@ def read_tokens(path: Path) -> TokenTable:
             mode = os.fstat(file.fileno()).st_mode
             if os.name == "posix" and mode & 0o027:
                 raise UsageError(
-                    f"{path} is open to other users (mode {mode & 0o777:03o}): chmod 600 {path}"
+                    f"{path} is open to other users (mode {mode & 0o777:03o}): chmod 600 {path}",
+                    exposed=str(path),
                 )
             data = file.read(_LARGEST + 1)
     except OSError as error:

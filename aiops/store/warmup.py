@@ -32,11 +32,18 @@ class Warmup:
         ``"auto"``, ``"numba"`` or ``"numpy"``.
     codecs
         The codecs in which tensors will be sent.
+
+    Raises
+    ------
+    UsageError
+        When the backend is Numba, which is not installed.
     """
 
     def __init__(self, rule: Rule | None, backend: str, codecs: Iterable[Codec] = ()) -> None:
         self._rule, self._backend = rule, backend
         self._codecs = {codec.name: codec for codec in codecs}
+        if backend == "numba":
+            kernels.need_numba()  # before the server listens
         self._pending = kernels.PendingNumba() if backend != "numpy" else None
 
     def steps(self) -> list[Callable[[], object]]:

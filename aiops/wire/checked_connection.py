@@ -54,7 +54,7 @@ def _maker() -> Any:
         from xxhash import xxh3_64
     except ImportError:
         raise UsageError(
-            "checksums need the package xxhash: pip install 'aiops-ps[server]'"
+            "checksums need the package xxhash: pip install 'aiops-ps[checksums]'"
         ) from None
     return xxh3_64
 

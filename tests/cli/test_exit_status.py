@@ -27,6 +27,14 @@ def caused(cause: Exception, **details: str) -> UsageError:
         return error
 
 
+def lost(cause: OSError) -> errors.ConnectionLost:
+    """The error of a client that could not connect."""
+    try:
+        raise errors.ConnectionLost("it cannot be reached") from cause
+    except errors.ConnectionLost as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -36,12 +44,17 @@ def caused(cause: Exception, **details: str) -> UsageError:
         (errors.DamagedState(""), 65),
         (errors.BadPush(""), 65),
         (UsageError("", damaged="model.safetensors"), 65),
+        (UsageError("", exposed="tokens.json"), 77),
+        (UsageError("", output="run"), 73),
         (caused(FileNotFoundError(errno.ENOENT, "")), 66),
         (caused(IsADirectoryError(errno.EISDIR, "")), 66),
         (UsageError("", missing="train.py"), 66),
         (caused(socket.gaierror(socket.EAI_NONAME, "")), 68),
         (caused(OSError(-2, "")), 68),
         (errors.ConnectionLost(""), 69),
+        (lost(OSError(socket.EAI_NONAME, "")), 68),
+        (lost(OSError(socket.EAI_AGAIN, "")), 69),
+        (lost(ConnectionRefusedError(errno.ECONNREFUSED, "")), 69),
         (errors.DeadlineExceeded(""), 69),
         (caused(errors.ConnectionLost("")), 69),
         (caused(OSError(errno.EADDRINUSE, "")), 69),

@@ -34,6 +34,12 @@ COMMANDS = [
     ("serve surplus", 64, "unexpected extra argument"),
     ("serve --policy fagsd", 64, "no policy is called 'fagsd'; did you mean 'fasgd'?"),
     ("serve --policy nowhere:Mine", 69, "no module 'nowhere'; is it on PYTHONPATH?"),
+    ("serve --policy ./mine.py:Mine", 64, "write package.module:name, with the module as in an im"),
+    ("serve --policy :", 64, "write package.module:name"),
+    ("serve --policy ..:Mine", 64, "write package.module:name"),
+    ("serve --policy broken:Mine", 64, "broken cannot be imported: ZeroDivisionError: division"),
+    ("serve --policy lacking:Mine", 69, "lacking cannot be imported: ModuleNotFoundError: No mo"),
+    ("serve --policy unfinished:Mine", 64, "unfinished.py, line 2)"),
     ("serve --policy json:Mine", 64, "json has no 'Mine'"),
     (
         "serve --policy json:loads",
@@ -61,7 +67,8 @@ COMMANDS = [
     ("serve --save {text}/m.safetensors", 73, "cannot write the model to"),
     ("serve --save-every 5", 64, "--save-every needs --save FILE.safetensors"),
     ("serve --state {text}", 73, "is a file: name a folder"),
-    ("serve --record {text}", 64, "is a file: name a folder"),
+    ("serve --state /dev/null/state", 73, "Not a directory"),
+    ("serve --record {text}", 73, "is a file: name a folder"),
     ("serve --record r --state s", 64, "--state keeps a journal of the run already"),
     ("serve --acks durable", 64, "--acks durable needs --state DIR"),
     ("serve --keep-journal", 64, "--keep-journal keeps that of --state DIR"),
@@ -83,8 +90,10 @@ COMMANDS = [
     ("serve --shards 2 --followers a --followers b --token t", 64, "takes 1 followers"),
     ("serve --standby aiops://a", 64, "--standby needs --state DIR"),
     ("serve --tls-cert {none}", 66, "--tls-cert"),
+    ("serve --tls-cert {text}", 65, "not a certificate and its private key in PEM"),
     ("serve --tls-key {none}", 64, "`aiops tls init DIR` makes all of them"),
     ("serve --tokens {none}", 66, "`aiops token new --file"),
+    ("serve --tokens {text}", 77, "is open to other users (mode 644)"),
     ("serve --metrics-host 0.0.0.0", 64, "--metrics-host is the address of --metrics-port"),
     ("run {none}", 66, "there is no script"),
     ("run --workers 0 {text}", 64, "'--workers'"),
@@ -103,6 +112,8 @@ COMMANDS = [
     ("replay {none}", 66, "No such file or directory"),
     ("replay {text}", 65, "is a file, and a record is a folder"),
     ("state show {none}", 66, "No such file or directory"),
+    ("replay {folder}", 65, "is not the --state of a server"),
+    ("state verify {folder}", 65, "is not the --state of a server"),
     ("state verify {text}", 65, "is neither the --state of a server nor a snapshot file"),
     ("policies nope", 64, "no policy is called 'nope'"),
     ("demo --dataset digit", 64, "did you mean 'digits'?"),
@@ -137,6 +148,10 @@ def places(tmp_path: Path, guarded: ServerThread) -> Iterator[dict[str, object]]
             "open": guarded.url,
         }
         (tmp_path / "text").write_text("a text, and nothing else")
+        (tmp_path / "text").chmod(0o644)
+        (tmp_path / "broken.py").write_text("1 / 0")
+        (tmp_path / "lacking.py").write_text("import nowhere_to_be_found")
+        (tmp_path / "unfinished.py").write_text("\nclass Mine(")
         (tmp_path / "misspelt.toml").write_text("polcy = 'asgd'")
         (tmp_path / "mistyped.toml").write_text("port = 'seven'")
         yield found

@@ -53,6 +53,14 @@ class TestPreparation:
         del steps
         assert not kernels.numba_pending()
 
+    def test_numba_that_is_not_installed_is_refused_before_there_are_steps(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "numba", None)
+        with pytest.raises(UsageError, match=r"cannot be had: .*aiops-ps\[server\]"):
+            Warmup(FASGD().rule(), "numba")
+        assert not kernels.numba_pending()
+
     def test_numba_that_cannot_be_had_is_an_error_only_if_it_was_asked_for(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

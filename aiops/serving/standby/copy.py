@@ -252,7 +252,9 @@ class StandbyCopy:
             self._disk.make_folder(self._folder)
             return self._disk.names(self._folder)
         except OSError as error:
-            raise UsageError(f"--state {self._folder}: {error.strerror}") from None
+            raise UsageError(
+                f"--state {self._folder}: {error.strerror}", output=str(self._folder)
+            ) from None
 
     def _at(self, *, was_fetching: bool) -> FollowedRun:
         """Return the run of the folder, whose engine is not at its state yet.

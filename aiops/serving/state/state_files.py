@@ -112,7 +112,7 @@ class StateFiles:
         except FileExistsError:
             raise UsageError(f"{flag} {folder} is a file: name a folder, or none yet") from None
         except OSError as error:
-            raise UsageError(f"{flag} {folder}: {error.strerror}") from None
+            raise UsageError(f"{flag} {folder}: {error.strerror}", output=str(folder)) from None
         try:
             lock = disk.lock(folder / directory.LOCK, holder)
         except OSError as error:
