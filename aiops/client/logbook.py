@@ -32,6 +32,8 @@ class Logbook:
     seconds
         Returns the seconds that this worker has computed, and those that it has waited; None: it is
         no worker, or has not begun.
+    noted
+        The numbers that wait to be sent, with their names.
     every
         Seconds between messages, where the server wants them whether anything was logged or not;
         None: it does not.
@@ -40,7 +42,7 @@ class Logbook:
     def __init__(self) -> None:
         self.seconds: Callable[[], tuple[float, float]] | None = None
         self.every: float | None = None
-        self._noted: deque[tuple[str, float]] = deque(maxlen=_KEPT)
+        self.noted: deque[tuple[str, float]] = deque(maxlen=_KEPT)
         self._names: set[str] = set()
         self._next = self._next_numbers = -math.inf  # when a message is due; one that has numbers
 
@@ -57,7 +59,7 @@ class Logbook:
             if name not in self._names:
                 self._admit(name)
             if abs(value) <= _LARGEST:  # NaN is not
-                self._noted.append((name, value))
+                self.noted.append((name, value))
 
     def _admit(self, name: str) -> None:
         if not (name.isprintable() and 0 < len(name.encode()) <= MAX_LOGGED_NAME):
@@ -73,7 +75,7 @@ class Logbook:
 
     def wait(self, now: float) -> float | None:
         """Return the seconds until there is something to be sent; None: there is nothing."""
-        if self._noted:
+        if self.noted:
             return max(0.0, self._next_numbers - now)
         if self.every is None or self.seconds is None:
             return None
@@ -88,11 +90,11 @@ class Logbook:
             if self.wait(now) != 0.0:
                 return None
             self._next = now + max(LEAST, self.every or 0.0)
-            if self._noted:  # seconds alone do not hold back the first numbers
+            if self.noted:  # seconds alone do not hold back the first numbers
                 self._next_numbers = self._next
         sums = dict[str, tuple[float, int]]()
-        for _ in range(len(self._noted)):
-            name, value = self._noted.popleft()
+        for _ in range(len(self.noted)):
+            name, value = self.noted.popleft()
             total, count = sums.get(name, (0.0, 0))
             sums[name] = total + value, count + 1
         if now is None and not sums:

@@ -444,6 +444,7 @@ class Client(Facade, Closing):
             if request is not None:
                 self._session.abandon(request)
             raise self._unusable()
-        self._session.log(time.monotonic())  # goes with what is sent
+        if self._session.book.noted:
+            self._session.log(time.monotonic())  # goes with what is sent
         timeout = self.timeout if request is None else self._patience_for(request)
         return self._connection.carry(request, timeout, self.timeout, more)
