@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 from aiops.cli import starting
-from aiops.cli.extras import missing_package_named
+from aiops.cli.extras import missing_package_named, print_version
 
 
 def main() -> None:
     """Run the command line."""
+    if print_version(sys.argv[1:]):
+        return
     serves = sys.argv[1:2] == ["serve"]
     if serves:
         starting.begin()

@@ -5,6 +5,8 @@ The shell itself is `aiops.serving.server`, the command line `aiops.cli.serve`.
 
 from __future__ import annotations
 
+import sys
+
 if __name__ == "__main__":  # before NumPy is imported
     from aiops.cli import starting
 
@@ -17,8 +19,10 @@ __all__ = ["Server", "serve"]
 
 
 def _main() -> None:
-    from aiops.cli.extras import missing_package_named
+    from aiops.cli.extras import missing_package_named, print_version
 
+    if print_version(sys.argv[1:]):
+        return
     with missing_package_named("server"):
         from aiops.cli.main import server_main
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from aiops._version import __version__
 from aiops.cli.exit_status import UNAVAILABLE
 
-__all__ = ["missing_package_named"]
+__all__ = ["missing_package_named", "print_version"]
 
 _EXTRA_OF: Mapping[str, str] = {"typer": "cli", "rich": "cli"}
 """The packages that commands import, each with the extra that brings it."""
+
+
+def print_version(arguments: Sequence[str]) -> bool:
+    """Print the version and return True if that is all that is asked for: it needs no extra."""
+    asked = list(arguments) == ["--version"]
+    if asked:
+        print(f"aiops {__version__}")
+    return asked
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ modules together over half a second.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -53,6 +54,9 @@ COMMANDS: Mapping[str, str] = {
     "experiment": "Reproduce the papers' figures by name.",
 }
 """The subcommands, each in the module of its name, and their lines in ``aiops --help``."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""The reasons for which a write to standard output fails, and that are no fault of the command."""
 
 _MODULES = dict.fromkeys(("kick", "pause", "resume", "snapshot", "rollback", "drain"), "admin")
 """The modules of those that share one."""
@@ -109,7 +113,9 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -138,15 +144,24 @@ def _tell_unknown_variables() -> None:
 def _run(command: Any, name: str) -> None:
     try:
         status = command(prog_name=name, standalone_mode=False)
+        sys.stdout.flush()  # here an error of it can be told; at the interpreter's end it cannot
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        raise SystemExit(0) from None  # typer's own status for it is 1
     except AiopsError as error:
         _end(str(error), status_of(error))
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except BrokenPipeError:
+        _discard_output()
         raise SystemExit(0) from None
     except OSError as error:
         if error.filename is None:  # of a file that was named it is enough to say which
-            raise
+            if error.errno not in _FULL:
+                raise
+            _discard_output()
+            _end(f"the output cannot be written: {error.strerror}", status_of(error))
         _end(f"{error.filename}: {error.strerror}", status_of(error))
     except Exception as error:
         format_message = getattr(error, "format_message", None)  # typer's usage errors have it
@@ -158,6 +173,11 @@ def _run(command: Any, name: str) -> None:
             raise SystemExit(USAGE) from None
         _end(" ".join(text.split()), USAGE)
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _discard_output() -> None:
+    """Have what is left of the output go nowhere: at its end the interpreter writes it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(text: str, status: int) -> NoReturn:

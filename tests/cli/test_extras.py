@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from aiops import __version__
+
 ROOT = Path(__file__).parents[2]
 
 HIDE = """
@@ -105,6 +107,12 @@ def test_the_command_line_names_its_extra(
         "aiops: the command line needs the package 'typer', which is not here:"
         f" pip install 'aiops-ps[{extra}]'\n"
     )
+
+
+@pytest.mark.parametrize("module", ["aiops", "aiops.server"])
+def test_the_version_needs_no_extra(module: str) -> None:
+    done = run_module(module, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"aiops {__version__}\n", "")
 
 
 def test_a_module_that_is_nowhere_is_no_missing_extra() -> None:

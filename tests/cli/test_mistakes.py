@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from aiops import errors
 from aiops.cli import main
 from tests.support import ServerThread
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 3.0
 """Seconds without a word after which a user believes that nothing happens."""
 
@@ -246,6 +248,31 @@ def test_no_command_at_all_shows_the_help(
     assert told(monkeypatch, []) == 64
     out, err = capfd.readouterr()
     assert (out.startswith("Usage: aiops"), err) == (True, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_output_that_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        done = command("--help", stdout=full)
+    assert done.returncode == 74
+    assert done.stderr == b"aiops: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("line", ["--help", "policies asgd"])
+def test_a_reader_that_has_seen_enough(line: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        done = command(*line.split(), stdout=pipe)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def command(*words: str, stdout: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line in a process of its own, whose output goes to a file."""
+    words = (sys.executable, "-m", "aiops", *words)
+    return subprocess.run(
+        words, stdout=stdout, stderr=subprocess.PIPE, timeout=60, cwd=ROOT, check=False
+    )
 
 
 # ------------------------------------------------------------------ programs with a worker

@@ -60,11 +60,28 @@ class TestWorkflows:
         assert matrix["matrix"]["python"] == named
         assert {name.partition("-")[0] for name in matrix["matrix"]["os"]} == {"ubuntu", "macos"}
 
-    def test_only_publishing_may_write(self) -> None:
+    def test_what_may_write_runs_last_and_does_one_thing(self) -> None:
         jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
-        assert jobs["publish"]["permissions"]["id-token"] == "write"
-        assert jobs["publish"]["needs"] == "wheel"
-        assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+        allowed = {name: job["permissions"] for name, job in jobs.items() if "permissions" in job}
+        assert allowed == {
+            "publish": {"id-token": "write", "attestations": "write", "contents": "read"},
+            "page": {"contents": "write"},
+        }
+        assert [jobs[name]["needs"] for name in ("test", "publish", "page")] == [
+            *("check", "test", "publish")
+        ]
+
+    def test_a_release_has_passed_what_main_passes(self) -> None:
+        folder = ROOT / ".github" / "workflows"
+        assert read(folder / "release.yml")["jobs"]["test"]["uses"] == "./.github/workflows/ci.yml"
+        ci = read(folder / "ci.yml")
+        assert "workflow_call" in ci[True]
+        assert {"test", "wheel"} <= set(ci["jobs"]), "of both, and what it builds is published"
+
+    def test_every_command_of_make_is_one_whatever_files_there_are(self) -> None:
+        text = (ROOT / "Makefile").read_text()
+        phony = set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split())
+        assert phony == set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
