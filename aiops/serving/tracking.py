@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from aiops.metrics.scalars import RunScalars
 from aiops.serving.config import Config
+from aiops.serving.live_page import Watched
 from aiops.serving.repeated_error import RepeatedError
 from aiops.trackers import OnMetrics, RunMetrics, Tracker, tracker_of
 from aiops.trackers.delivery import Delivery
@@ -25,13 +26,6 @@ _SHARE = 0.01
 
 _END = 1.5
 """Seconds in which trackers take what is left, all together: Ctrl-C ends a server within two."""
-
-
-class Reporting(Protocol):
-    """A server whose numbers are tracked, or a standby."""
-
-    def report(self, shown: int) -> Mapping[str, Any]:
-        """Return its statistics, with lines of this many workers at most."""
 
 
 class Tracking:
@@ -55,7 +49,7 @@ class Tracking:
     def __init__(
         self,
         config: Config,
-        running: Callable[[], Reporting | None],
+        running: Callable[[], Watched | None],
         on_metrics: Sequence[OnMetrics] = (),
     ) -> None:
         self._every, self._running = config.track_every, running

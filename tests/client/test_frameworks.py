@@ -132,14 +132,16 @@ def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         more.optimizer.optimizer.close()
     with ServerThread(policy="schedule-free", set=settings, kernels="numpy") as server:
         os.environ["AIOPS_URL"] = server.url
-        anew = trainer(6)  # at a new one: the checkpoint's; the Trainer takes a step at a rate of 0
-        anew.train(resume_from_checkpoint=True)
-        assert anew.optimizer.optimizer.version == 1
-        assert on(server, anew.model)
+        resumed = trainer(
+            6
+        )  # at a new one: the checkpoint's; the Trainer takes a step at a rate of 0
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.optimizer.optimizer.version == 1
+        assert on(server, resumed.model)
         assert "another one" not in caplog.text
-        for one, other in zip(anew.model.parameters(), more.model.parameters(), strict=True):
+        for one, other in zip(resumed.model.parameters(), more.model.parameters(), strict=True):
             assert torch.equal(one, other)
-        anew.optimizer.optimizer.close()
+        resumed.optimizer.optimizer.close()
     example_learns("huggingface_trainer", "STEPS", 15, 15, 5.2)  # untrained: 5.5
 
 
@@ -255,7 +257,7 @@ def test_lightning(tmp_path: Path) -> None:
             optimizer.close()
         with ServerThread(**chosen) as server:
             os.environ["AIOPS_URL"] = server.url
-            trainer, anew = fit(
+            trainer, resumed = fit(
                 8, saved
             )  # no step is left: what defined the model is the checkpoint
             assert trainer.optimizers[0].version == 0
@@ -263,7 +265,7 @@ def test_lightning(tmp_path: Path) -> None:
             fetch_into(elsewhere, server.url)
             for name, value in module.named_parameters():
                 assert torch.equal(value, elsewhere.get_parameter(name))
-            assert torch.equal(anew.net[1].running_mean, module.net[1].running_mean)
+            assert torch.equal(resumed.net[1].running_mean, module.net[1].running_mean)
             trainer.optimizers[0].close()
     example_learns("lightning_digits", "STEPS", 40, 40, 0.5)  # untrained: 0.9
 
@@ -343,10 +345,10 @@ def restored_by_a_callback(keras: Any, folder: Path) -> None:
         assert again.optimizer.remote.version == 2
         again.optimizer.close()
     with ServerThread(policy="asgd", kernels="numpy") as server:
-        anew = job(server.url)
+        resumed = job(server.url)
         with pytest.raises(UsageError, match=r"load the checkpoint before fit\(\)"):
-            fit(anew, 3)
-        anew.optimizer.close()
+            fit(resumed, 3)
+        resumed.optimizer.close()
 
 
 def test_keras(keras: Any, tmp_path: Path) -> None:
@@ -384,13 +386,13 @@ def test_keras(keras: Any, tmp_path: Path) -> None:
             np.testing.assert_array_equal(theirs[name], variable.numpy())
         model.save_weights(tmp_path / "saved.weights.h5")
     with ServerThread(policy="fasgd", kernels="numpy") as server:
-        anew = job(KerasOptimizer(server.url, learning_rate=0.0))  # the weights define the model
-        anew.load_weights(tmp_path / "saved.weights.h5", skip_mismatch=False)
-        anew.fit(seen, **fit)
-        assert anew.optimizer.remote.version == 4
-        for one, two in zip(anew.trainable_variables, model.trainable_variables, strict=True):
+        resumed = job(KerasOptimizer(server.url, learning_rate=0.0))  # the weights define the model
+        resumed.load_weights(tmp_path / "saved.weights.h5", skip_mismatch=False)
+        resumed.fit(seen, **fit)
+        assert resumed.optimizer.remote.version == 4
+        for one, two in zip(resumed.trainable_variables, model.trainable_variables, strict=True):
             np.testing.assert_array_equal(one.numpy(), two.numpy())
-        anew.optimizer.close()
+        resumed.optimizer.close()
     with pytest.raises(UsageError, match=r"start it with --set weight_decay=0.1"):
         KerasOptimizer(weight_decay=0.1)
     with pytest.raises(UsageError, match="use_ema overwrites variables"):

@@ -159,15 +159,20 @@ async def test_a_request_that_never_ends_has_a_deadline(sent: bytes) -> None:
         assert await ask(port, sent) == b""
 
 
+async def cut(writer: asyncio.StreamWriter) -> None:
+    """Wait until the other end has reset a connection, which a write notices."""
+    async with asyncio.timeout(PATIENCE):
+        while not writer.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+
+
 async def test_an_answer_that_is_not_read_has_a_deadline() -> None:
     async with listening(patience=0.05) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET /big HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(PATIENCE):
-            while not writer.is_closing():  # it is reset, which a write notices
-                writer.write(b"x")
-                await asyncio.sleep(0.01)
+        await cut(writer)
         writer.transport.abort()
         assert await answered(port)
 
@@ -299,10 +304,7 @@ class TestStreams:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             reader._transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(b"GET /flood HTTP/1.1\r\n\r\n")
-            async with asyncio.timeout(PATIENCE):
-                while not writer.is_closing():  # it is reset, which a write notices
-                    writer.write(b"x")
-                    await asyncio.sleep(0.01)
+            await cut(writer)
             assert len(FLOODED) < 50, "the next is made once the last has been read"
             writer.transport.abort()
 

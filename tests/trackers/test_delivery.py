@@ -1,4 +1,4 @@
-"""Numbers reach a tracker in order, and nobody waits for it."""
+"""Numbers reach a tracker in order, and those who offer them do not wait for it."""
 
 from __future__ import annotations
 
