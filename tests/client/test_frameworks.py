@@ -147,6 +147,7 @@ def test_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_accelerate(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)  # a Trainer before may have chosen a GPU
     standalone()
 
     def job() -> tuple[Any, ...]:

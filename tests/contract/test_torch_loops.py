@@ -2,7 +2,8 @@
 
 Each loop is run with both, under each policy. The one of its own takes no steps: it puts the
 parameters there that the server's had after the same step. So the gradients, learning rates, losses
-and buffers of both are the same to the last bit, if the loop sees no difference.
+and buffers of both are the same to the last bit, if the loop sees no difference. Where there is a GPU
+the loops run there, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from aiops.client.torch import RemoteOptimizer  # noqa: E402
 from aiops.client.torch_arrays import to_array  # noqa: E402
 
 STEPS = 4
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 POLICIES: dict[str, dict[str, Any]] = {
     "schedule-free": {},
     "asgd": {"optimizer": "adamw", "lr": 0.01},
@@ -99,7 +101,7 @@ class Given(torch.optim.Optimizer):  # type: ignore[misc]
         gradients: dict[str, Any] = {}
         for group in self.param_groups:
             for name, p in zip(group["param_names"], group["params"], strict=True):
-                gradients[name] = p.grad.numpy().copy()
+                gradients[name] = p.grad.cpu().numpy().copy()
                 with torch.no_grad():
                     p.copy_(torch.from_numpy(params[name]))
         self.steps.append((gradients, [group["lr"] for group in self.param_groups], params))
@@ -118,8 +120,12 @@ def batch(number: int) -> tuple[Any, Any]:
     return seen, (seen + 1) % 7
 
 
+def device_of(net: Any) -> Any:
+    return next(net.parameters()).device
+
+
 def cost(net: Any, number: int) -> Any:
-    seen, following = batch(number)
+    seen, following = (numbers.to(device_of(net)) for numbers in batch(number))
     return torch.nn.functional.cross_entropy(net(seen), following)
 
 
@@ -195,7 +201,7 @@ def bfloat16(net: Any, opt: Any) -> list[float]:
     losses = []
     for number in range(STEPS):
         opt.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device_of(net).type, torch.bfloat16):
             loss = cost(net, number)
         loss.backward()
         opt.step()
@@ -204,12 +210,14 @@ def bfloat16(net: Any, opt: Any) -> list[float]:
 
 
 def scaled(net: Any, opt: Any) -> list[float]:
-    """A scaler that unscales, clips, and leaves out the step that overflows."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    """A scaler that unscales, clips, and leaves out the step that overflows; float16 on a GPU."""
+    device = device_of(net).type
+    scaler = torch.amp.GradScaler(device, init_scale=256.0)
     losses = []
     for number in range(STEPS + 1):
         opt.zero_grad()
-        loss = cost(net, number)
+        with torch.autocast(device, torch.float16, enabled=device == "cuda"):
+            loss = cost(net, number)
         scaler.scale(loss * (torch.inf if number == 1 else 1)).backward()
         scaler.unscale_(opt)
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -260,19 +268,23 @@ def groups_of(net: Any, lr: float) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Any:
+def _sums_in_one_order(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(torch.cuda.is_available())
     yield
     torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow  # the first compilation loads the compiler
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_loop_sees_no_difference(policy: str) -> None:
+def test_a_loop_sees_no_difference(policy: str, device: str) -> None:
     for loop in LOOPS:
         torch.manual_seed(0)
-        remote = Net()
+        remote = Net().to(device)
         steps: list[Step] = []
         settings = POLICIES[policy]
         with ServerThread(policy=policy, set=settings, workers=1, kernels="numpy") as server:
