@@ -2,8 +2,8 @@
 
 Each loop is run with both, under each policy. The one of its own takes no steps: it puts the
 parameters there that the server's had after the same step. So the gradients, learning rates, losses
-and buffers of both are the same to the last bit, if the loop sees no difference. Where there is a GPU
-the loops run there, too.
+and buffers of both are the same to the last bit, if the loop sees no difference. Where
+there is a GPU the loops run there, too.
 """
 
 from __future__ import annotations
