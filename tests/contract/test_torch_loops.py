@@ -110,7 +110,7 @@ class Given(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _array(gradient: Any) -> Any:
-    return to_array(gradient) if isinstance(gradient, torch.Tensor) else np.asarray(gradient)
+    return to_array(gradient.cpu()) if isinstance(gradient, torch.Tensor) else np.asarray(gradient)
 
 
 def batch(number: int) -> tuple[Any, Any]:
@@ -294,7 +294,7 @@ def test_a_loop_sees_no_difference(policy: str, device: str) -> None:
             with Noted(groups_of(remote, lr), server.url) as opt:
                 opt.begin(steps)
                 losses = loop(remote, opt)
-                trained = copy.deepcopy(remote.state_dict())  # before `close` pushes the rest
+                trained = copy.deepcopy(remote).cpu().state_dict()  # before `close` pushes the rest
         given = Given(groups_of(local, lr), lr, steps)
         assert losses == loop(local, given), loop.__name__
         assert len(steps) == len(given.steps) >= STEPS, loop.__name__
@@ -304,6 +304,6 @@ def test_a_loop_sees_no_difference(policy: str, device: str) -> None:
             for name, gradient in gradients.items():
                 np.testing.assert_array_equal(gradient, wanted[name], f"{loop.__name__}: {name}")
         for name, value in local.state_dict().items():  # parameters and buffers
-            assert torch.equal(value, trained[name]), f"{loop.__name__}: {name}"
+            assert torch.equal(value.cpu(), trained[name]), f"{loop.__name__}: {name}"
         assert remote.head.weight is remote.embed.weight
         assert not np.array_equal(steps[0][2]["mix.weight"], steps[-1][2]["mix.weight"])
