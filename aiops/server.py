@@ -14,8 +14,9 @@ if __name__ == "__main__":  # before NumPy is imported
 
 from aiops.serving.embedded import serve
 from aiops.serving.server import Server
+from aiops.serving.standby.server import StandbyServer
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server", "StandbyServer", "serve"]
 
 
 def _main() -> None:

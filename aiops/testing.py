@@ -22,9 +22,10 @@ every time, on every machine::
 - `ServerMachine`, a server that crashes, loses its power, fills its disk, and comes back;
 - `points` at which a process can be ended: `crash_at` does so in a real one (`FaultyDisk`);
 - `Cluster` and `simulate`, which train a whole cluster and return its time, the workers' idle time
-  and staleness, and the learning curve (with `StarTopology`, `Cut`, `Silence`, `Kill`, `Join`, the
-  models of compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workload
-  `Deadweight`; `aiops.lab.workloads.PerceptronWorkload` is one on real data).
+  and staleness, and the learning curve (with the server's `Config`, `StarTopology`, `Cut`,
+  `Silence`, `Kill`, `Join`, the models of compute time `Fixed`, `LogNormal`, `Straggler`,
+  `Diurnal`, and the workload `Deadweight`; `aiops.lab.workloads.PerceptronWorkload` is one on real
+  data).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any, ParamSpec, TypeVar
 from aiops.errors import UsageError
 from aiops.net.faults import crash_at
 from aiops.net.faulty_disk import FaultyDisk, points
+from aiops.serving.config import Config
 from aiops.sim.cluster.compute_time import Computing, Diurnal, Fixed, LogNormal, Straggler
 from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage
 from aiops.sim.cluster.run import simulate
@@ -55,6 +57,7 @@ __all__ = [
     "ClusterResult",
     "ClusterSample",
     "Computing",
+    "Config",
     "Cut",
     "Deadlock",
     "Deadweight",

@@ -60,7 +60,7 @@ ARROWS: Mapping[str, str] = {
                       " engine net state serving client",
     "launch":         "_version errors common net client",
     "ray":            "errors common net client data state serving launch model wire shards",
-    "testing":        "errors net sim",
+    "testing":        "errors net serving sim",
     "lab":            "_version access errors common model codecs wire state algorithms bandwidth"
                       " store engine shards durable averaging net serving client data sim",
     "cli":            "_version access errors common model wire state durable algorithms bandwidth"

@@ -118,7 +118,8 @@ class StandbyServer:
         options, algorithm = config.options(), find(config.policy).make(config.settings())
         self._blank = Engine(algorithm, options)  # answers while there is no other
         self._named = algorithm.name, algorithm.settings()
-        self.url = self.metrics_url = ""
+        self.url: str = ""
+        self.metrics_url: str = ""
         self.on_promotion: Callable[[], None] = lambda: None
         self._shards: ShardStandbys | None = None  # of a lead, once its run is known
         self.server: Server | None = None

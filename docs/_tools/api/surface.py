@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from aiops.algorithms import BUILT_IN
+
 CORE = ("aiops", "aiops.client", "aiops.data", "aiops.errors", "aiops.server", "aiops.trackers")
 """The public modules that need no package of an extra."""
 
@@ -21,6 +23,23 @@ MODULES = (
 
 MOST = 60
 """The most names that they may have together."""
+
+PROVISIONAL: Mapping[str, str] = {
+    "aiops.algorithms": "find",
+    "aiops.algorithms.base": "Algorithm Policy Decision APPLY COLLECT IGNORE",
+    "aiops.algorithms.local_training": "LocalTraining",
+    "aiops.kernels.rule": "Rule",
+    "aiops.kernels.vocabulary": "*",
+    "aiops.codecs": "find Codec Encoder",
+    "aiops.codecs.base": "elements length_fault",
+    "aiops.testing": "*",
+    "aiops.sim.turns.run": "simulate",
+    "aiops.sim.turns.simulation": "Simulation",
+    "aiops.sim.turns.task": "Task",
+    "aiops.sim.turns.fred": "simulate_fred",
+    "aiops.lab.workloads": "*",
+}
+"""Names that a minor version may change, by module; ``*`` are those of its ``__all__``."""
 
 _CLIENT = "offer carry forked patience begin plan token info abandon note_log"
 INTERNAL: Mapping[str, str] = {
@@ -42,6 +61,8 @@ INTERNAL: Mapping[str, str] = {
     "Server": "administrator members norms on_taken run_state send_away socket take_snapshot"
     " follower_moved not_ready engine run coordinator warm start reload supersede replayer"
     " discard serve until_ending stop_with_lead forked",
+    "StandbyServer": "administrator follower_moved forked generation members norms not_ready"
+    " on_promotion reload send_away serve stand_by start stop_with_lead take_snapshot whole",
     "RunningServer": "accesses config heads present lead has_standby is_pair node servers",
 }
 """Members that other rooms of aiops call, and that are promised to no program."""
@@ -60,6 +81,19 @@ class Name(NamedTuple):
         module = getattr(self.value, "__module__", self.module)
         ours = isinstance(module, str) and module.partition(".")[0] == "aiops"
         return f"{module if ours else self.module}.{self.name}"
+
+
+def provisional() -> Mapping[str, frozenset[str]]:
+    """Return the provisional names by module, with the algorithms that have a page."""
+    found = {
+        module: getattr(importlib.import_module(module), "__all__", ()) if given == "*" else given
+        for module, given in PROVISIONAL.items()
+    }
+    named = {module: {*(of.split() if isinstance(of, str) else of)} for module, of in found.items()}
+    for place in BUILT_IN.values():
+        module, _, name = place.partition(":")
+        named.setdefault(module, set()).add(name)
+    return {module: frozenset(of) for module, of in named.items()}
 
 
 def names(modules: Sequence[str] = MODULES) -> Iterator[Name]:
