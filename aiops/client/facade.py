@@ -182,7 +182,8 @@ class Facade(SessionFacade):
 
     def _patience_for(self, request: Request | None) -> float:
         plan = self._session.info.plan
-        allowed = self.timeout + float(plan.get("patience", 0.0))
+        waits = request is None or request.waits
+        allowed = self.timeout + (float(plan.get("patience", 0.0)) if waits else 0.0)
         slow = float(plan.get("seconds_per_byte", 0.0))
         if slow:
             layout = self._session.info.layout

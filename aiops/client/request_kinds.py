@@ -127,6 +127,8 @@ class Request:
         Whether it is a push of any kind, which has a sequence number.
     of_rows
         Whether it is about rows of a table (`RowsRequest`).
+    waits
+        Whether the answer may wait for other workers; else the server answers at once.
     seq
         That number, the same however often it is sent; 0 until the session gives it one.
     payloads
@@ -170,6 +172,7 @@ class Request:
     what: ClassVar[str] = ""
     pushes: ClassVar[bool] = False
     of_rows: ClassVar[bool] = False
+    waits: ClassVar[bool] = True
     answer: ClassVar[type[Message]] = Message
 
     def __init__(
@@ -536,7 +539,7 @@ class StatsRequest(Request):
     """Ask for the server's statistics; the result is a dict."""
 
     __slots__ = ()
-    what = "the statistics"
+    what, waits = "the statistics", False
     answer = Report
 
     def message(self, id: int, info: ServerInfo) -> Message:
@@ -552,7 +555,7 @@ class PingRequest(Request):
     """Ask whether the server is alive; the result is None."""
 
     __slots__ = ()
-    what = "a sign of life"
+    what, waits = "a sign of life", False
     answer = messages.Pong
 
     def message(self, id: int, info: ServerInfo) -> Message:

@@ -128,6 +128,7 @@ from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
 from aiops.client.shards import Payloads, Shards
 from aiops.client.steady import SteadyExchange, steady_push
+from aiops.common import urls
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
     AiopsError,
@@ -282,10 +283,13 @@ class Session:
         acked = self.pending.acknowledged.last
         return Handshake.with_server(self.identity, self.server, epoch, nonce, run, acked)
 
-    def towards(self, server: ServerAddress, host: str) -> None:
-        """Note the server that the next connection is made to; ``host``: where it is at present."""
-        self.server = self.info.url = server.url
-        self.shards.lead, self.shards.host = server, host
+    def towards(self, server: ServerAddress, present: tuple[str, int]) -> None:
+        """Note the server that the next connection is made to, and the address it is at now."""
+        named = server.url
+        if present != (server.host, server.port):  # a standby there speaks of the other as primary
+            named = f"{urls.write(*present, tls=server.tls)} (for {named})"
+        self.server = self.info.url = named
+        self.shards.lead, self.shards.host = server, present[0]
 
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on a new connection; return what to send.

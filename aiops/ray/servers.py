@@ -304,7 +304,8 @@ class ServerActor:
         asked, look_at = self._partner.access.remote(), 0.0
         while not self._ending and (primary := self._primary) is not None:
             time.sleep(_WATCH)
-            with contextlib.suppress(AiopsError):
+            # Ray may fail for a moment on a busy machine, and this thread goes on.
+            with contextlib.suppress(AiopsError, ray.exceptions.RayError):
                 if not node_is_alive(primary.node):
                     self.take_over()
                 elif time.monotonic() >= look_at:

@@ -436,14 +436,18 @@ class TestConnections:
             with pytest.raises(UsageError, match="closed"):
                 client.ping()
 
-    def test_deadline(self, connect: Connect, server: Any) -> None:
-        server.call(lambda s: s.engine.plan.update(patience=0.0))
+    @pytest.mark.parametrize(
+        ("call", "what"), [("ping", "a sign of life"), ("stats", "the statistics")]
+    )
+    def test_deadline(self, connect: Connect, server: Any, call: str, what: str) -> None:
+        """No barrier holds these answers: the server's patience with workers is not added."""
+        assert server.call(lambda s: s.engine.plan["patience"]) > PATIENCE
         with Proxy(server.url) as proxy, connect(proxy.url) as client:
             client.ping()
             getattr(client, "client", client).timeout = 0.3
             proxy.stall("down", after=0)
-            with pytest.raises(DeadlineExceeded, match=r"a sign of life in .*timeout=\.\.\."):
-                client.ping()
+            with pytest.raises(DeadlineExceeded, match=rf"{what} in .*timeout=\.\.\."):
+                getattr(client, call)()
 
     def test_a_lost_connection_is_made_anew(self, connect: Connect, server: Any) -> None:
         with Proxy(server.url) as proxy, connect(proxy.url, role="worker") as client:
@@ -537,9 +541,9 @@ class TestAsync:
     async def test_a_deadline_leaves_the_connection_usable(self) -> None:
         network, loop = testing.network(), asyncio.get_running_loop()
         async with aiops.serve(policy="asgd", kernels="numpy") as server:
-            server.engine.plan.update(patience=0.0)
             with network.at("alice"):
                 client = await AsyncClient(server.url, timeout=2.0).connect()
+            assert client.patience == 2 + server.config.worker_deadline
             network.silence("alice")
             with pytest.raises(DeadlineExceeded, match="sign of life in 2 s"):
                 await client.ping()

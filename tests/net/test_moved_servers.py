@@ -68,6 +68,21 @@ class TestASilentServer:
             asyncio.run(main(*given))
 
 
+def test_an_error_names_the_address_that_it_is_of() -> None:
+    """A standby at it speaks of the first address as of its primary's."""
+    with ServerThread(policy="asgd") as server:
+        first = "aiops://127.0.0.1:1"
+        moved_servers.note(urls.parse(first), urls.parse(server.url))
+        try:
+            with (
+                aiops.Client(first, timeout=PATIENCE) as client,
+                pytest.raises(aiops.errors.NotReady, match=f"^{server.url} \\(for {first}\\): "),
+            ):
+                client.fetch()
+        finally:
+            moved_servers.note(urls.parse(first), urls.parse(first))
+
+
 def test_a_server_that_is_where_it_was_keeps_its_connections() -> None:
     with ServerThread(policy="asgd") as server:
         where = urls.parse(server.url)

@@ -431,7 +431,7 @@ class AsyncClient(Facade, AsyncClosing):
     async def _connect(self) -> AsyncConnection:
         """Open one connection, wait for the welcome, and return it."""
         attempts, session = self._attempts, self._session
-        session.towards(attempts.server, self._dialler.present_address(attempts.server)[0])
+        session.towards(attempts.server, self._dialler.present_address(attempts.server))
         transport, connection = await self._dialler.connect_to_server(
             attempts.server, attempts.until, attempts.patience
         )

@@ -47,7 +47,7 @@ class Client(Facade, Closing):
         The name in reports, at most 1,024 bytes; default: role, host name and process id.
     timeout
         Seconds that a call may take in all, beyond the wait that the server's plan announces for a
-        barrier or a bandwidth budget; more than 0, default 60.
+        barrier (not of `ping` and `stats`) or a bandwidth budget; more than 0, default 60.
     pongs
         True: the server may ping, and `attend` is called every few seconds. Default False.
     tls

@@ -538,7 +538,7 @@ class BlockingConnection:
     def _connect(self, until: float, beat: float) -> None:
         server, patience = self._attempts.server, self._attempts.patience
         self._server, self._place = server, self.dialler.present_address(server)
-        self._session.towards(server, self._place[0])
+        self._session.towards(server, self._place)
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
         self.socket = sock
         self.dialler.check()  # an interruption that received too early to find this socket
