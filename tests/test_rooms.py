@@ -38,6 +38,7 @@ ARROWS: Mapping[str, str] = {
     "metrics":        "errors",
     "dashboard":      "metrics",
     "trackers":       "errors metrics",
+    "tracing":        "_version errors",
     "access":         "errors common wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
@@ -50,12 +51,12 @@ ARROWS: Mapping[str, str] = {
     "filters":        "errors kernels model",
     "averaging":      "errors model codecs wire",
     "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
-                      " averaging net",
+                      " averaging net tracing",
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
                       " engine filters averaging shards net state durable metrics"
-                      " dashboard trackers",
+                      " dashboard trackers tracing",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",
     "launch":         "_version errors common net client",
@@ -83,6 +84,7 @@ SHELLS = {
     "server",
     "__main__",
     "trackers",
+    "tracing",
 }
 
 PURE_IN_SHELLS: Mapping[str, str] = {
@@ -126,6 +128,7 @@ EXTRAS: Mapping[str, str] = {
     "pyarrow": "",
     "safetensors": "",
     "mlflow": "trackers.mlflow",
+    "opentelemetry": "tracing.export",
     "tensorboard": "trackers.tensorboard",
     "trackio": "trackers.trackio",
     "wandb": "trackers.wandb",

@@ -21,7 +21,12 @@ _FLAGS = "aiops.server_flags"
 OURS = {"workers", "port"}
 """Settings of the server that have a flag of these commands' own."""
 
-_TOKENS = {"--token": "AIOPS_TOKEN", "--relay-token": "AIOPS_RELAY_TOKEN"}
+_VARIABLES = {
+    "--token": "AIOPS_TOKEN",
+    "--relay-token": "AIOPS_RELAY_TOKEN",
+    "--trace": "AIOPS_TRACE",
+}
+"""Flags that travel as variables: workers read them, too, and tokens are not to be seen by all."""
 
 _WRITES = ("save", "record", "ledger", "profile", "track")
 
@@ -89,13 +94,15 @@ class ServerSettings:
     Attributes
     ----------
     flags
-        Those of the command, without the token.
+        Those of the command, without `_VARIABLES`.
     environment
-        The variables, with the token: workers find it there, and other users do not see it.
+        The variables, with those.
     """
 
     def __init__(self, context: typer.Context, environment: Mapping[str, str]) -> None:
-        self.flags, self.environment = _with_token(context.meta.get(_FLAGS, []), dict(environment))
+        self.flags, self.environment = _with_variables(
+            context.meta.get(_FLAGS, []), dict(environment)
+        )
 
     @property
     def keeps_state(self) -> bool:
@@ -121,15 +128,15 @@ class ServerSettings:
         )
 
 
-def _with_token(
+def _with_variables(
     flags: Sequence[str], environment: dict[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Move the tokens to the environment, where workers find it, and other users do not see it."""
+    """Move `_VARIABLES` to the environment."""
     left = []
     for flag in flags:
         name, _, text = flag.partition("=")
-        if name in _TOKENS:
-            environment = {**environment, _TOKENS[name]: text}
+        if name in _VARIABLES:
+            environment = {**environment, _VARIABLES[name]: text}
         else:
             left.append(flag)
     return left, environment

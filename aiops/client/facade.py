@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aiops import tracing
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client import variables
 from aiops.client.backoff import check_timeout
@@ -16,13 +17,17 @@ from aiops.client.requests import Requests
 from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.session import Session, checked_stream, stream
+from aiops.client.traced_loop import StepTrace, TracedLoop
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
+from aiops.common.launchers import detect
 from aiops.common.tls_files import Tls
 from aiops.errors import UsageError
 from aiops.model.tables import Table
 from aiops.net.environment import CURRENT_ENVIRONMENT
+from aiops.net.timed_socket import SocketTimes
 from aiops.net.tls import TlsClient
+from aiops.tracing import Tracing
 
 
 class SessionFacade:
@@ -195,10 +200,17 @@ class Facade(SessionFacade):
             allowed += slow * nbytes
         return allowed
 
-    def begin(self, params: Params, clock: Callable[[], float], overlap: int = 0) -> TrainingLoop:
+    def begin(
+        self,
+        params: Params,
+        clock: Callable[[], float],
+        overlap: int = 0,
+        tracing: Tracing | None = None,
+    ) -> TrainingLoop:
         """Begin to train at these parameters by the server's plan; return the loop to drive.
 
-        ``overlap``: how many exchanges may be under way while gradients are computed.
+        ``overlap``: how many exchanges may be under way while gradients are computed. ``tracing``:
+        takes the spans of its pushes.
 
         Raises
         ------
@@ -206,7 +218,9 @@ class Facade(SessionFacade):
             When they lie in the server's memory, and the plan has the worker write to them; or the
             plan does not permit ``overlap``.
         """
-        steps = TrainingLoop(self._session.info, self._session.ledger, params, clock, overlap)
+        session = self._session
+        given = session.info, session.ledger, params, clock, overlap
+        steps = TrainingLoop(*given) if tracing is None else self._traced(tracing, *given)
         if isinstance(params, Leased) and steps.strategy.writes:
             params.release()
             if overlap:
@@ -219,6 +233,24 @@ class Facade(SessionFacade):
                 " themselves, so they need arrays of their own: leave out views=True"
             )
         return steps
+
+    def _traced(self, tracing: Tracing, *given: Any) -> TrainingLoop:
+        """Return a loop whose pushes have spans."""
+        session, place = self._session, detect(os.environ)
+        about: dict[str, str | int] = {"aiops.worker": session.identity.name}
+        if place.rank is not None:
+            about["aiops.rank"] = place.rank
+
+        def last_push() -> int:
+            steady = session.steady
+            return session.pending.seq + (steady.unsettled if steady is not None else 0)
+
+        client = session.identity.client
+        return TracedLoop(StepTrace(tracing, client, about, last_push, self._socket_times), *given)
+
+    def _socket_times(self) -> SocketTimes | None:
+        """Return when the only connection sent and received last, if it is known."""
+        return None
 
 
 def initial(params: Any, tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -252,6 +284,7 @@ class WorkerFacade(SessionFacade):
 
     _client: Facade
     _begun: TrainingLoop | None = None  # once it is connected, and knows the parameters
+    _tracing: Tracing | None = None
     _overlap = 0  # how many exchanges may be under way while gradients are computed
     _closed = _forked = False
 
@@ -270,6 +303,11 @@ class WorkerFacade(SessionFacade):
             raise forks.inherited("worker")
         if self._closed:
             raise UsageError("this worker is closed")
+
+    def _traced(self) -> Tracing | None:
+        """Return the tracing of this worker, if the environment asks for it."""
+        about = {"service.instance.id": self._session.identity.name}
+        return tracing.begun(os.environ.get(tracing.VARIABLE, ""), "worker", about)
 
     def room(self) -> Params:
         """Return room for gradients; with ``overlap`` of the worker's own, else as `Client.room`.

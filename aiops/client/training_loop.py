@@ -54,6 +54,10 @@ class BackgroundTransfer(Protocol):
     def error(self) -> BaseException | None:
         """The error it failed with, if it is over and failed."""
 
+    @property
+    def ended(self) -> int:
+        """The moment at which it was over, in nanoseconds since 1970, for traces."""
+
 
 @dataclass(frozen=True, slots=True)
 class Send:

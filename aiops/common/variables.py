@@ -20,7 +20,7 @@ _SETTINGS = """
     threads kernels device max_model max_connections failure_timeout hello_deadline stall_deadline
     min_rate bandwidth_budget worker_budget drain_deadline no_shm shards model_size link_rate
     shard_bytes spread_tables followers follower relay relay_token metrics_port dashboard
-    metrics_host metrics_workers track track_every log_format log_level config
+    metrics_host metrics_workers track track_every trace log_format log_level config
 """  # the server's, which `aiops.serving.config` declares
 
 _OTHERS = """

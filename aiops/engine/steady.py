@@ -260,21 +260,23 @@ class Steady:
     ----------
     cost
         Bytes that an exchange's update reads and writes.
-    peer
-        The connection's number.
+    member, peer
+        As above.
+    nbytes
+        The model's bytes, of each push and of each answer.
     """
 
     def __init__(
         self, shared: Shortcut, member: Member, peer: int, wire: Connection, template: Template
     ) -> None:
-        self._shared, self._member, self.peer, self._wire = shared, member, peer, wire
+        self._shared, self.member, self.peer, self._wire = shared, member, peer, wire
         self._store, self._template = shared.store, template
         layout = shared.store.layout
         payload = wire.expect(template, layout.nbytes)
         self._gradient = Arena(layout, np.frombuffer(payload, np.uint8))
         self._answer = shared.answer
         self._answered = shared.machine.measure("send", wire.answered)
-        self.cost = shared.store.cost
+        self.cost, self.nbytes = shared.store.cost, layout.nbytes
 
     def takes(self, frame: bytes) -> bool:
         """Return whether the connection already matches messages of this form."""
@@ -299,7 +301,7 @@ class Steady:
         found = self._wire.match(nbytes)
         if not found:
             return None if found is None else b""
-        said = self._shared.update(self._member, self.peer, found, self._gradient, now, record)
+        said = self._shared.update(self.member, self.peer, found, self._gradient, now, record)
         if said is None:
             return None
         id, _seq, _have, base = found

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiops import tracing
 from aiops.algorithms import DEFAULT
 from aiops.algorithms.per_tensor import SETTING, gathered
 from aiops.bandwidth.units import parse_rate
@@ -231,6 +232,9 @@ class Config:
         [], "Send the run's numbers to a tracker: tensorboard:FOLDER, wandb:PROJECT, ...; repeat."
     )
     track_every: float = _option(5.0, "Seconds between two such sendings.")
+    trace: str = _option(
+        "", "Send traces of exchanges to an OpenTelemetry collector: otlp:, otlp:http://host:4318."
+    )
     log_format: str = _option("text", "'text' or 'json'.")
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 
@@ -271,6 +275,7 @@ class Config:
                 raise UsageError(f"--{flag} must be more than 0, not {value}")
             if not 0 <= value <= most:
                 raise UsageError(f"--{flag} must be from 0 to {most:g}, not {value}")
+        tracing.check_kind(self.trace)
         if self.token == "":
             raise UsageError("the token is empty: give a real one, or none")
         self._check_tls()

@@ -189,4 +189,5 @@ def following(config: Config, shard: int = 1) -> Config:
         dashboard=False,
         metrics_host=Config.metrics_host,
         track=[],
+        trace="",
     )

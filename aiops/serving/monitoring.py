@@ -24,6 +24,7 @@ from http import HTTPStatus
 from types import ModuleType
 from typing import Any, Self
 
+from aiops import tracing
 from aiops._version import __version__
 from aiops.common.closing import AsyncClosing
 from aiops.common.urls import address, is_loopback
@@ -73,8 +74,8 @@ class Monitoring(AsyncClosing):
     Raises
     ------
     UsageError
-        When the address cannot be had, or prometheus-client is not installed, or a tracker's
-        package.
+        When the address cannot be had, or prometheus-client is not installed, or the package of a
+        tracker or of ``--trace``.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Monitoring(AsyncClosing):
         running: Callable[[], Watched | None],
         on_metrics: Sequence[OnMetrics] = (),
     ) -> None:
+        tracing.check(config.trace)
         self.url = ""
         self._tracking = Tracking(config, running, on_metrics)
         self._config, self._running = config, running

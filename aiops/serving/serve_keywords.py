@@ -81,6 +81,7 @@ class ServeKeywords(TypedDict, total=False):
     metrics_workers: int
     track: str | Sequence[str]
     track_every: float
+    trace: str
     log_format: str
     log_level: str
 

@@ -37,6 +37,7 @@ from aiops.engine.events import (
 from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT, Environment
+from aiops.serving import exchange_trace
 from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.administration import Administration
 from aiops.serving.config import Config
@@ -152,9 +153,11 @@ class Server:
                 lead = Lead(self._engine, config.reach(), kept=files is not None)
                 self._coordinator = lead
                 sinks_of = sinks_with_orders(lead, self._perform)
+        self._trace = trace = exchange_trace.begun(config, engine)
+        exchange = dispatcher.exchange if trace is None else trace.exchanging(dispatcher.exchange)
         self.connections = Acceptor(
             *(config, self._coordinator, env, pacing, self.post, dispatcher.note_change),
-            *(dispatcher.exchange, sinks_of, machine),
+            *(exchange, sinks_of, machine),
         )
         rule = algorithm.rule()
         holdings = Holdings(
@@ -199,8 +202,8 @@ class Server:
             *(self._failed, self._end, None if leading is None else leading.links, machine),
         )
         self._runner.actions[SetBudget] = self._pace
-        handle = machine.measure("policy", self._coordinator.handle)
         kept = self._persistence, run_state
+        handle = self._observed(self._coordinator.handle)
         dispatcher.connect(handle, self._runner, *kept, self.connections.busy_poll)
         self.socket: socket.socket | None = None
         given = self.connections, self._tls, config.hello_deadline
@@ -219,6 +222,11 @@ class Server:
         """Reach a follower on this machine at another port from here on: it was started again."""
         if self._leading is not None:
             self._leading.moved(shard, port)
+
+    def _observed(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what decides about events with its time counted and exchanges traced, if asked."""
+        measured = self._machine.measure("policy", handle)
+        return measured if self._trace is None else self._trace.handling(measured)
 
     def _statistics(self) -> Mapping[str, Any]:
         """Return the shell's part of the statistics."""
@@ -492,7 +500,7 @@ class Server:
     def _keep(self, files: StateFiles, recovered: Recovered | None) -> None:
         """Bring the engine to the state that is kept, and have its events journalled."""
         state = self.run_state.keep(files, asyncio.get_running_loop(), recovered)
-        self._dispatcher.handle = self._machine.measure("policy", state.recorder.handle)
+        self._dispatcher.handle = self._observed(state.recorder.handle)
         self._runner.actions.update(state.actions(self._send_encoded, self._superseded))
         if isinstance(state, LeadState):
             state.resume()
@@ -672,6 +680,8 @@ class Server:
                 self._leading.links.end(leave=not isinstance(self._error, RolledBack))
             if self._profile is not None:
                 self._profile.write()
+            if self._trace is not None:
+                await asyncio.to_thread(self._trace.close)
         if self.run_state.lacks and self._error is None:
             raise UsageError(self.run_state.lacks, unwritten=True)
 

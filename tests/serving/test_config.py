@@ -87,6 +87,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "metrics_workers": (0, 10, 20),
     "track": (["tensorboard:a"], ["wandb:b"], ["mlflow:c"]),
     "track_every": (1.0, 2.0, 3.0),
+    "trace": ("otlp:", "otlp:http://a:4318", "otlp:http://b:4318"),
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }

@@ -31,6 +31,7 @@ from aiops.common.tls_files import Tls
 from aiops.errors import ConnectionLost, NotReady, UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.tracing import Tracing
 from aiops.wire.data_messages import GivenTask, TakeTask
 
 __all__ = ["AsyncCompute", "AsyncWorker"]
@@ -41,10 +42,16 @@ AsyncCompute: TypeAlias = Callable[[Params], Gradients | Awaitable[Gradients]]
 class _TaskTransfer:
     """A transfer that a task carries while gradients are computed."""
 
-    def __init__(self, client: AsyncClient, transfer: Transfer) -> None:
-        self._server = client.url
+    def __init__(self, client: AsyncClient, transfer: Transfer, tracing: Tracing | None) -> None:
+        self._server, self._tracing = client.url, tracing
         self.task = asyncio.get_running_loop().create_task(client.carry(transfer))
-        self.task.add_done_callback(lambda _task: self.error)  # retrieved: never logged
+        self.ended = 0  # in nanoseconds since 1970
+        self.task.add_done_callback(self._end)
+
+    def _end(self, _task: object) -> None:
+        if self._tracing is not None:
+            self.ended = self._tracing.now()
+        _retrieved = self.error  # so that it is not logged
 
     @property
     def over(self) -> bool:
@@ -140,7 +147,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             if self._begun is None:
                 params = await self._client.define(self._initial, self._tables, views=self._views)
                 clock = asyncio.get_running_loop().time
-                self._begun = self._client.begin(params, clock, self._overlap)
+                self._tracing = self._traced()
+                self._begun = self._client.begin(params, clock, self._overlap, self._tracing)
                 self._initial = {}
                 self._session.book.seconds = self._begun.seconds
                 self._client.send_log()
@@ -336,6 +344,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             for task in self._carrying:
                 task.cancel()
             await self._client.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def abandon(self) -> None:
         """Leave the server without pushing the rest."""
@@ -375,7 +385,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             case Offer(params):
                 return await self._client.offer(params, self._tables)
             case SendInBackground(transfer):
-                begun = _TaskTransfer(self._client, transfer)
+                begun = _TaskTransfer(self._client, transfer, self._tracing)
                 self._carrying.add(begun.task)
                 begun.task.add_done_callback(self._carrying.discard)
                 return begun

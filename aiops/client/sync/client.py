@@ -14,12 +14,15 @@ from aiops.client.program import T, drive
 from aiops.client.request_kinds import Receipt, Request, RowsRequest
 from aiops.client.requests import Transfer
 from aiops.client.sync.connection import BlockingConnection, MoreRequests
+from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks
 from aiops.common.closing import Closing
 from aiops.common.tls_files import Tls
 from aiops.errors import ConnectionLost
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.net.timed_socket import SocketTimes
+from aiops.tracing import Tracing
 from aiops.wire.data_messages import GivenTask, TakeTask
 
 
@@ -424,6 +427,14 @@ class Client(Facade, Closing):
         self._connection.forked()
 
     # ------------------------------------------------------------ inside
+
+    def _traced(self, tracing: Tracing, *given: Any) -> TrainingLoop:
+        self._connection.note_times()
+        return super()._traced(tracing, *given)
+
+    def _socket_times(self) -> SocketTimes | None:
+        connection = self._connection
+        return None if self._session.shards.channels else connection.times
 
     def _do(self, call: Call[T]) -> T:
         """Carry out a call; return its result."""

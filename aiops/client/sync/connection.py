@@ -30,6 +30,7 @@ from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.moved_servers import gone
 from aiops.net.path_watch import cut_off, unheard
+from aiops.net.timed_socket import SocketTimes, timed
 from aiops.net.tls import TlsClient
 from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
 from aiops.net.unix_socket import UnixSide
@@ -83,6 +84,8 @@ class BlockingConnection:
 
     Attributes
     ----------
+    times
+        When something was sent and received last on a plain socket, once that is noted.
     both_ways
         Whether it sends and receives at once, as with several shards; for `MoreRequests`.
     """
@@ -109,6 +112,7 @@ class BlockingConnection:
         self._last = 0.0  # when the last request was answered
         self.steady: SteadyExchange | None = None  # if the next push may be one
         self.both_ways = False
+        self.times: SocketTimes | None = None  # of the socket, if they are noted
         self._more: MoreRequests | None = None  # of the present `carry`
         self._handed: _Handed | None = None  # a steady exchange to be finished on the general path
 
@@ -530,6 +534,12 @@ class BlockingConnection:
             if sock is not None:
                 sock.close()  # this process's descriptor: the connection stays as it is
 
+    def note_times(self) -> None:
+        """Note from here on when something is sent and received."""
+        self.times = times = SocketTimes()
+        if self.socket is not None:
+            self.socket = timed(self.socket, times)
+
     def _unconnected(self) -> ConnectionLost:
         return ConnectionLost(f"{self._session.server}: there is no connection")
 
@@ -540,7 +550,7 @@ class BlockingConnection:
         self._server, self._place = server, self.dialler.present_address(server)
         self._session.towards(server, self._place)
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
-        self.socket = sock
+        self.socket = sock if self.times is None else timed(sock, self.times)
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
         self._beat = beat

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections import deque
 
 from aiops.client.request_kinds import Receipt
@@ -23,6 +24,7 @@ class ThreadTransfer:
         self.done = threading.Event()
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
+        self.ended = 0  # in nanoseconds since 1970
 
     @property
     def over(self) -> bool:
@@ -31,7 +33,7 @@ class ThreadTransfer:
 
     def end(self, receipt: Receipt | None = None, error: BaseException | None = None) -> None:
         """Note what became of it."""
-        self.receipt, self.error = receipt, error
+        self.receipt, self.error, self.ended = receipt, error, time.time_ns()
         self.done.set()
 
 

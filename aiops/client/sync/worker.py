@@ -137,7 +137,9 @@ class Worker(WorkerFacade, Closing):
         self._session = self._client._session
         try:
             begun = self._client.define(params, tables, views=views)
-            self._begun = self._client.begin(begun, time.perf_counter, self._overlap)
+            self._tracing = self._traced()
+            clock = time.perf_counter
+            self._begun = self._client.begin(begun, clock, self._overlap, self._tracing)
         except BaseException:
             self._client.close()
             raise
@@ -335,6 +337,8 @@ class Worker(WorkerFacade, Closing):
                 self._client.interrupt()
             self._transfers.put(None)  # after which the thread closes the client
             self._thread.join(_GOODBYE)
+            if self._tracing is not None:
+                self._tracing.close()
 
     def abandon(self) -> None:
         """Leave the server without pushing the rest."""
