@@ -72,6 +72,11 @@ def gone(server: ServerThread) -> None:
 
 
 def crossed(proxy: Proxy) -> int:
+    """Return the bytes that have crossed, once all connections have ended.
+
+    The proxy counts what it has passed on; the server may have had it, and be done, before that.
+    """
+    eventually(lambda: not proxy._pairs, "the proxy has passed on and counted all")
     return proxy.carried["up"] + proxy.carried["down"]
 
 

@@ -66,6 +66,8 @@ def record(seconds: float, interval: float) -> dict[str, Any]:
                 if now >= 0.8 * seconds and not paused:
                     paused = True
                     over.set()
+                    for worker in workers:  # one amid a step would wait for the end of the pause
+                        worker.join()
                     pause(url)
                 scrapes.append((now, _scrape(port)))
         finally:
