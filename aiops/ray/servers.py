@@ -61,6 +61,7 @@ NAMESPACE = "aiops"
 
 _ANSWER = 10.0  # seconds that a running actor or server has to answer
 _LOOK = 1.0  # seconds between two looks at the followers' addresses, or at the primary's promise
+_PATIENCE = 2.0  # seconds for each answer in such a look, for which a promotion may wait
 _PROMOTION = 90.0  # seconds that a promotion may take: shards of a model are promoted together
 _WATCH = 0.2  # seconds between two looks at whether the primary's node is there
 _LIVED = 1.0  # seconds after which a server that ends is started again on the same node
@@ -387,7 +388,7 @@ def _is_replicated(access: ServerAccess) -> bool:
     AiopsError
         When it does not answer.
     """
-    with Client(access.url, token=access.token, timeout=_LOOK, name="aiops ray") as client:
+    with Client(access.url, token=access.token, timeout=_PATIENCE, name="aiops ray") as client:
         state = client.stats()["state"]
     shards = [state, *state.get("shards", ())]
     return state["acks"] == "replicated" and all(each.get("standbys") for each in shards)

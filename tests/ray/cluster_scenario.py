@@ -1,8 +1,8 @@
 """Jobs on a Ray cluster of several nodes on this machine, of which one is killed.
 
-``test_cluster.py`` runs this as a process of its own: Ray leaves threads behind, and a cluster
-takes seconds to start, so that all jobs share one. Each node has a loopback address of its own, so
-that a server that moves to another has another address.
+``test_cluster.py`` runs each group of jobs as a process of its own: Ray leaves threads behind, and
+a cluster takes seconds to start, so that the jobs of a group share one. Each node has a loopback
+address of its own, so that a server that moves to another has another address.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ PATIENCE = 60.0
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    deadline, ever = time.monotonic() + PATIENCE, threading.Event()
+    begin, ever = time.monotonic(), threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < begin + PATIENCE, f"waited in vain until {what}"
         ever.wait(0.05)
+    print(f"  {time.monotonic() - begin:.1f} s until {what}", flush=True)
 
 
 # ---------------------------------------------------------------- a job from begin to end
@@ -416,23 +417,35 @@ def a_node_falls_silent(folder: Path, nodes: RayNodes) -> None:
         assert 0 <= model[rank] - acknowledged(folder, rank) <= 2, (rank, model)
 
 
-def main(folder: Path) -> None:
-    begin = time.monotonic()
-    os.environ.update(KEYS)
-    with ray_nodes(2, 3, folder) as nodes:
-        parts: dict[str, Callable[[], None]] = {
+def groups(folder: Path, nodes: RayNodes) -> dict[str, dict[str, Callable[[], None]]]:
+    """Return the jobs by name, in groups that take about as long as each other."""
+    stored = a_node_is_killed_and_the_state_is_in_a_store
+    return {
+        "restarts": {
             "a_job": lambda: a_job(folder),
             "jobs_that_fail": jobs_that_fail,
             "a_node_is_killed": lambda: a_node_is_killed(folder / "restarted", nodes),
-            "a_node_is_killed_and_the_state_is_in_a_store": lambda: (
-                a_node_is_killed_and_the_state_is_in_a_store(folder / "stored", nodes)
-            ),
+            stored.__name__: lambda: stored(folder / "stored", nodes),
+        },
+        "standbys": {
             "a_node_falls_silent": lambda: a_node_falls_silent(folder / "silent", nodes),
             "a_standby_takes_over": lambda: a_standby_takes_over(folder / "standby", nodes),
-        }
-        for part in (parts[name] for name in sys.argv[2:] or parts):
-            print(f"{time.monotonic() - begin:.1f} s", flush=True)
-            part()
+        },
+    }
+
+
+def main(folder: Path) -> None:
+    begin = time.monotonic()
+    os.environ.update(KEYS)
+    folder.mkdir(exist_ok=True)
+    with ray_nodes(2, 3, folder) as nodes:
+        of = groups(folder, nodes)
+        for wanted in sys.argv[2:] or of:
+            for group, parts in of.items():
+                for name, part in parts.items():
+                    if wanted in (group, name):
+                        print(f"{time.monotonic() - begin:.1f} s: {name}", flush=True)
+                        part()
     print(f"all is well after {time.monotonic() - begin:.1f} s")
 
 

@@ -1,12 +1,14 @@
 """Training on a Ray cluster of several nodes, with a node that is killed in the middle.
 
-It takes 40 s of processor time, nearly all of it Ray's own and the start of its processes (each
-node 2 s, each actor 1 s): hence one test, of one cluster, in a process of its own.
+Nearly all of its processor time is Ray's own and the start of processes (each node 2 s, each actor
+1 s), and it waits for longer than it computes: hence one test, of two clusters at the same time,
+each in a process of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from tests.support import Process
 
 _LONGEST = 360.0
+_SCENARIO = "tests.ray.cluster_scenario"
 
 
 @pytest.mark.slow
@@ -21,10 +24,16 @@ _LONGEST = 360.0
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_jobs_on_a_cluster_of_which_a_node_is_killed(tmp_path: Path) -> None:
     env = {"PYTHONWARNINGS": "ignore"}  # Ray's own
-    scenario = Process("-m", "tests.ray.cluster_scenario", str(tmp_path), env=env, started=True)
+    scenarios = [
+        Process("-m", _SCENARIO, str(tmp_path / group), group, env=env, started=True)
+        for group in ("restarts", "standbys")
+    ]
     try:
-        status, out, err = scenario.end(_LONGEST)
+        with ThreadPoolExecutor() as threads:
+            ends = [*threads.map(lambda scenario: scenario.end(_LONGEST), scenarios)]
     finally:
-        scenario.kill()
-    assert status == 0, err[-8000:]
-    assert "all is well" in out
+        for scenario in scenarios:
+            scenario.kill()
+    for status, out, err in ends:
+        assert status == 0, f"{out[-2000:]}\n{err[-8000:]}"
+        assert "all is well" in out
