@@ -5,7 +5,8 @@
     python examples/frameworks
 
 Alone is the same file, in which each line marked ``# aiops: was ...`` is as it was, and each that
-is marked ``# aiops`` is left out. The server's settings are the defaults. Prints a table.
+is marked ``# aiops`` is left out. The server's settings are those of the command at the file's top,
+which are the defaults of most. Prints a table.
 """
 
 from __future__ import annotations
@@ -38,13 +39,20 @@ def alone(text: str) -> str:
     return "\n".join(found) + "\n"
 
 
+def settings(text: str) -> list[str]:
+    """Return the flags of the server in the command at an example's top."""
+    command = re.search(r"aiops run --workers \d+ (.*?)examples/", text, re.DOTALL)
+    return command[1].replace("\\\n", " ").split() if command else []
+
+
 def measure(example: Path) -> tuple[str, str]:
     """Return what an example prints last, alone and through a server."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / example.name
-        file.write_text(alone(example.read_text("utf-8")), "utf-8")
+        file, text = Path(folder) / example.name, example.read_text("utf-8")
+        file.write_text(alone(text), "utf-8")
         without = _last([sys.executable, str(file)])
-    return without, _last([sys.executable, "-m", "aiops", "run", "--workers", "1", str(example)])
+    command = [sys.executable, "-m", "aiops", "run", "--workers", "1"]
+    return without, _last([*command, *settings(text), str(example)])
 
 
 def _last(command: Sequence[str]) -> str:

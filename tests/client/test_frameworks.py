@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from aiops.client.torch import RemoteOptimizer, fetch_into, standalone  # noqa: E402
 from aiops.errors import UsageError  # noqa: E402
+from aiops.lab.workloads import Dataset  # noqa: E402
 from aiops.serving.config import Config  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # they warn of much
@@ -427,6 +428,27 @@ def test_flax() -> None:
     assert seen[:3] == pytest.approx([0.0, 0.5, 1.0], abs=1e-5)
     assert 0 < seen[3] < 1
     example_learns("flax_digits", "STEPS", 40, 40, 0.5)
+
+
+def test_a_plain_loop_of_a_residual_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On images whose class is their colour: CIFAR-10 takes long to read."""
+    import examples.frameworks.pytorch_resnet as example
+
+    drawn = np.random.default_rng(0)
+
+    def images(count: int) -> tuple[Any, Any]:
+        labels = drawn.integers(0, 3, count)
+        pixels = drawn.random((count, 32, 32, 3), np.float32) / 2
+        pixels[np.arange(count), :, :, labels] += 0.5
+        return pixels, labels
+
+    dataset = Dataset("colours", *images(200), *images(60), classes=10)
+    monkeypatch.setattr(example, "load", lambda name: dataset)
+    example_learns("pytorch_resnet", "STEPS", 15, 15, 0.4)  # untrained: 0.67 and more
+
+
+def test_a_plain_loop_of_a_recommender() -> None:
+    example_learns("pytorch_dlrm", "STEPS", 50, 50, 0.65)  # untrained: 0.69
 
 
 def test_workers_of_aiops_run_are_not_joined_by_the_framework() -> None:
