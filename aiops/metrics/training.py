@@ -56,7 +56,7 @@ def _by_tensor(key: str, together: Callable[[Sequence[float], Sequence[int]], fl
 
     def read(report: Report) -> Iterator[MetricSample]:
         found = report.get("by_tensor")
-        if not found or not found[key]:
+        if not found or not found.get(key):
             return
         names, sizes, values = found["names"], found["sizes"], found[key]
         largest = sorted(range(len(names)), key=lambda index: -sizes[index])[:MOST]
@@ -163,6 +163,14 @@ METRICS = (
         "With --filter: median over the workers of the norm of a tensor's gradient (of a large"
         " tensor of a sample); other: of the rest together.",
         _by_tensor("norm", _norm),
+        ("tensor",),
+    ),
+    Metric(
+        "gauge",
+        "aiops_tensor_norm",
+        "Norm of a tensor's parameters, at an earlier scrape; other: of the rest together. Not on a"
+        " GPU, and not of a model on several servers.",
+        _by_tensor("params", _norm),
         ("tensor",),
     ),
     Metric(

@@ -33,6 +33,7 @@ from aiops.net.http_listener import Action, HttpResponse
 from aiops.net.thread_times import ThreadShares
 from aiops.net.yielding import yielding
 from aiops.serving.members import Members
+from aiops.serving.norms import Normed, ParameterNorms
 from aiops.serving.repeated_error import RepeatedError
 
 _SHARE = 0.01
@@ -40,9 +41,6 @@ _SHARE = 0.01
 
 _EVERY, _UNSEEN = 1.0, 2.0
 """Seconds between samples, while there are viewers and without any."""
-
-_NORMS_EVERY = 5.0
-"""Seconds between looks at the parameters, at least; they take as large a share, once more."""
 
 _FIRST = 5.0
 """Seconds that a viewer waits for the first sample."""
@@ -76,7 +74,7 @@ _POLICY = (
 _HEADERS = (("Content-Security-Policy", _POLICY), ("Referrer-Policy", "no-referrer"))
 
 
-class Watched(Protocol):
+class Watched(Normed, Protocol):
     """A server that the page shows, or a standby."""
 
     def report(self, shown: int) -> Mapping[str, Any]:
@@ -93,9 +91,6 @@ class Watched(Protocol):
 
     def send_away(self, by: str, client: str) -> str:
         """Send a client away, by name or ``#number``; return a sentence; raises `Refused`."""
-
-    def norms(self) -> Callable[[], list[float]] | None:
-        """Return what computes the parameters' norms by tensor; None: they cannot be had now."""
 
     @property
     def not_ready(self) -> str:
@@ -114,6 +109,8 @@ class LivePage:
         What does not change of it, by name.
     running
         Returns the server that runs now, or None while there is none.
+    norms
+        Of its parameters; viewers ask for them.
     tokens
         Whether the server has tokens: then administrators may direct it from the page.
     """
@@ -122,10 +119,11 @@ class LivePage:
         self,
         about: Mapping[str, str],
         running: Callable[[], Watched | None],
+        norms: ParameterNorms,
         *,
         tokens: bool = False,
     ) -> None:
-        self._running = running
+        self._running, self._norms = running, norms
         # Points are timed by a clock that is never set: that of the start, and what has passed.
         self._began = time.time() - time.monotonic()
         since = {"since": round(self._now(), 1), "staleness": STALENESS_BUCKETS}
@@ -137,9 +135,6 @@ class LivePage:
         self._asked = asyncio.Event()  # a viewer has come
         self._last: tuple[int, bytes] = (0, b"")  # the last tick, and the difference of it
         self._whole: tuple[int, bytes] = (-1, b"")  # a tick, and the whole document of it
-        self._norms: list[float] = []  # of the parameters, by tensor
-        self._next_norms = 0.0  # the time from which on they may be computed again
-        self._computing: asyncio.Task[None] | None = None  # beside the samples: it may take long
         self._viewers = 0
         self._error, self._refused = RepeatedError(), RepeatedError()
         self._task: asyncio.Task[None] | None = None
@@ -188,9 +183,8 @@ class LivePage:
 
     def close(self) -> None:
         """Take no more samples."""
-        for task in (self._task, self._computing):
-            if task is not None:
-                task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the whole document, then each tick's difference to the one before."""
@@ -227,7 +221,8 @@ class LivePage:
         while True:
             begun, took = time.monotonic(), 0.0
             try:
-                self._begin_norms()
+                if self._viewers:
+                    self._norms.ask()
                 took = await self._tick()
             except Exception as error:  # the page is no reason for a server to end
                 self._error.log(begun, repr(error), f"the live page has no sample: {error!r}")
@@ -246,8 +241,7 @@ class LivePage:
         if running is None or self._shares is None or not report:  # it has not started
             return 0.0
         report["ready"] = running.not_ready
-        if report.get("by_tensor") and len(report["by_tensor"]["names"]) == len(self._norms):
-            report["by_tensor"] = {**report["by_tensor"], "params": self._norms}
+        self._norms.add_to(report)
         members = running.members(MOST_WORKERS if self._viewers else 0)
         sample = ServerSample(
             *(self._now(), members.clock, report, members.rows if self._viewers else None),
@@ -264,26 +258,6 @@ class LivePage:
     def _now(self) -> float:
         return self._began + time.monotonic()
 
-    def _begin_norms(self) -> None:
-        """Have the norms of the parameters computed, if a viewer is there and it is time."""
-        running, busy = self._running(), self._computing is not None
-        if busy or not self._viewers or running is None or time.monotonic() < self._next_norms:
-            return
-        compute = running.norms()
-        if compute is not None:
-            self._computing = asyncio.get_running_loop().create_task(self._compute_norms(compute))
-
-    async def _compute_norms(self, compute: Callable[[], list[float]]) -> None:
-        took = 0.0
-        try:
-            self._norms, took = await asyncio.to_thread(_timed, compute)
-        except Exception as error:  # nor is this a reason
-            why = f"the live page has no norms: {error!r}"
-            self._error.log(time.monotonic(), repr(error), why)
-        finally:
-            self._computing = None
-            self._next_norms = time.monotonic() + max(_NORMS_EVERY, took / _SHARE)
-
     def _taken(self, sample: ServerSample) -> tuple[bytes, float]:
         """Return the difference that a sample makes, and the seconds of a processor it took."""
         begun = time.thread_time()
@@ -298,14 +272,6 @@ async def _snapshot(running: Watched, by: str, body: str) -> str:
 
 async def _remove(running: Watched, by: str, body: str) -> str:
     return running.send_away(by, body)
-
-
-def _timed(compute: Callable[[], list[float]]) -> tuple[list[float], float]:
-    """Return a result, and the seconds of a processor that it took."""
-    begun = time.thread_time()
-    with yielding():
-        found = compute()
-    return found, time.thread_time() - begun
 
 
 def _given(response: HttpResponse) -> HttpResponse:

@@ -41,6 +41,7 @@ from aiops.net.http_listener import (
 from aiops.net.yielding import yielding
 from aiops.serving.config import Config
 from aiops.serving.live_page import LivePage, Watched
+from aiops.serving.norms import ParameterNorms
 from aiops.serving.tracking import Tracking
 from aiops.trackers import OnMetrics
 
@@ -88,6 +89,7 @@ class Monitoring(AsyncClosing):
         self.url = ""
         self._tracking = Tracking(config, running, on_metrics)
         self._config, self._running = config, running
+        self._norms = ParameterNorms(running)
         self._listener: HttpListener | None = None
         self._exposition: ModuleType | None = None
         self._page: LivePage | None = None
@@ -115,7 +117,7 @@ class Monitoring(AsyncClosing):
             # Beyond the machine a token would travel in the clear.
             tokens = config.token is not None or config.tokens is not None
             tokens = tokens and is_loopback(config.metrics_host)
-            self._page = LivePage(_info(config, {}), self._running, tokens=tokens)
+            self._page = LivePage(_info(config, {}), self._running, self._norms, tokens=tokens)
             actions = self._page.actions()
             quick |= self._page.files()
             streams["/events"] = self._page.events
@@ -139,6 +141,7 @@ class Monitoring(AsyncClosing):
         """Listen no more, cut the connections, and let the trackers take what is left."""
         if self._page is not None:
             self._page.close()
+        self._norms.close()
         if self._listener is not None:
             await self._listener.close()
         if self._gathering is not None:
@@ -173,6 +176,8 @@ class Monitoring(AsyncClosing):
         begun, running = time.perf_counter(), self._running()
         report = {} if running is None else dict(running.report(self._config.metrics_workers))
         report["ready"] = not self._not_ready()
+        self._norms.ask()
+        self._norms.add_to(report)
         took = report["gathering_seconds"] = time.perf_counter() - begun
         self._next = loop.time() + took / _SHARE
         text, wrote = await asyncio.to_thread(self._written, report)

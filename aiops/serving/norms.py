@@ -2,17 +2,95 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiops.engine.engine import Engine
 from aiops.model.layout import Array
+from aiops.net.yielding import yielding
+from aiops.serving.repeated_error import RepeatedError
 from aiops.store.snapshots import Lease
 
 _CHUNK = 1 << 16  # values that are made float64 at a time
+
+_EVERY = 5.0
+"""Seconds between the ends of computations and the next ones, at least."""
+
+_SHARE = 0.01
+"""The most of a processor's time that they take."""
+
+
+class Normed(Protocol):
+    """A server whose parameters' norms are asked for."""
+
+    def norms(self) -> Callable[[], list[float]] | None:
+        """Return what computes the parameters' norms by tensor; None: they cannot be had now."""
+
+
+class ParameterNorms:
+    """The norms of a server's parameters, as they were the last time they could be had.
+
+    They are computed on another thread, and only after a reader has asked for them: so the first
+    who asks finds none. It is used on the event loop.
+
+    Parameters
+    ----------
+    running
+        Returns the server that runs now, or None while there is none.
+    """
+
+    def __init__(self, running: Callable[[], Normed | None]) -> None:
+        self._running = running
+        self._norms: list[float] = []
+        self._next = 0.0  # the time from which on they may be computed again
+        self._computing: asyncio.Task[None] | None = None
+        self._error = RepeatedError()
+
+    def add_to(self, report: dict[str, Any]) -> None:
+        """Add them to the statistics of the server's tensors, as ``params``."""
+        found = report.get("by_tensor")
+        if found and len(found["names"]) == len(self._norms):
+            report["by_tensor"] = {**found, "params": self._norms}
+
+    def ask(self) -> None:
+        """Have them computed, if it is time."""
+        running = self._running()
+        if self._computing is not None or running is None or time.monotonic() < self._next:
+            return
+        compute = running.norms()
+        if compute is not None:
+            self._computing = asyncio.get_running_loop().create_task(self._compute(compute))
+
+    def close(self) -> None:
+        """Begin no more."""
+        if self._computing is not None:
+            self._computing.cancel()
+
+    async def _compute(self, compute: Callable[[], list[float]]) -> None:
+        took = 0.0
+        try:
+            self._norms, took = await asyncio.to_thread(_timed, compute)
+            self._error.over()
+        except Exception as error:  # it is no reason for a server to end
+            why = f"there are no norms of the parameters: {error!r}"
+            self._error.log(time.monotonic(), repr(error), why)
+        finally:
+            self._computing = None
+            self._next = time.monotonic() + max(_EVERY, took / _SHARE)
+
+
+def _timed(compute: Callable[[], list[float]]) -> tuple[list[float], float]:
+    """Return a result, and the seconds of a processor that it took."""
+    begun = time.thread_time()
+    with yielding():  # the event loop has the interpreter when it wants it
+        found = compute()
+    return found, time.thread_time() - begun
 
 
 def parameter_norms(engine: Engine) -> Callable[[], list[float]] | None:

@@ -25,6 +25,7 @@ from aiops.serving.config import Config
 from aiops.serving.live_page import LivePage
 from aiops.serving.members import Members
 from aiops.serving.monitoring import Monitoring
+from aiops.serving.norms import ParameterNorms
 from tests.support import PATIENCE, ServerThread
 
 
@@ -39,7 +40,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def at_once(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are taken all the time, and so are norms."""
     monkeypatch.setattr("aiops.serving.live_page._SHARE", 0.5)
-    monkeypatch.setattr("aiops.serving.live_page._NORMS_EVERY", 0.01)
+    monkeypatch.setattr("aiops.serving.norms._EVERY", 0.01)
 
 
 MODEL = {"w": np.ones((8, 8), np.float32), "b": np.ones(3, np.float32)}
@@ -246,12 +247,14 @@ class Source:
 
 @contextlib.asynccontextmanager
 async def page_of(source: Source) -> AsyncIterator[LivePage]:
-    page = LivePage({}, lambda: source)
+    norms = ParameterNorms(lambda: source)
+    page = LivePage({}, lambda: source, norms)
     page.begin()
     try:
         yield page
     finally:
         page.close()
+        norms.close()
 
 
 @pytest.mark.usefixtures("often")
@@ -375,7 +378,7 @@ async def test_norms_that_take_long_do_not_hold_samples_up() -> None:
             await anext(stream)
         assert (source.begun, source.ended) == (1, 0), "the next waits for the first"
         source.over.set()
-        while page._computing is not None:
+        while not source.ended:
             await anext(stream)
         await anext(stream)
         assert source.ended == 1
@@ -385,7 +388,7 @@ async def test_a_viewer_is_told_what_there_is_while_samples_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aiops.serving.live_page._FIRST", 0.01)
-    page = LivePage({}, lambda: None)
+    page = LivePage({}, lambda: None, ParameterNorms(lambda: None))
     async with asyncio.timeout(PATIENCE), contextlib.aclosing(page.events()) as stream:
         whole = json.loads((await anext(stream)).partition(b"data: ")[2])
     assert (whole["tick"], whole["rows"]) == (0, [])

@@ -26,6 +26,7 @@ from aiops.errors import Refused, UsageError
 from aiops.serving.config import Config
 from aiops.serving.monitoring import Monitoring
 from tests.metrics.lint import families
+from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread, server_process
 
 pytest.importorskip("prometheus_client")
@@ -123,6 +124,16 @@ def test_a_run_as_it_trains() -> None:
     assert (info["policy"], info["push_codec"]) == ("fasgd", "int8")
     assert number(found, "process_resident_memory_bytes") > 0
     assert number(found, "aiops_memory_bound_bytes") == report["memory"]["bound"]
+
+
+def test_norms_of_the_parameters_as_they_were_at_a_scrape_before() -> None:
+    with monitored(policy="asgd") as (server, url):
+        with aiops.Worker(server.url, MODEL):
+            pass
+        eventually(lambda: "aiops_tensor_norm" in scrape(url), "norms have been computed")
+        found = scrape(url)
+    assert number(found, "aiops_tensor_norm", tensor="w") == 64.0
+    assert number(found, "aiops_tensor_norm", tensor="b") == pytest.approx(3**0.5)
 
 
 def test_refusals_by_reason_a_filter_and_a_budget() -> None:
@@ -313,6 +324,9 @@ class Source:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.times: list[float] = []
+
+    def norms(self) -> None:
+        return None
 
     def report(self, shown: int) -> Mapping[str, Any]:
         self.times.append(time.perf_counter())
