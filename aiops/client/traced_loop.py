@@ -14,6 +14,7 @@ Without tracing none of this is made: a worker then has a plain `TrainingLoop`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ from aiops.tracing.spans import Span, Value, span_of, trace_of
 
 _STEP, _EXCHANGE = "aiops.step", "aiops.exchange"
 
+_log = logging.getLogger("aiops.tracing")
+
 _LONGEST = 200
 """Characters of an error that a span has."""
 
@@ -50,7 +53,8 @@ class StepTrace:
     about
         Attributes of its steps.
     last_push
-        Returns the sequence number of its last push.
+        Returns the sequence number of its last push. It is asked for after a gradient that travels
+        by itself; rows that another thread pushes in between would have their trace mixed up.
     times
         Those of its connection, if one message each way is an exchange.
     """
@@ -66,6 +70,7 @@ class StepTrace:
         self.now, self.last_push = tracing.now, last_push
         self._tracing, self._client, self._about, self._times = tracing, client, about, times
         self.since = tracing.now()  # the end of the last step
+        self._failed = False
 
     def pushed(
         self,
@@ -77,7 +82,7 @@ class StepTrace:
         *,
         alone: bool = True,
     ) -> None:
-        """Make the spans of a push.
+        """Make the spans of a push; that fails for no reason that ends a step.
 
         Parameters
         ----------
@@ -90,9 +95,26 @@ class StepTrace:
         alone
             Nothing else was sent or received meanwhile.
         """
-        trace = trace_of(self._client, seq)
-        if not self._tracing.sampler.takes(trace, seq):
-            return
+        try:
+            trace = trace_of(self._client, seq)
+            if self._tracing.sampler.takes(trace, seq):
+                times = self._times() if alone else None
+                spans = self._spans(trace, seq, (computed, begin, end), outcome, times)
+                self._tracing.offer(spans)
+        except Exception:  # the push has been made, and is not to be made again
+            if not self._failed:
+                self._failed = True
+                _log.warning("a step could not be traced, and others may not", exc_info=True)
+
+    def _spans(
+        self,
+        trace: int,
+        seq: int,
+        moments: tuple[int, int, int],
+        outcome: Receipt | BaseException | None,
+        times: SocketTimes | None,
+    ) -> list[Span]:
+        computed, begin, end = moments
         error = ""
         about: dict[str, Value] = {**self._about, "aiops.push": seq}
         if isinstance(outcome, Receipt):
@@ -111,7 +133,6 @@ class StepTrace:
             _part("aiops.compute", trace, step, computed, begin),
             Span(_EXCHANGE, trace, exchange, step, begin, end, "client", about, error),
         ]
-        times = self._times() if alone else None
         if times is not None and begin <= times.sent <= times.came <= end:
             sent, came = times.sent, times.came
             spans += [
@@ -119,7 +140,7 @@ class StepTrace:
                 _part("aiops.wait", trace, exchange, sent, came),
                 _part("aiops.fetch", trace, exchange, came, end),
             ]
-        self._tracing.offer(spans)
+        return spans
 
 
 def _part(name: str, trace: int, parent: int, begin: int, end: int) -> Span:

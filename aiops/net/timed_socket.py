@@ -29,54 +29,59 @@ def timed(sock: StreamSocket, times: SocketTimes) -> StreamSocket:
     return TimedSocket(sock, times) if isinstance(sock, socket.socket) else sock
 
 
+def untimed(sock: StreamSocket | None) -> StreamSocket | None:
+    """Return the plain socket of one that notes its times; else itself."""
+    return sock.plain if isinstance(sock, TimedSocket) else sock
+
+
 class TimedSocket:
     """A plain socket, with `SocketTimes`; the calls are those of `StreamSocket`."""
 
     def __init__(self, sock: socket.socket, times: SocketTimes) -> None:
-        self._sock, self._times = sock, times
+        self.plain, self._times = sock, times
 
     def sendmsg(self, buffers: Any, ancdata: Any = (), flags: int = 0, /) -> int:
         """Send, and note the time."""
-        sent = self._sock.sendmsg(buffers, ancdata, flags)
+        sent = self.plain.sendmsg(buffers, ancdata, flags)
         self._times.sent, self._times.came = time.time_ns(), 0
         return sent
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive, and note the time if nothing has come since something was sent."""
-        came = self._sock.recv_into(buffer, nbytes, flags)
+        came = self.plain.recv_into(buffer, nbytes, flags)
         if not self._times.came:
             self._times.came = time.time_ns()
         return came
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         """Send all."""
-        self._sock.sendall(data, flags)
+        self.plain.sendall(data, flags)
 
     def settimeout(self, value: float | None, /) -> None:
         """Set the time-out."""
-        self._sock.settimeout(value)
+        self.plain.settimeout(value)
 
     def setsockopt(self, level: int, optname: int, value: Any, /) -> None:
         """Set an option."""
-        self._sock.setsockopt(level, optname, value)
+        self.plain.setsockopt(level, optname, value)
 
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
         """Return an option."""
-        return self._sock.getsockopt(level, optname, buflen)
+        return self.plain.getsockopt(level, optname, buflen)
 
     @property
     def family(self) -> int:
         """The address family."""
-        return self._sock.family
+        return self.plain.family
 
     def shutdown(self, how: int, /) -> None:
         """End the connection's directions."""
-        self._sock.shutdown(how)
+        self.plain.shutdown(how)
 
     def fileno(self) -> int:
         """Return the descriptor."""
-        return self._sock.fileno()
+        return self.plain.fileno()
 
     def close(self) -> None:
         """Close the descriptor."""
-        self._sock.close()
+        self.plain.close()

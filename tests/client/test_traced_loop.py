@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.client.sync import connection
+from aiops.tracing.delivery import SpanQueue
 from tests.support import ServerThread
 from tests.tracing.collected import Collected, collecting
 
@@ -92,6 +94,39 @@ def test_a_gradient_that_is_not_used(collected: Collected) -> None:
     assert step.attributes["aiops.used"] is False
     assert "its staleness is 1" in step.attributes["aiops.unused_reason"]
     assert step.status.status_code.name == "UNSET"
+
+
+def test_what_cannot_be_traced_does_not_end_a_step(
+    collected: Collected, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SpanQueue, "offer", fail)
+    with ServerThread(policy="asgd", kernels="numpy") as server:
+        train(server.url, 3)
+    assert caplog.text.count("a step could not be traced") == 1
+
+
+def test_rows_go_their_short_way(collected: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[int]()
+    carry = connection.carry_rows
+
+    def counted(*given: Any) -> bool:
+        taken.append(1)
+        return carry(*given)
+
+    monkeypatch.setattr(connection, "carry_rows", counted)
+    tables = {"t": aiops.Table(100, 4)}
+    with (
+        ServerThread(policy="asgd", kernels="numpy", shards=1) as server,
+        aiops.Worker(server.url, MODEL, tables=tables) as worker,
+    ):
+        worker.step(GRADIENT)
+        assert worker.fetch_rows("t", [1, 2]).shape == (2, 4)
+        worker.step(GRADIENT)
+    assert taken == [1]
+    assert named(collected)["aiops.wait"] == 2
 
 
 def test_exchanges_beside_computing(collected: Collected) -> None:

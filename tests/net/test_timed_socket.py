@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from aiops.net.timed_socket import SocketTimes, TimedSocket, timed
+from aiops.net.timed_socket import SocketTimes, TimedSocket, timed, untimed
 
 
 def test_the_end_of_sending_and_the_first_bytes_after_it() -> None:
@@ -28,6 +28,8 @@ def test_the_end_of_sending_and_the_first_bytes_after_it() -> None:
         assert times.came == first
         sock.sendmsg([b"h"])
         assert times.came == 0
+        assert untimed(sock) is ours
+        assert untimed(ours) is ours
         assert sock.fileno() == ours.fileno()
         assert sock.family == ours.family
 

@@ -30,7 +30,7 @@ from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.moved_servers import gone
 from aiops.net.path_watch import cut_off, unheard
-from aiops.net.timed_socket import SocketTimes, timed
+from aiops.net.timed_socket import SocketTimes, timed, untimed
 from aiops.net.tls import TlsClient
 from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
 from aiops.net.unix_socket import UnixSide
@@ -170,6 +170,8 @@ class BlockingConnection:
         fault: Exception | None = None
         several = [shard.socket for shard in self._sockets]
         sockets: list[StreamSocket | None] = [*several] if several else [self.socket]
+        if self.times is not None:
+            sockets = [untimed(sock) for sock in sockets]
         # A TLS socket has no call that receives into two places.
         plain = [sock for sock in sockets if isinstance(sock, socket.socket)]
         alike = len(plain) == len(sockets) == 1 + len(session.shards.channels)
