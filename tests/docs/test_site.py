@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,5 @@ def test_versions_lie_beside_each_other(tmp_path: Path) -> None:
     text = (tmp_path / "versions.html").read_text()
     at = [text.index(f">{name}<") for name in ("0.10.0", "0.9.1", "0.2.0", "dev")]
     assert at == sorted(at)
+    listed = json.loads((tmp_path / "versions.json").read_text())
+    assert listed == ["0.10.0", "0.9.1", "0.2.0", "dev"]

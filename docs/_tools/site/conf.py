@@ -38,6 +38,15 @@ intersphinx_mapping: dict[str, tuple[str, None]] = {}  # a build asks no other m
 html_theme = "furo"
 html_title = f"aiops {release}"
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_js_files = [("versions.js", {"defer": "defer"})]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html"),
+        *("sidebar/navigation.html", "versions.html", "sidebar/scroll-end.html"),
+    ]
+}
 html_copy_source = False
 html_show_sourcelink = False
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "

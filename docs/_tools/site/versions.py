@@ -1,12 +1,14 @@
 """The site of each release beside the others: ``python -m docs._tools.site.versions FOLDER``.
 
 The folder has one for each version, such as ``0.1.0``, and ``dev`` for the newest commit. Written
-are ``index.html``, which leads to the newest release, and ``versions.html``, which lists all.
+are ``index.html``, which leads to the newest release, ``versions.html``, which lists all, and
+``versions.json``, of which each page makes the list in its side bar (``_static/versions.js``).
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ _PAGE = '<!doctype html><html lang="en"><meta charset="utf-8"><title>aiops</titl
 
 
 def write(folder: Path) -> None:
-    """Write both pages; without a release the first leads to ``dev``."""
+    """Write them; without a release the first leads to ``dev``."""
     found = {path.name for path in folder.iterdir() if (path / "index.html").exists()}
     releases = sorted((name for name in found if _RELEASE.match(name)), key=_order, reverse=True)
     listed = [*releases, *sorted(found.difference(releases))]
@@ -30,6 +32,7 @@ def write(folder: Path) -> None:
     )
     page = f"{_PAGE}<h1>aiops, by version</h1><ul>{rows}</ul></html>\n"
     (folder / "versions.html").write_text(page, encoding="utf-8")
+    (folder / "versions.json").write_text(json.dumps(listed) + "\n", encoding="utf-8")
 
 
 def _order(version: str) -> tuple[int, ...]:
