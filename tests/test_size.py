@@ -23,7 +23,7 @@ SIZES = {
     "common": (16, 1270),
     "dashboard": (6, 850),
     "durable": (15, 3795),
-    "engine": (37, 8530),
+    "engine": (37, 8540),
     "data": (6, 914),
     "errors": (1, 240),
     "filters": (12, 2130),

@@ -24,6 +24,7 @@ class Logging(Protocol):
     """A client that has logged numbers, as `aiops.engine.membership.Member`."""
 
     number: int
+    name: str
     peer: int | None
     logged: dict[str, float]
     logged_at: float
@@ -34,11 +35,18 @@ class LoggedNumbers:
 
     def __init__(self) -> None:
         self._members: OrderedDict[int, Logging] = OrderedDict()  # by number, the last one last
+        self._latest: dict[str, int] = {}  # the client that has come last, by a name of theirs
 
     def note(self, member: Logging) -> None:
         """Note that a client has logged numbers: it is the last that has."""
         self._members[member.number] = member
         self._members.move_to_end(member.number)
+        self._latest.setdefault(member.name, member.number)
+
+    def joined(self, member: Logging) -> None:
+        """Note a new client: one of its name, which was started again, counts while it is here."""
+        if member.name in self._latest:
+            self._latest[member.name] = member.number
 
     def forget(self, present: int) -> None:
         """Forget clients that have left, if there are too many beside those that are here."""
@@ -46,10 +54,13 @@ class LoggedNumbers:
             gone = [m for m in self._members.values() if m.peer is None]
             for member in gone[:-GONE]:
                 del self._members[member.number]
+            names = {member.name for member in self._members.values()}
+            self._latest = {name: of for name, of in self._latest.items() if name in names}
 
     def clear(self) -> None:
         """Forget all."""
         self._members.clear()
+        self._latest.clear()
 
     def summary(self, now: float) -> dict[str, list[float]]:
         """Return the mean, least and largest of each number that clients have logged last.
@@ -72,7 +83,8 @@ class LoggedNumbers:
         for member in reversed(self._members.values()):
             if looked_at >= LOOKED_AT:
                 return
-            if member.peer is not None or now <= member.logged_at + LATELY:
+            latest = self._latest.get(member.name, 0) <= member.number
+            if member.peer is not None or (latest and now <= member.logged_at + LATELY):
                 looked_at += len(member.logged)
                 yield member.number, member.logged
 

@@ -397,6 +397,7 @@ class Membership:
             shown = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
             member = self._members[client] = Member(self._numbers, client, shown, worker)
             member.ledger.layout = self._layout
+            self.logged.joined(member)
             self.ever += worker
             if worker:
                 self._first.setdefault(shown, self._numbers)

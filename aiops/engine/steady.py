@@ -260,10 +260,8 @@ class Steady:
     ----------
     cost
         Bytes that an exchange's update reads and writes.
-    member, peer
-        As above.
-    nbytes
-        The model's bytes, of each push and of each answer.
+    member, peer, nbytes
+        As above; the model's bytes, of each push and of each answer.
     """
 
     def __init__(

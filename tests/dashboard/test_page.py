@@ -124,6 +124,37 @@ def test_a_thousand_workers(page: Any) -> None:
     assert labels.startswith("Chart: updates/s ")
 
 
+def test_few_workers_have_a_line_each(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiops.serving.live_page._EVERY", 0.1)
+    context = browser.new_context()
+    run = MadeUpRun(4, hostile=True)
+    with PageThread(run) as thread:
+        opened = context.new_page()
+        opened.set_default_timeout(MS)
+        opened.goto(thread.url)
+        lines = "Object.keys(aiopsPage.series()).filter((name) => name.startsWith('of '))"
+        until(opened, f"{lines}.length === 8 && aiopsPage.series()['of 4 loss'].at(-1) > 0")
+        lengths = "new Set(Object.values(aiopsPage.series()).map((each) => each.length)).size"
+        assert opened.evaluate(lengths) == 1
+        labels = (
+            "[...document.querySelectorAll('#c-logged .u-label')].map((each) => each.innerText)"
+        )
+        until(opened, f"{labels}.includes('worker-3')")
+        assert HOSTILE in opened.evaluate(labels)
+        assert opened.locator("#c-logged img").count() == 0
+        run._left.add(3)
+        until(opened, f"{lines}.length === 6 && !{labels}.includes('worker-3')")
+        assert opened.evaluate(lengths) == 1
+    context.close()
+
+
+def test_many_workers_have_a_band_and_a_mean(page: Any) -> None:
+    names = page.evaluate("Object.keys(aiopsPage.series())")
+    assert "log loss" in names
+    assert not [name for name in names if name.startswith("of ")]
+    assert page.locator("#c-logged .u-label").count() == 4
+
+
 def test_a_rate_is_from_answer_to_answer(page: Any) -> None:
     """Of a worker that pushes every 4 s, each other push refused; rows come every second."""
     rates = page.evaluate("""() => {

@@ -53,6 +53,36 @@ def test_a_client_that_is_back_counts_once() -> None:
     assert found.logged.summary(10 * LATELY)["loss"] == [3.0, 1.0, 5.0]
 
 
+@pytest.mark.parametrize("noticed", ["before", "after"])
+def test_a_worker_that_was_started_again_counts_in_the_place_of_itself(noticed: str) -> None:
+    """It is another client, of the same name; the end of the first one may be noticed later."""
+    found = met(2)
+    logs(found, 0, loss=1.0)
+    logs(found, 1, loss=9.0)
+    if noticed == "before":
+        found.leave(1)
+        assert found.logged.summary(0.0)["loss"] == [5.0, 1.0, 9.0]
+    found.join(7, "another", 1, "w1", True, found.traffic(1))
+    if noticed == "after":
+        assert found.logged.summary(0.0)["loss"] == [5.0, 1.0, 9.0], "it is still there"
+        found.leave(1)
+    assert found.logged.summary(0.0)["loss"] == [1.0, 1.0, 1.0]
+    logs(found, 7, loss=3.0)
+    assert found.logged.summary(0.0)["loss"] == [2.0, 1.0, 3.0]
+    found.leave(7)
+    assert found.logged.summary(0.0)["loss"] == [2.0, 1.0, 3.0], "the last one counts for a while"
+
+
+def test_names_of_those_that_are_forgotten_are_forgotten() -> None:
+    found = met(4 * GONE)
+    for client in range(4 * GONE):
+        logs(found, client, loss=1.0)
+        if client:
+            found.leave(client)
+            logs(found, 0, loss=0.0)
+    assert len(found.logged._latest) == len(found.logged._members)
+
+
 def test_few_of_those_that_left_are_kept() -> None:
     found = met(4 * GONE)
     for client in range(4 * GONE):

@@ -10,6 +10,7 @@ const VIEW = 384;            // pixels of the list of workers that are in view (
 const PADDING = 26;          // pixels beside a chart in its section (twice 0.8rem)
 const FEW = 13;              // workers whose list needs no scrolling
 const QUIET = 15000;         // milliseconds without an event after which the connection is made anew
+const LINES = 8;             // workers of which each has a line of what it logs
 const TURN = 256;            // rows that come at a time (CHANGED of board.py)
 const OVERDUE = 3;           // times its usual interval after which a worker's rate falls
 
@@ -103,8 +104,8 @@ function makeChart(id, lines, format, options) {
   const axis = {stroke: ink, grid: {stroke: rule, width: 1}, ticks: {stroke: rule, width: 1}, font: "11px system-ui, sans-serif"};
   const plotted = lines.map(([, label, variable, kind]) => ({
     label, value: (u, v) => format(v), spanGaps: true,
-    stroke: kind === "edge" ? "transparent" : colour(variable),
-    width: kind === "edge" ? 0 : 1.6, dash: kind === "limit" ? [6, 4] : undefined,
+    stroke: kind === "edge" ? "transparent" : kind === "one" ? variable : colour(variable),
+    width: kind === "edge" ? 0 : kind === "one" ? 0.8 : 1.6, dash: kind === "limit" ? [6, 4] : undefined,
     points: {show: false},
   }));
   const bands = lines[0][3] === "edge" ? [{series: [2, 1], fill: colour(lines[0][2]) + "2e"}] : undefined;
@@ -172,10 +173,26 @@ function makeLogged() {
   setText($("h-logged"), shownName ? shownName[0].toUpperCase() + shownName.slice(1) : "Loss");
   $("n-logged").hidden = Boolean(shownName);
   $("c-logged").hidden = $("log").parentNode.hidden = !shownName;
-  if (shownName)
-    makeChart("c-logged", [["min " + shownName, "least", "--a", "edge"], ["max " + shownName, "most", "--a", "edge"],
-      ["log " + shownName, "mean of workers", "--a"]], short, {log: logScale});
+  if (!shownName) return;
+  const each = lined().map((row) => [lineOf(row, shownName), row.name, "hsl(" + row.number * 67 % 360 + " 55% 50%)", "one"]);
+  makeChart("c-logged", [["min " + shownName, "least", "--a", "edge"], ["max " + shownName, "most", "--a", "edge"],
+    ...each, ["log " + shownName, "mean of workers", "--a"]], short, {log: logScale});
 }
+// Where there are few workers, each has a line, from the moment on at which this page sees it.
+function lined() {
+  const found = [...rows.values()].filter((row) => row.state !== "observer");
+  return found.length > 1 && found.length <= LINES ? found.sort((a, b) => a.number - b.number) : [];
+}
+function lineOf(row, name) { return "of " + row.number + " " + name; }
+// Add to a point what each of few workers has logged, and forget the lines of those that have none any more.
+function addLines(values, names) {
+  const here = lined();
+  for (const name of Object.keys(series))
+    if (name.startsWith("of ") && !here.some((row) => names.some((each) => name === lineOf(row, each)))) delete series[name];
+  for (const row of here)
+    names.forEach((name, index) => { if (row.logged[index] != null) values[lineOf(row, name)] = row.logged[index]; });
+}
+function charted() { return [...loggedNames(), ...lined().map((row) => row.number)].join(); }
 function loggedNames() { return Object.keys(series).filter((name) => name.startsWith("log ")).map((name) => name.slice(4)); }
 
 // ---------------------------------------------------------------- the parts of the page
@@ -501,18 +518,19 @@ function takeWhole(given) {
 function takeTick(given) {
   turns = Math.max(0, given.clock - clock) * Math.ceil(rows.size / TURN);
   clock = given.clock;
+  const known = charted(), {t, ...values} = given.point;
   for (const number of given.gone || []) rows.delete(number);
   if (given.names) for (const row of rows.values()) row.logged = [];  // they come again
   (given.rows || []).forEach(takeRow);
-  const known = loggedNames().join(), {t, ...values} = given.point;
   for (const name of given.forgotten || []) delete series[name];
+  addLines(values, given.names || sections.names || []);
   for (const name of Object.keys(values)) series[name] = series[name] || series.t.map(() => null);
   for (const name of Object.keys(series)) series[name].push(name === "t" ? t : values[name] ?? null);
   if (series.t.length > SPARE) thin();
   if (given.events) { events = [...events, ...given.events].slice(-200); draw("events"); }
   takeSections(given);
   draw("head", "facts", ...CHARTS, "workers");
-  if (loggedNames().join() !== known) draw("make logged");
+  if (charted() !== known) draw("make logged");
 }
 function thin() {
   const half = SPARE >> 1;
