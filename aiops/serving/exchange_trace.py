@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from aiops import tracing
@@ -37,6 +38,9 @@ Exchange: TypeAlias = Callable[[Steady | SteadyRows, int], bytes | memoryview | 
 
 _NAME = "aiops.exchange"
 _PARTS = "aiops.queue", "aiops.update", "aiops.barrier"
+
+_END = 0.5
+"""Seconds in which the last spans are sent: Ctrl-C ends a server within two."""
 
 _log = logging.getLogger("aiops.tracing")
 
@@ -71,7 +75,7 @@ class ExchangeTrace:
         self._open: dict[tuple[int, int], _OpenPush] = {}  # by connection and request
         self._updating: _OpenPush | None = None  # its gradient is in the outstanding update
         self._failed = False
-        self.close = tracing.close
+        self.close = partial(tracing.close, _END)
 
     def exchanging(self, exchange: Exchange) -> Exchange:
         """Return a function that does as ``exchange``, and has what it answers traced."""

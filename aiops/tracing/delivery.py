@@ -55,7 +55,9 @@ class SpanQueue:
         self._thread: threading.Thread | None = None  # from the first span on
 
     def offer(self, spans: Sequence[Span]) -> None:
-        """Have spans exported, if there is room for them."""
+        """Have spans exported, if there is room for them and it has not been closed."""
+        if self._ending.is_set():
+            return
         if len(self._waiting) + len(spans) > WAITING:
             self._lost += len(spans)
         else:
@@ -80,6 +82,8 @@ class SpanQueue:
                 " those under way",
                 *(deadline, len(self._waiting)),
             )
+            self._waiting.clear()
+            self._close()
 
     # ------------------------------------------------------------ its thread
 
@@ -90,21 +94,27 @@ class SpanQueue:
             while self._waiting:
                 spans = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
                 self._export(spans)
-        if self._exporter is not None:
+        self._close()
+
+    def _close(self) -> None:
+        """End the exporter, once."""
+        exporter, self._exporter = self._exporter, None
+        if exporter is not None:
             try:
-                self._exporter.close()
+                exporter.close()
             except BaseException as error:
                 _log.warning("the exporter of traces could not end: %r", error)
 
     def _export(self, spans: Sequence[Span]) -> None:
         try:
-            if self._exporter is None:
-                self._exporter = self._opens()
-            if self._exporter.export(spans):
-                return
-            why = "the collector has not taken them"
+            exporter = self._exporter
+            if exporter is None:
+                exporter = self._exporter = self._opens()
+            why = exporter.export(spans)
         except BaseException as error:  # of another's code: whatever it is, the run goes on
             why = repr(error)
+        if not why:
+            return
         self._lost += len(spans)
         now = self._clock()
         if now >= self._warned + _MINUTE:

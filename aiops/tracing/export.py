@@ -6,8 +6,11 @@ The SDK's own variables hold: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_EXPORTER_O
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -20,6 +23,11 @@ from aiops._version import __version__
 from aiops.tracing.spans import Span
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
+
+_THEIRS = logging.getLogger(OTLPSpanExporter.__module__)
+
+_LONGEST = 300
+"""Characters of what it says that are told."""
 
 _PATH = "/v1/traces"
 """That of OTLP over HTTP, below an endpoint."""
@@ -40,13 +48,15 @@ class SpansOut:
         self._exporter, self._resource = exporter, resource
         self._scope = InstrumentationScope("aiops", __version__)
 
-    def export(self, spans: Sequence[Span]) -> bool:
-        """Export them."""
+    def export(self, spans: Sequence[Span]) -> str:
+        """Export them; return the reason for which that failed, or nothing."""
         made = [self._made(span) for span in spans]
-        return self._exporter.export(made) is SpanExportResult.SUCCESS
+        with _Said() as said:
+            done = self._exporter.export(made) is SpanExportResult.SUCCESS
+        return "" if done else said.text or "the collector has not taken them"
 
     def close(self) -> None:
-        """End the exporter."""
+        """End the exporter, and its repetitions."""
         self._exporter.shutdown()
 
     def _made(self, span: Span) -> ReadableSpan:
@@ -64,6 +74,30 @@ class SpansOut:
             end_time=span.end,
             instrumentation_scope=self._scope,
         )
+
+
+class _Said(logging.Filter):
+    """Keeps what the SDK's exporter logs on this thread: it is told once a minute, by us.
+
+    What it logs elsewhere, for others in this process, is logged as ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self._thread = "", threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self._thread:
+            return True
+        self.text = record.getMessage()[:_LONGEST]
+        return False
+
+    def __enter__(self) -> Self:
+        _THEIRS.addFilter(self)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        _THEIRS.removeFilter(self)
 
 
 def _context(trace: int, span: int, *, remote: bool) -> SpanContext:

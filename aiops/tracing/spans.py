@@ -50,13 +50,13 @@ class Span(NamedTuple):
 
 
 class Exporter(Protocol):
-    """Sends spans away. Both methods are called on one thread, which they may block."""
+    """Sends spans away, on one thread, which it may block."""
 
-    def export(self, spans: Sequence[Span]) -> bool:
-        """Send spans; return whether that was done."""
+    def export(self, spans: Sequence[Span]) -> str:
+        """Send spans; return the reason for which that was not done, or nothing."""
 
     def close(self) -> None:
-        """Send no more."""
+        """Send no more; another thread calls it to end an `export` that takes too long."""
 
 
 def trace_of(client: str, seq: int) -> int:

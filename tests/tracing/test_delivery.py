@@ -23,11 +23,11 @@ class Exporter:
     def __init__(self, fails: int = 0) -> None:
         self.ids = list[int]()
         self.most = 0
-        self.fails, self.closed = fails, False
+        self.fails, self.why, self.closed = fails, "", False
         self.asked, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()
 
-    def export(self, spans: Sequence[Span]) -> bool:
+    def export(self, spans: Sequence[Span]) -> str:
         self.asked.set()
         assert self.goes_on.wait(PATIENCE)
         self.most = max(self.most, len(spans))
@@ -35,10 +35,11 @@ class Exporter:
             self.fails -= 1
             raise OSError("no route")
         self.ids += [each.id for each in spans]
-        return True
+        return self.why
 
     def close(self) -> None:
         self.closed = True
+        self.goes_on.set()
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,9 @@ def test_all_that_is_offered_is_exported_in_order() -> None:
     assert exporter.ids == list(range(3000))
     assert exporter.most <= delivery.AT_ONCE
     assert exporter.closed
+    queue.offer([span(0)])
+    queue.close(PATIENCE)
+    assert len(exporter.ids) == 3000, "it is closed"
 
 
 def test_without_spans_there_is_no_thread() -> None:
@@ -104,7 +108,16 @@ def test_an_exporter_that_hangs_is_left(caplog: pytest.LogCaptureFixture) -> Non
     queue.offer([span(1), span(2)])
     queue.close(0.01)
     assert "within 0.01 s of the end: 2 spans are lost" in caplog.text
-    exporter.goes_on.set()
+    assert exporter.closed, "which ends what it hangs in"
+
+
+def test_the_reason_of_an_exporter_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Exporter()
+    exporter.why = "404: no such path"
+    queue = SpanQueue(lambda: exporter)
+    queue.offer([span(0)])
+    queue.close(PATIENCE)
+    assert "1 spans so far, and the run goes on: 404: no such path" in caplog.text
 
 
 def test_an_exporter_that_cannot_be_opened_is_tried_again(

@@ -62,7 +62,7 @@ def test_spans_arrive_at_the_endpoint(end: str, collector: Collector) -> None:
         Span("aiops.exchange", 5 << 64, 3, 0, 1000, 2500, "server", about, "Refused: no"),
         Span("aiops.queue", 5 << 64, 4, 3, 1000, 1200),
     ]
-    assert out.export(spans)
+    assert out.export(spans) == ""
     out.close()
     assert collector.paths == ["/v1/traces"]
     [resource] = collector.requests[0].resource_spans
@@ -85,15 +85,14 @@ def test_the_environment_s_endpoint_and_name(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,room=7")
     out = export.opened("worker", {}, "")
-    assert out.export([Span("aiops.step", 1, 2, 0, 1, 2)])
+    assert out.export([Span("aiops.step", 1, 2, 0, 1, 2)]) == ""
     out.close()
     [resource] = collector.requests[0].resource_spans
     said = {each.key: each.value.string_value for each in resource.resource.attributes}
     assert (said["service.name"], said["room"]) == ("mine", "7")
 
 
-def test_a_collector_that_is_gone_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+def test_what_goes_wrong_is_returned_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     out = export.opened("worker", {}, "http://127.0.0.1:9")
     ended = threading.Event()
 
@@ -102,5 +101,19 @@ def test_a_collector_that_is_gone_is_no_error_of_ours(monkeypatch: pytest.Monkey
         ended.set()
 
     threading.Timer(0.1, close).start()  # which ends its repetitions
-    assert not out.export([Span("aiops.step", 1, 2, 0, 1, 2)])
+    why = out.export([Span("aiops.step", 1, 2, 0, 1, 2)])
+    assert "127.0.0.1" in why or "shutdown" in why.lower()
     assert ended.wait(PATIENCE)
+    assert caplog.text == ""
+
+
+def test_what_others_log_by_the_same_logger_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with export._Said() as said:
+        other = threading.Thread(target=export._THEIRS.warning, args=("of another",))
+        other.start()
+        other.join(PATIENCE)
+        export._THEIRS.warning("ours")
+    assert [record.getMessage() for record in caplog.records] == ["of another"]
+    assert said.text == "ours"
+    export._THEIRS.warning("later")
+    assert caplog.records[-1].getMessage() == "later"
