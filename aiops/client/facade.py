@@ -304,7 +304,7 @@ class WorkerFacade(SessionFacade):
         if self._closed:
             raise UsageError("this worker is closed")
 
-    def _traced(self) -> Tracing | None:
+    def _begin_tracing(self) -> Tracing | None:
         """Return the tracing of this worker, if the environment asks for it."""
         about = {"service.instance.id": self._session.identity.name}
         return tracing.begun(os.environ.get(tracing.VARIABLE, ""), "worker", about)
