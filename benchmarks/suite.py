@@ -112,6 +112,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--width 64 --blocks 1 --batch 2 --steps 2 --rounds 2",
         *(60, 4),
     ),
+    "trackers": Entry(
+        "trackers",
+        "--width 16 --blocks 1 --batch 2 --seconds 0.3 --rounds 1 --warm 0.2",
+        *(450, 8),
+    ),
     "sharing": Entry("sharing --rounds 5", "--sizes 1MiB --rounds 2", 90, 8),
     "policies": Entry(
         "policies --rounds 3 --seconds 0.3",

@@ -76,18 +76,18 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
         raise UsageError("--device cuda: PyTorch sees no GPU here")
     about = machine(("numpy", "torch", "numba"))
     with ExitStack() as stack:
-        own, parameters = _training(options, device)
+        own, parameters = training(options, device)
         ways = {_ALONE: own}
         for name, flags in _servers(device):
             log(f"starting the server of {name}")
             url, _process = stack.enter_context(serving(*flags))
-            ways[name], _ = _training(options, device, url, stack)
+            ways[name], _ = training(options, device, url, stack)
         for step in ways.values():
-            _timed(step, _WARM, device)
+            timed(step, _WARM, device)
         rounds = []
         for number in range(options.rounds):
             log(f"round {number + 1} of {options.rounds}")
-            rounds.append({w: _timed(step, options.steps, device) for w, step in ways.items()})
+            rounds.append({w: timed(step, options.steps, device) for w, step in ways.items()})
     cells = [
         {
             "cell": way,
@@ -109,10 +109,19 @@ def _servers(device: str) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"{policy}, server on the GPU", (policy, *settings, "--device", "cuda")
 
 
-def _training(
-    options: Options, device: str, url: str | None = None, stack: ExitStack | None = None
+def training(
+    options: Options,
+    device: str,
+    url: str | None = None,
+    stack: ExitStack | None = None,
+    *,
+    logs: bool = False,
 ) -> tuple[Step, int]:
-    """Return what takes a step of a model of its own, and the model's parameters."""
+    """Return what takes a step of a model of its own, and the model's parameters.
+
+    ``url``: of the server that it is trained at, until ``stack`` ends; None: by AdamW alone.
+    ``logs``: the server is told the loss of each step.
+    """
     import torch
     from torch import nn
 
@@ -140,11 +149,13 @@ def _training(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if logs:
+            optimizer.log(loss=loss.item())
 
     return step, sum(each.numel() for each in model.parameters())
 
 
-def _timed(step: Step, steps: int, device: str) -> float:
+def timed(step: Step, steps: int, device: str) -> float:
     """Take some steps; return what one took, in milliseconds."""
     import torch
 

@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, str] = {
     "dashboard": "Measure exchanges beside the live page, and the page in a browser.",
     "directions": "Measure directions of matrices by NumPy, by PyTorch and on a GPU.",
     "torch_steps": "Measure a step of PyTorch's by its own AdamW and through a server.",
+    "trackers": "Measure steps with trackers, callbacks and traces, beside steps without.",
     "ddp": "Train a small GPT with nothing set, and by PyTorch's DDP with tuned AdamW.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }
