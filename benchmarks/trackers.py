@@ -220,11 +220,11 @@ def cells(result: Mapping[str, Any]) -> Sequence[Cell]:
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
-    """Draw the times."""
+    """Draw the times of what watches."""
     names = [cell["cell"] for cell in result["cells"]]
-    line = plots.rounds("a step", result["cells"], "ms")
-    panel = Panel("", "", "ms", [line], bottom=0, ticks=names)
-    return Figure("A step that is watched", [panel], 1)
+    line = plots.rounds("beside a step", result["cells"], "beside_ms")
+    panel = Panel("", "what watches it", "processor ms a step", [line], bottom=0, ticks=names)
+    return Figure("A step that is watched: the server and the worker's other threads", [panel], 1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
