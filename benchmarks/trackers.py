@@ -224,7 +224,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
     names = [cell["cell"] for cell in result["cells"]]
     line = plots.rounds("beside a step", result["cells"], "beside_ms")
     panel = Panel("", "what watches it", "processor ms a step", [line], bottom=0, ticks=names)
-    return Figure("A step that is watched: the server and the worker's other threads", [panel], 1)
+    return Figure("What watches a step", [panel], 1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

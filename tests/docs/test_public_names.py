@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -177,7 +178,12 @@ def test_the_page_names_what_is_provisional() -> None:
 
 def test_what_is_provisional_is_there_and_is_not_public() -> None:
     for module, names in provisional().items():
-        home = __import__(module, fromlist=["*"])
+        try:
+            home = importlib.import_module(module)
+        except ModuleNotFoundError as error:  # of a package that is not installed
+            if str(error.name).startswith("aiops"):
+                raise
+            continue
         assert names, module
         assert all(hasattr(home, name) for name in names), module
         assert module not in CORE

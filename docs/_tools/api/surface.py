@@ -38,6 +38,7 @@ PROVISIONAL: Mapping[str, str] = {
     "aiops.sim.turns.task": "Task",
     "aiops.sim.turns.fred": "simulate_fred",
     "aiops.lab.workloads": "*",
+    "aiops.lab.experiments.click_tables": "VALUES drawn_clicks",
 }
 """Names that a minor version may change, by module; ``*`` are those of its ``__all__``."""
 
