@@ -38,7 +38,7 @@ ARROWS: Mapping[str, str] = {
     "metrics":        "errors",
     "dashboard":      "metrics",
     "trackers":       "errors metrics",
-    "tracing":        "_version errors",
+    "tracing":        "_version errors common",
     "access":         "errors common wire",
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
@@ -91,6 +91,7 @@ PURE_IN_SHELLS: Mapping[str, str] = {
     "launch": "supervision program joining findings advice",
     "ray": "worker_group dealing checkpoint_list",
     "data": "feed order source",
+    "tracing": "spans",
     "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
     " requests session logbook pending known_run restarts server_info handshake shard_channel"
     " shards strategies torch_arrays training_loop steady program calls backoff",

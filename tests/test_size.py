@@ -41,7 +41,7 @@ SIZES = {
     "state": (10, 2290),
     "store": (19, 4605),
     "testing": (1, 241),
-    "tracing": (4, 500),
+    "tracing": (4, 715),
     "trackers": (6, 398),
     "wire": (21, 4050),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,9 +101,14 @@ class ServerSettings:
     """
 
     def __init__(self, context: typer.Context, environment: Mapping[str, str]) -> None:
+        self.environment: dict[str, str]
         self.flags, self.environment = _with_variables(
             context.meta.get(_FLAGS, []), dict(environment)
         )
+        with contextlib.suppress(UsageError):  # the server tells it, where there is one
+            trace = self._file().get("trace")
+            if isinstance(trace, str):  # workers do not read the file
+                self.environment.setdefault(_VARIABLES["--trace"], trace)
 
     @property
     def keeps_state(self) -> bool:
@@ -116,16 +122,21 @@ class ServerSettings:
 
     def has(self, name: str) -> bool:
         """Return whether the server has a setting, from wherever it takes its settings."""
-        given = dict[str, str]()
-        for flag in self.flags:
-            key, _, text = flag.partition("=")
-            given[key] = text
-        file = given.get("--config") or self.environment.get("AIOPS_CONFIG")
         return (
-            f"--{name}" in given
+            f"--{name}" in self._given()
             or f"AIOPS_{name.upper()}" in self.environment
-            or bool(file and name in read_file(Path(file)))
+            or name in self._file()
         )
+
+    def _given(self) -> dict[str, str]:
+        """Return the flags by name."""
+        words = [flag.partition("=") for flag in self.flags]
+        return {name: text for name, _, text in words}
+
+    def _file(self) -> Mapping[str, object]:
+        """Return the settings of the file of settings, if there is one."""
+        file = self._given().get("--config") or self.environment.get("AIOPS_CONFIG")
+        return read_file(Path(file)) if file else {}
 
 
 def _with_variables(

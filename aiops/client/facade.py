@@ -28,6 +28,7 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.timed_socket import SocketTimes
 from aiops.net.tls import TlsClient
 from aiops.tracing import Tracing
+from aiops.tracing.spans import LONGEST_NAME, brief
 
 
 class SessionFacade:
@@ -220,7 +221,7 @@ class Facade(SessionFacade):
         """
         session = self._session
         given = session.info, session.ledger, params, clock, overlap
-        steps = TrainingLoop(*given) if tracing is None else self._traced(tracing, *given)
+        steps = TrainingLoop(*given) if tracing is None else self._traced_loop(tracing, *given)
         if isinstance(params, Leased) and steps.strategy.writes:
             params.release()
             if overlap:
@@ -234,16 +235,16 @@ class Facade(SessionFacade):
             )
         return steps
 
-    def _traced(self, tracing: Tracing, *given: Any) -> TrainingLoop:
+    def _traced_loop(self, tracing: Tracing, *given: Any) -> TrainingLoop:
         """Return a loop whose pushes have spans."""
         session, place = self._session, detect(os.environ)
-        about: dict[str, str | int] = {"aiops.worker": session.identity.name}
+        about: dict[str, str | int] = {"aiops.worker": brief(session.identity.name, LONGEST_NAME)}
         if place.rank is not None:
             about["aiops.rank"] = place.rank
 
-        def last_push() -> int:
-            steady = session.steady
-            return session.pending.seq + (steady.unsettled if steady is not None else 0)
+        def last_push() -> int:  # numbers only rise, and rows beside the step have others
+            steady, seq = session.steady, session.pending.model_seq
+            return seq if steady is None else max(seq, steady.seq)
 
         client = session.identity.client
         return TracedLoop(StepTrace(tracing, client, about, last_push, self._socket_times), *given)
@@ -306,8 +307,9 @@ class WorkerFacade(SessionFacade):
 
     def _begin_tracing(self) -> Tracing | None:
         """Return the tracing of this worker, if the environment asks for it."""
-        about = {"service.instance.id": self._session.identity.name}
-        return tracing.begun(os.environ.get(tracing.VARIABLE, ""), "worker", about)
+        about = {"service.instance.id": brief(self._session.identity.name, LONGEST_NAME)}
+        text, now = os.environ.get(tracing.VARIABLE, ""), self._client._env.trace_clock
+        return tracing.start(text, "worker", about, now)
 
     def room(self) -> Params:
         """Return room for gradients; with ``overlap`` of the worker's own, else as `Client.room`.

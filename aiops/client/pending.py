@@ -54,6 +54,8 @@ class PendingRequests:
     next_id, seq
         The id of the next request, and the sequence number of the last push, without those of the
         steady exchanges that are not in the accounts yet.
+    model_seq
+        The sequence number of the last push that was not of rows, without steady exchanges.
     acknowledged
         The numbers of the pushes that are known to be part of the model, as far as those above.
     spread
@@ -73,7 +75,7 @@ class PendingRequests:
         self._parallel_map = parallel_map
         self.by_id: dict[int, Request] = {}
         self.next_id = 1
-        self.seq = 0
+        self.seq = self.model_seq = 0
         self.acknowledged: AcknowledgedPushes = AcknowledgedPushes()
         self.spread: AcknowledgedPushes = AcknowledgedPushes()
         self.answered = 0

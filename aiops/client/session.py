@@ -461,6 +461,8 @@ class Session:
             pending.next_id = id + 1
             if request.pushes and not request.seq:
                 pending.seq = request.seq = pending.seq + 1
+                if not request.of_rows:
+                    pending.model_seq = request.seq
         pending.by_id[id] = request
         if self.ready:
             if request.pushes and pending.refused is not None:  # behind that: it has a lower number

@@ -247,6 +247,11 @@ class SteadyExchange:
         return True
 
     @property
+    def seq(self) -> int:
+        """The sequence number of the exchange under way, or of the last one; 0: of none yet."""
+        return self._seq
+
+    @property
     def under_way(self) -> bool:
         """True while an exchange has begun, and is not over."""
         return self._params is not None
@@ -328,6 +333,7 @@ class SteadyExchange:
             raise ValueError("no exchange is under way")
         self.settle()
         self._pending.next_id, self._pending.seq = self._id + 1, self._seq  # used up
+        self._pending.model_seq = self._seq
         params.level = self._have
         parts, payloads = parts_of(self._layout, self._gradients, self._age)
         push = PushRequest(parts, payloads, params, None, params.connection, self._have, 1)

@@ -2,7 +2,7 @@
 
 ::
 
-    aiops.step                 from the end of the step before to the answer
+    aiops.step                 from the end of the last step that pushed something to the answer
       aiops.compute            the user's: until the gradient is handed in
       aiops.exchange           until the answer has been taken in; the server's span is below it
         aiops.push             until the last byte is handed to the system
@@ -14,7 +14,6 @@ Without tracing none of this is made: a worker then has a plain `TrainingLoop`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,14 +30,9 @@ from aiops.client.training_loop import (
 )
 from aiops.net.timed_socket import SocketTimes
 from aiops.tracing import Tracing
-from aiops.tracing.spans import Span, Value, span_of, trace_of
+from aiops.tracing.spans import Span, Value, brief, span_of, trace_of
 
 _STEP, _EXCHANGE = "aiops.step", "aiops.exchange"
-
-_log = logging.getLogger("aiops.tracing")
-
-_LONGEST = 200
-"""Characters of an error that a span has."""
 
 
 class StepTrace:
@@ -53,10 +47,18 @@ class StepTrace:
     about
         Attributes of its steps.
     last_push
-        Returns the sequence number of its last push. It is asked for after a gradient that travels
-        by itself; rows that another thread pushes in between would have their trace mixed up.
+        Returns the sequence number of its last push that was not of rows.
     times
         Those of its connection, if one message each way is an exchange.
+
+    Attributes
+    ----------
+    now, safely
+        Those of ``tracing``.
+    last_push
+        As above.
+    since
+        The end of the last step that pushed something, where computing of the next one began.
     """
 
     def __init__(
@@ -67,54 +69,36 @@ class StepTrace:
         last_push: Callable[[], int],
         times: Callable[[], SocketTimes | None],
     ) -> None:
-        self.now, self.last_push = tracing.now, last_push
+        self.now, self.safely, self.last_push = tracing.now, tracing.safely, last_push
         self._tracing, self._client, self._about, self._times = tracing, client, about, times
-        self.since = tracing.now()  # the end of the last step
-        self._failed = False
+        self.since = tracing.now()
 
     def pushed(
         self,
         seq: int,
         computed: int,
-        begin: int,
+        handed_in: int,
         end: int,
         outcome: Receipt | BaseException | None,
         *,
         alone: bool = True,
     ) -> None:
-        """Make the spans of a push; that fails for no reason that ends a step.
+        """Make the spans of a push.
 
         Parameters
         ----------
         seq
-            Its sequence number.
-        computed, begin, end
+            Its sequence number; 0: it had none yet, and there is nothing to trace.
+        computed, handed_in, end
             Where computing began, and the exchange; and its end.
         outcome
             What came of it.
         alone
             Nothing else was sent or received meanwhile.
         """
-        try:
-            trace = trace_of(self._client, seq)
-            if self._tracing.sampler.takes(trace, seq):
-                times = self._times() if alone else None
-                spans = self._spans(trace, seq, (computed, begin, end), outcome, times)
-                self._tracing.offer(spans)
-        except Exception:  # the push has been made, and is not to be made again
-            if not self._failed:
-                self._failed = True
-                _log.warning("a step could not be traced, and others may not", exc_info=True)
-
-    def _spans(
-        self,
-        trace: int,
-        seq: int,
-        moments: tuple[int, int, int],
-        outcome: Receipt | BaseException | None,
-        times: SocketTimes | None,
-    ) -> list[Span]:
-        computed, begin, end = moments
+        trace = trace_of(self._client, seq)
+        if not seq or not self._tracing.sampler.takes(trace, seq):
+            return
         error = ""
         about: dict[str, Value] = {**self._about, "aiops.push": seq}
         if isinstance(outcome, Receipt):
@@ -124,23 +108,24 @@ class StepTrace:
                 "aiops.used": outcome.used,
             }
             if outcome.why:
-                about["aiops.unused_reason"] = outcome.why
+                about["aiops.unused_reason"] = brief(outcome.why)
         elif outcome is not None:
-            error = f"{type(outcome).__name__}: {outcome}"[:_LONGEST]
+            error = brief(f"{type(outcome).__name__}: {outcome}")
         step, exchange = span_of(trace, _STEP), span_of(trace, _EXCHANGE)
         spans = [
             Span(_STEP, trace, step, 0, computed, end, "internal", about, error),
-            _part("aiops.compute", trace, step, computed, begin),
-            Span(_EXCHANGE, trace, exchange, step, begin, end, "client", about, error),
+            _part("aiops.compute", trace, step, computed, handed_in),
+            Span(_EXCHANGE, trace, exchange, step, handed_in, end, "client", about, error),
         ]
-        if times is not None and begin <= times.sent <= times.came <= end:
-            sent, came = times.sent, times.came
+        times = self._times() if alone else None
+        if times is not None and handed_in <= times.sent <= times.received <= end:
+            sent, received = times.sent, times.received
             spans += [
-                _part("aiops.push", trace, exchange, begin, sent),
-                _part("aiops.wait", trace, exchange, sent, came),
-                _part("aiops.fetch", trace, exchange, came, end),
+                _part("aiops.push", trace, exchange, handed_in, sent),
+                _part("aiops.wait", trace, exchange, sent, received),
+                _part("aiops.fetch", trace, exchange, received, end),
             ]
-        return spans
+        self._tracing.offer(spans)
 
 
 def _part(name: str, trace: int, parent: int, begin: int, end: int) -> Span:
@@ -148,37 +133,40 @@ def _part(name: str, trace: int, parent: int, begin: int, end: int) -> Span:
 
 
 class TracedLoop(TrainingLoop):
-    """A `TrainingLoop` whose pushes are traced; the parameters behind ``trace`` are its own."""
+    """A `TrainingLoop` whose pushes are traced; the parameters behind ``trace`` are its own.
+
+    Nothing that fails in tracing reaches the step, which has been applied by then.
+    """
 
     def __init__(self, trace: StepTrace, *given: Any) -> None:
         super().__init__(*given)
         self._trace = trace
-        self._computed = self._began = trace.since
+        self._handed_in, self._last_before = trace.since, 0
         # The pushes in the background that are not over, or whose spans are not made yet.
-        self._behind: list[tuple[Transfer, BackgroundTransfer, int, int]] = []
+        self._in_background: list[tuple[Transfer, BackgroundTransfer, int, int]] = []
 
     def begin(self, *, again: bool) -> None:
         """Begin a step of which the gradient travels by itself."""
         super().begin(again=again)
-        self._computed, self._began = self._trace.since, self._trace.now()
+        self._trace.safely(self._note_begin)
 
     def took(self, receipt: Receipt) -> Receipt:
         """Take what came of it, and make its spans."""
         super().took(receipt)
-        self._pushed(self._trace.last_push(), receipt)
+        self._trace.safely(self._exchanged, receipt)
         return receipt
 
     def failed(self, error: BaseException, *, again: bool) -> Program[Op, Receipt | None]:
         """Make the spans of what failed, and go on."""
-        self._pushed(self._trace.last_push(), error)
+        self._trace.safely(self._exchanged, error)
         return super().failed(error, again=again)
 
     def step(
         self, gradients: Gradients, lr_factors: LrFactors = None, *, again: bool
     ) -> Program[Op, Receipt | None]:
         """Take a step, and note what it sends in the background."""
-        trace = self._trace
-        self._computed, begun, answer = trace.since, trace.now(), None
+        trace, answer, pushed = self._trace, None, False
+        computed, handed_in = trace.since, trace.now()
         program = super().step(gradients, lr_factors, again=again)
         try:
             order = next(program)
@@ -188,26 +176,28 @@ class TracedLoop(TrainingLoop):
                 except BaseException as error:
                     order = program.throw(error)
                     continue
-                if isinstance(order, SendInBackground):
-                    self._behind.append((order.transfer, answer, self._computed, begun))
+                if isinstance(order, SendInBackground) and order.transfer.pushes:
+                    self._in_background.append((order.transfer, answer, computed, handed_in))
+                    pushed = True
                 order = program.send(answer)
         except StopIteration as ended:
             found: Receipt | None = ended.value
             return found
         finally:
-            self._look_behind()
-            trace.since = trace.now()
+            trace.safely(self._trace_those_over)
+            if pushed:
+                trace.since = trace.now()
 
     def flush(self) -> Program[Op, None]:
         """Push the rest."""
         try:
             yield from super().flush()
         finally:
-            self._look_behind()
+            self._trace.safely(self._trace_those_over)
 
     def _carry(self, transfer: Transfer) -> Program[Op, Receipt]:
         outcome: Receipt | BaseException | None = None
-        self._began = self._trace.now()
+        self._handed_in = self._trace.now()
         try:
             outcome = yield from super()._carry(transfer)
         except BaseException as error:
@@ -215,20 +205,29 @@ class TracedLoop(TrainingLoop):
             raise
         finally:
             if transfer.pushes and transfer.request is not None:
-                self._pushed(transfer.request.seq, outcome)
+                self._trace.safely(self._pushed, transfer.request.seq, outcome)
         return outcome
 
-    def _pushed(self, seq: int, outcome: Receipt | BaseException | None) -> None:
-        trace = self._trace
-        trace.pushed(seq, self._computed, self._began, trace.now(), outcome)
-        self._computed = trace.since = trace.now()
+    def _note_begin(self) -> None:
+        self._last_before, self._handed_in = self._trace.last_push(), self._trace.now()
 
-    def _look_behind(self) -> None:
+    def _exchanged(self, outcome: Receipt | BaseException) -> None:
+        """Make the spans of an exchange, if it has become a push."""
+        seq = self._trace.last_push()
+        if seq > self._last_before:
+            self._pushed(seq, outcome)
+
+    def _pushed(self, seq: int, outcome: Receipt | BaseException | None) -> None:
+        trace, end = self._trace, self._trace.now()
+        computed, trace.since = trace.since, end
+        trace.pushed(seq, computed, self._handed_in, end, outcome)
+
+    def _trace_those_over(self) -> None:
         """Make the spans of pushes in the background that are over."""
-        for each in [each for each in self._behind if each[1].over]:
-            self._behind.remove(each)
-            transfer, background, computed, begun = each
-            if transfer.pushes and transfer.request is not None:
+        for each in [each for each in self._in_background if each[1].over]:
+            self._in_background.remove(each)
+            transfer, background, computed, handed_in = each
+            if transfer.request is not None:
                 outcome = background.error or background.receipt
-                seq, end = transfer.request.seq, background.ended
-                self._trace.pushed(seq, computed, begun, max(begun, end), outcome, alone=False)
+                seq, end = transfer.request.seq, max(handed_in, background.ended)
+                self._trace.pushed(seq, computed, handed_in, end, outcome, alone=False)

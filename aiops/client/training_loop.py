@@ -56,7 +56,7 @@ class BackgroundTransfer(Protocol):
 
     @property
     def ended(self) -> int:
-        """The moment at which it was over, in nanoseconds since 1970, for traces."""
+        """The moment at which it was over, in nanoseconds since 1970, if it is traced; else 0."""
 
 
 @dataclass(frozen=True, slots=True)

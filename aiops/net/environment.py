@@ -37,6 +37,13 @@ ParallelMap: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 _WAITING = 64  # connections that may wait to be accepted
 
 
+_ANCHOR = time.time_ns() - time.perf_counter_ns()
+
+
+def _trace_clock() -> int:
+    return _ANCHOR + time.perf_counter_ns()
+
+
 def _identity() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
@@ -118,6 +125,9 @@ class Environment:
         Seconds of a monotonic clock, the same as that of the event loop's timers.
     wall_clock
         Seconds since 1970, for people.
+    trace_clock
+        Nanoseconds since 1970 for traces, by a clock that is never set: spans are as long as what
+        they are of. None: nothing is traced here.
     token_bytes, randbelow
         Entropy: the given number of random bytes; a random integer from 0 to below the argument.
     kernel_runner
@@ -157,6 +167,7 @@ class Environment:
 
     now: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
+    trace_clock: Callable[[], int] | None = _trace_clock
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
     randbelow: Callable[[int], int] = secrets.randbelow
     kernel_runner: Callable[

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import socket
-import time
+from collections.abc import Callable
 from typing import Any
 
 from aiops.net.tls_socket import StreamSocket
 
 
 class SocketTimes:
-    """The times of a connection's last calls, in nanoseconds since 1970.
+    """The times of a connection's last calls.
+
+    Parameters
+    ----------
+    now
+        The clock of traces: nanoseconds since 1970.
 
     Attributes
     ----------
+    now
+        As above.
     sent
         The end of the last call that sent something.
-    came
+    received
         The end of the first call thereafter that received something; 0: there was none.
     """
 
-    def __init__(self) -> None:
-        self.sent = self.came = 0
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+        self.sent = self.received = 0
 
 
 def timed(sock: StreamSocket, times: SocketTimes) -> StreamSocket:
@@ -29,29 +37,38 @@ def timed(sock: StreamSocket, times: SocketTimes) -> StreamSocket:
     return TimedSocket(sock, times) if isinstance(sock, socket.socket) else sock
 
 
-def untimed(sock: StreamSocket | None) -> StreamSocket | None:
-    """Return the plain socket of one that notes its times; else itself."""
-    return sock.plain if isinstance(sock, TimedSocket) else sock
+def plain(sock: StreamSocket | None) -> socket.socket | None:
+    """Return the plain socket that this is, or that it times; None: it is of another kind."""
+    if isinstance(sock, TimedSocket):
+        return sock.plain
+    return sock if isinstance(sock, socket.socket) else None
 
 
 class TimedSocket:
-    """A plain socket, with `SocketTimes`; the calls are those of `StreamSocket`."""
+    """A plain socket, with `SocketTimes`; the calls are those of `StreamSocket`.
+
+    Attributes
+    ----------
+    plain
+        The socket, whose own calls are not timed.
+    """
 
     def __init__(self, sock: socket.socket, times: SocketTimes) -> None:
-        self.plain, self._times = sock, times
+        self.plain = sock
+        self._times, self._now = times, times.now
 
     def sendmsg(self, buffers: Any, ancdata: Any = (), flags: int = 0, /) -> int:
         """Send, and note the time."""
         sent = self.plain.sendmsg(buffers, ancdata, flags)
-        self._times.sent, self._times.came = time.time_ns(), 0
+        self._times.sent, self._times.received = self._now(), 0
         return sent
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive, and note the time if nothing has come since something was sent."""
-        came = self.plain.recv_into(buffer, nbytes, flags)
-        if not self._times.came:
-            self._times.came = time.time_ns()
-        return came
+        count = self.plain.recv_into(buffer, nbytes, flags)
+        if not self._times.received:
+            self._times.received = self._now()
+        return count
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         """Send all."""

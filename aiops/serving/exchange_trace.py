@@ -8,21 +8,22 @@
       aiops.update        until that is done
       aiops.barrier       until the policy lets the worker go
 
-An exchange of the short way (`aiops.engine.steady`) is one call, so it has one span. Pushes of rows
-have none. The tracer stands around what decides: it is not there without ``--trace``, and neither
-the engine nor the dispatcher knows it.
+An exchange of the short way (`aiops.engine.steady`) is one call, so it has one span; if its answer
+waits for the journal (``--acks``), that ends with the wait. Pushes of rows have none. A push that
+is sent again has one span more, with ``aiops.repeated``. The tracer stands around what decides: it
+is not there without ``--trace``, and neither the engine nor the dispatcher knows it.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 from aiops import tracing
+from aiops.durable.commit_gate import EncodedReply
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Effect, Event, Left, Received, Reply
 from aiops.engine.membership import Member
@@ -31,7 +32,7 @@ from aiops.engine.steady_rows import SteadyRows
 from aiops.serving.config import Config
 from aiops.store.parameters import UpdateJob
 from aiops.tracing import Tracing
-from aiops.tracing.spans import Span, Value, span_of, trace_of
+from aiops.tracing.spans import LONGEST_NAME, Span, Value, brief, span_of, trace_of
 from aiops.wire.messages import Ack, Error, Push, Reapply
 
 Exchange: TypeAlias = Callable[[Steady | SteadyRows, int], bytes | memoryview | None]
@@ -42,19 +43,19 @@ _PARTS = "aiops.queue", "aiops.update", "aiops.barrier"
 _END = 0.5
 """Seconds in which the last spans are sent: Ctrl-C ends a server within two."""
 
-_log = logging.getLogger("aiops.tracing")
-
 
 @dataclass(slots=True)
 class _OpenPush:
-    """A push that is traced, and not answered yet; times in nanoseconds, 0: not yet."""
+    """A push that is traced, and not answered yet; times in nanoseconds, 0: not yet.
+
+    ``about``: the attributes that are known.
+    """
 
     trace: int
-    seq: int
-    member: Member
-    nbytes: int
+    peer: int
+    about: dict[str, Value]
     received: int
-    begun: int = 0
+    taken: int = 0
     applied: int = 0
 
 
@@ -71,11 +72,18 @@ class ExchangeTrace:
 
     def __init__(self, engine: Engine, tracing: Tracing) -> None:
         self._engine, self._tracing, self._now = engine, tracing, tracing.now
-        self._takes = tracing.sampler.takes
+        self._takes, self._safely = tracing.sampler.takes, tracing.safely
         self._open: dict[tuple[int, int], _OpenPush] = {}  # by connection and request
         self._updating: _OpenPush | None = None  # its gradient is in the outstanding update
-        self._failed = False
-        self.close = partial(tracing.close, _END)
+        # Of steady exchanges whose answers wait for the journal, by connection, in order; None:
+        # one that is not traced.
+        self._held: dict[int, deque[_OpenPush | None]] = {}
+        self.end, self.wait_closed = tracing.end, partial(tracing.wait_closed, _END)
+
+    @property
+    def pending(self) -> int:
+        """The number of traced pushes that are not answered yet."""
+        return len(self._open) + sum(map(len, self._held.values()))
 
     def exchanging(self, exchange: Exchange) -> Exchange:
         """Return a function that does as ``exchange``, and has what it answers traced."""
@@ -86,7 +94,7 @@ class ExchangeTrace:
             member, before, begin = way.member, way.member.last_seq, self._now()
             answer = exchange(way, nbytes)
             if member.last_seq != before and answer is not None:
-                self._safely(self._exchanged, member, begin, way.nbytes)
+                self._safely(self._exchanged, way, begin, not answer)
             return answer
 
         return traced
@@ -99,7 +107,7 @@ class ExchangeTrace:
             if type(event) is Received and isinstance(event.message, Push | Reapply):
                 self._safely(self._received, event, begin)
             effects = handle(event, *noted)
-            if self._open:
+            if self._open or self._held:
                 self._safely(self._handled, event, effects, begin)
             return effects
 
@@ -107,59 +115,71 @@ class ExchangeTrace:
 
     # ------------------------------------------------------------ inside
 
-    def _safely(self, function: Callable[..., None], *given: Any) -> None:
-        """Call a function of this class; what it raises is logged once, and the run goes on."""
-        try:
-            function(*given)
-        except Exception:
-            if not self._failed:
-                self._failed = True
-                _log.warning("an exchange could not be traced, and others may not", exc_info=True)
-
-    def _exchanged(self, member: Member, begin: int, nbytes: int) -> None:
-        """Make the span of an exchange of the short way."""
+    def _exchanged(self, way: Steady, begin: int, held: bool) -> None:
+        """Make the span of an exchange of the short way, now or when its answer is sent."""
+        member, peer = way.member, way.peer
         seq = member.last_seq
-        trace = trace_of(member.client, seq)
-        if not self._takes(trace, seq):
-            return
-        about = self._about(member, seq, nbytes) | {
-            "aiops.version": self._engine.version,
-            "aiops.staleness": member.staleness,
-            "aiops.used": True,
-            "aiops.answer_bytes": nbytes,
-        }
-        self._tracing.offer([self._span(trace, begin, self._now(), about)])
+        trace, push = trace_of(member.client, seq), None
+        if self._takes(trace, seq):
+            about = _about(member, seq, way.nbytes) | {
+                "aiops.version": self._engine.version,
+                "aiops.staleness": member.staleness,
+                "aiops.used": True,
+                "aiops.answer_bytes": way.nbytes,
+            }
+            push = _OpenPush(trace, peer, about, begin)
+        if held:
+            self._held.setdefault(peer, deque()).append(push)
+        elif push is not None:
+            self._tracing.offer([_whole(push, self._now())])
 
     def _received(self, event: Received, begin: int) -> None:
         message, member = event.message, self._engine.membership.at(event.peer)
         assert isinstance(message, Push | Reapply)
         if member is None:
             return
-        seq = message.seq
+        seq, repeated = message.seq, message.seq <= member.last_seq
         trace = trace_of(member.client, seq)
-        if self._takes(trace, seq):
+        if self._takes(trace, seq, repeated=repeated):
             nbytes = sum(part.nbytes for part in message.parts) if type(message) is Push else 0
-            self._open[event.peer, message.id] = _OpenPush(trace, seq, member, nbytes, begin)
+            about = _about(member, seq, nbytes)
+            if repeated:
+                about["aiops.repeated"] = True
+            self._open[event.peer, message.id] = _OpenPush(trace, event.peer, about, begin)
 
-    def _handled(self, event: Event, effects: Sequence[Effect], begin: int) -> None:
+    def _handled(self, event: Event, effects: Sequence[Effect | EncodedReply], begin: int) -> None:
         """Note what an event has brought the open pushes."""
         kind = type(event)
         if kind is Applied and self._updating is not None:
             self._updating.applied, self._updating = begin, None
         elif kind is Left:
             gone = event.peer  # type: ignore[union-attr]
+            self._held.pop(gone, None)
             for key in [key for key in self._open if key[0] == gone]:
                 del self._open[key]
         for effect in effects:
-            if type(effect) is Apply:
+            if isinstance(effect, EncodedReply):
+                self._released(effect.peer)
+            elif type(effect) is Apply:
                 if isinstance(effect.job, UpdateJob):
-                    self._begun()
+                    self._update_begins()
             elif type(effect) is Reply:
                 push = self._open.pop((effect.peer, effect.message.id), None)
                 if push is not None:
                     self._answered(push, effect.message)
 
-    def _begun(self) -> None:
+    def _released(self, peer: int) -> None:
+        """Make the span of a steady exchange whose answer may be sent now."""
+        held = self._held.get(peer)
+        if not held:
+            return
+        push = held.popleft()
+        if not held:
+            del self._held[peer]
+        if push is not None:
+            self._tracing.offer([_whole(push, self._now())])
+
+    def _update_begins(self) -> None:
         """Note that an update is outstanding, perhaps with the gradient of an open push."""
         training = self._engine.training
         taken = None if training is None else training.updates.maker.push
@@ -167,54 +187,60 @@ class ExchangeTrace:
             return
         push = self._open.get((taken.peer, taken.message.id))
         if push is not None:
-            push.begun, self._updating = self._now(), push
+            push.taken, self._updating = self._now(), push
 
     def _answered(self, push: _OpenPush, message: object) -> None:
-        end, trace, error = self._now(), push.trace, ""
-        about = self._about(push.member, push.seq, push.nbytes)
+        end, error = self._now(), ""
         if isinstance(message, Ack):
-            about |= {
+            push.about |= {
                 "aiops.version": message.version,
                 "aiops.staleness": message.staleness,
                 "aiops.used": message.used,
                 "aiops.answer_bytes": sum(part.nbytes for part in message.parts),
             }
             if message.why:
-                about["aiops.unused_reason"] = message.why
+                push.about["aiops.unused_reason"] = brief(message.why)
         elif isinstance(message, Error):
-            error = about["aiops.refused"] = message.text
-        whole = self._span(trace, push.received, end, about, error)
-        times = push.received, push.begun or end, push.applied or end, end
+            error = push.about["aiops.refused"] = brief(message.text)
+        whole, trace = _whole(push, end, error), push.trace
+        times = push.received, push.taken or end, push.applied or end, end
         parts = [
-            Span(name, trace, span_of(trace, name), whole.id, begun, ended)
-            for name, begun, ended in zip(_PARTS, times, times[1:], strict=False)
-            if ended > begun
+            Span(name, trace, span_of(trace, f"{name}, {whole.id}"), whole.id, begin, until)
+            for name, begin, until in zip(_PARTS, times, times[1:], strict=False)
+            if until > begin
         ]
         self._tracing.offer([whole, *parts])
 
-    def _about(self, member: Member, seq: int, nbytes: int) -> dict[str, Value]:
-        return {
-            "aiops.worker": member.name,
-            "aiops.worker_number": member.number,
-            "aiops.push": seq,
-            "aiops.bytes": nbytes,
-        }
 
-    def _span(
-        self, trace: int, begin: int, end: int, about: Mapping[str, Value], error: str = ""
-    ) -> Span:
-        """Return the span of an exchange: below the worker's, which has an id of its own."""
-        own, worker = span_of(trace, f"{_NAME}, server"), span_of(trace, _NAME)
-        return Span(_NAME, trace, own, worker, begin, end, "server", about, error)
+def _about(member: Member, seq: int, nbytes: int) -> dict[str, Value]:
+    return {
+        "aiops.worker": brief(member.name, LONGEST_NAME),
+        "aiops.worker_number": member.number,
+        "aiops.push": seq,
+        "aiops.bytes": nbytes,
+    }
 
 
-def begun(config: Config, engine: Engine | None) -> ExchangeTrace | None:
-    """Return what traces a server's exchanges; None if that is not asked for.
+def _whole(push: _OpenPush, end: int, error: str = "") -> Span:
+    """Return the span of an exchange: below the worker's, which has an id of its own.
+
+    A push that is sent again has the same trace, and another span.
+    """
+    trace, begin = push.trace, push.received
+    own = span_of(trace, f"{_NAME}, server, {push.peer}, {begin}")
+    worker = span_of(trace, _NAME)
+    return Span(_NAME, trace, own, worker, begin, end, "server", push.about, error)
+
+
+def start(
+    config: Config, engine: Engine | None, now: Callable[[], int] | None
+) -> ExchangeTrace | None:
+    """Return what traces a server's exchanges by this clock; None if that is not asked for.
 
     Of a model on several servers the lead has the pushes.
     """
     if engine is None:
         return None
     about = {"aiops.run": engine.options.run, "aiops.policy": engine.algorithm.name}
-    given = tracing.begun(config.trace, "server", about, os.environ)
+    given = tracing.start(config.trace, "server", about, now)
     return None if given is None else ExchangeTrace(engine, given)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from aiops import tracing
 from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import forks, urls
@@ -125,6 +126,7 @@ class Server:
         near = pacing is None and not config.no_shm and env.listen_unix is not None
         self._profile = Profile(config.profile) if config.profile is not None else None
         self._machine = machine = _resources(config, env, self._profile, near=near)
+        tracing.check(config.trace)  # before another server could be kept from the state
         run = env.token_bytes(8).hex()
         files = open_files(config, env, run, options.shards)
         options = dataclasses.replace(
@@ -153,7 +155,7 @@ class Server:
                 lead = Lead(self._engine, config.reach(), kept=files is not None)
                 self._coordinator = lead
                 sinks_of = sinks_with_orders(lead, self._perform)
-        self._trace = trace = exchange_trace.begun(config, engine)
+        self._trace = trace = exchange_trace.start(config, engine, env.trace_clock)
         exchange = dispatcher.exchange if trace is None else trace.exchanging(dispatcher.exchange)
         self.connections = Acceptor(
             *(config, self._coordinator, env, pacing, self.post, dispatcher.note_change),
@@ -579,6 +581,8 @@ class Server:
                 finally:  # it may be cancelled, and the loop closed
                     self._runner.end_warming()
                     self.run_state.end(trusted=not self._dispatcher.broken)
+                    if self._trace is not None:
+                        self._trace.end()
 
     async def until_ending(self) -> None:
         """Return when it begins to end: by `stop`, or by itself."""
@@ -675,13 +679,15 @@ class Server:
                 await self._persistence.end()
         finally:
             self.run_state.end(trusted=not self._dispatcher.broken)
-            await self.run_state.end_copies()
-            if self._leading is not None:
-                self._leading.links.end(leave=not isinstance(self._error, RolledBack))
-            if self._profile is not None:
-                self._profile.write()
-            if self._trace is not None:
-                await asyncio.to_thread(self._trace.close)
+            try:
+                await self.run_state.end_copies()
+                if self._leading is not None:
+                    self._leading.links.end(leave=not isinstance(self._error, RolledBack))
+                if self._profile is not None:
+                    self._profile.write()
+            finally:
+                if self._trace is not None:
+                    await self._trace.wait_closed()
         if self.run_state.lacks and self._error is None:
             raise UsageError(self.run_state.lacks, unwritten=True)
 

@@ -15,18 +15,22 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from aiops.errors import UsageError
-from aiops.tracing.delivery import SpanQueue
-from aiops.tracing.spans import Exporter, Sampler
+from aiops.tracing.delivery import SpanQueue, shared
+from aiops.tracing.spans import Exporter, Sampler, Span
 
 VARIABLE = "AIOPS_TRACE"
 """What workers read where a server has ``--trace``, whose variable it is, too."""
 
-_OURS, _DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
+_ASKED, _DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
+_PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+
+_AT_CLOSE = 1.5
+"""Seconds that the last of a process's servers, or workers, waits for its spans to be sent."""
 
 _log = logging.getLogger("aiops.tracing")
 
@@ -36,30 +40,70 @@ class Tracing:
 
     Parameters
     ----------
-    queue
-        Takes the spans.
     sampler
         Decides which pushes are traced.
+    now
+        The clock of spans: nanoseconds since 1970.
+    resource
+        Attributes of all its spans.
+    joins
+        Returns the queue that takes them, joined; called once there are some.
 
     Attributes
     ----------
-    sampler
+    sampler, now
         As above.
     """
 
-    now = staticmethod(time.time_ns)
-    """Nanoseconds since 1970, as spans have them."""
+    def __init__(
+        self,
+        sampler: Sampler,
+        now: Callable[[], int],
+        resource: Mapping[str, str | int],
+        joins: Callable[[], SpanQueue],
+    ) -> None:
+        self.sampler, self.now = sampler, now
+        self._resource, self._joins = resource, joins
+        self._queue: SpanQueue | None = None
+        self._ended = self._last = self._failed = False
 
-    def __init__(self, queue: SpanQueue, sampler: Sampler) -> None:
-        self._queue, self.sampler = queue, sampler
-        self.offer = queue.offer
+    def offer(self, spans: Sequence[Span]) -> None:
+        """Have spans exported; after the end they are lost."""
+        if self._queue is None:
+            if self._ended:
+                return
+            self._queue = self._joins()
+        self._queue.offer([span._replace(resource=self._resource) for span in spans])
 
-    def close(self, deadline: float = 1.5) -> None:
-        """Send what is left, within this many seconds."""
-        self._queue.close(deadline)
+    def safely(self, function: Callable[..., object], *given: Any) -> None:
+        """Call a function; what it raises is logged, once, and the run goes on."""
+        try:
+            function(*given)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                _log.warning("an exchange could not be traced, and others may not", exc_info=True)
+
+    def end(self) -> None:
+        """Have the thread end once it has sent what there is; `close` or `wait_closed` is due."""
+        if not self._ended:
+            self._ended = True
+            self._last = self._queue is not None and self._queue.leave()
+
+    def close(self, deadline: float = _AT_CLOSE) -> None:
+        """End; the last of its role in this process waits for its spans to be sent, so long."""
+        self.end()
+        if self._queue is not None and self._last:
+            self._queue.close(deadline)
+
+    async def wait_closed(self, deadline: float = _AT_CLOSE) -> None:
+        """Do as `close` in an event loop, which goes on meanwhile."""
+        self.end()
+        if self._queue is not None and self._last:
+            await self._queue.wait_closed(deadline)
 
 
-def check(text: str) -> None:
+def check(text: str, environment: Mapping[str, str] = os.environ) -> None:
     """Check the text of ``--trace``, and that there is what it needs.
 
     Raises
@@ -68,7 +112,7 @@ def check(text: str) -> None:
         As `check_kind`, or when the packages of OpenTelemetry cannot be imported.
     """
     check_kind(text)
-    if text:
+    if text and not _disabled(environment):
         _exporters()
 
 
@@ -90,13 +134,14 @@ def check_kind(text: str) -> None:
         )
 
 
-def begun(
+def start(
     text: str,
     role: str,
     attributes: Mapping[str, str | int],
+    now: Callable[[], int] | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Tracing | None:
-    """Return the tracing of a server or a worker, or None if it is not asked for.
+    """Return the tracing of a server or a worker; None if nothing of it is to be traced.
 
     Parameters
     ----------
@@ -106,6 +151,9 @@ def begun(
         ``"server"`` or ``"worker"``.
     attributes
         Of all its spans.
+    now
+        The clock of spans: nanoseconds since 1970. None: there is none, as in a simulation, whose
+        times are no times of a trace.
     environment
         The variables of OpenTelemetry.
 
@@ -114,28 +162,42 @@ def begun(
     UsageError
         As `check`. Where only OpenTelemetry's variable asks for traces that is a warning.
     """
-    if environment.get(_DISABLED, "").strip().lower() == "true":
+    if now is None or _disabled(environment):
         return None
     if not text:
-        if "otlp" not in [kind.strip() for kind in environment.get(_OURS, "").split(",")]:
+        if "otlp" not in [kind.strip() for kind in environment.get(_ASKED, "").split(",")]:
             return None
         try:
-            check("otlp:")
+            check("otlp:", environment)
         except UsageError as error:
-            _log.warning("%s=%s, and nothing is traced: %s", _OURS, environment[_OURS], error)
+            _log.warning("%s=%s, and nothing is traced: %s", _ASKED, environment[_ASKED], error)
             return None
     else:
-        check(text)
+        check(text, environment)
     endpoint = text.partition(":")[2]
+    protocol = next((name for name in _PROTOCOLS if environment.get(name)), "")
+    if not endpoint and protocol and environment[protocol].strip() != "http/protobuf":
+        _log.warning(
+            "%s=%s, and nothing is traced: aiops sends http/protobuf alone, which collectors take"
+            " at port 4318: --trace otlp:http://host:4318",
+            *(protocol, environment[protocol]),
+        )
+        return None
     sampler, unknown = Sampler.of(environment)
     if unknown:
         _log.warning("%s: %s", unknown, "the first pushes of a worker and 1 in 100 are traced")
-    queue = SpanQueue(lambda: _exporters().opened(role, attributes, endpoint))
-    return Tracing(queue, sampler)
+    if sampler.takes_none:
+        return None
+    joins = partial(shared, role, endpoint, lambda: _exporters().opened(role, endpoint))
+    return Tracing(sampler, now, attributes, joins)
+
+
+def _disabled(environment: Mapping[str, str]) -> bool:
+    return environment.get(_DISABLED, "").strip().lower() == "true"
 
 
 class _Exporters(Protocol):
-    def opened(self, role: str, attributes: Mapping[str, str | int], endpoint: str) -> Exporter: ...
+    def opened(self, role: str, endpoint: str) -> Exporter: ...
 
 
 def _exporters() -> _Exporters:

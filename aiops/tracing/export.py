@@ -20,33 +20,35 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from aiops._version import __version__
-from aiops.tracing.spans import Span
+from aiops.tracing.spans import Span, brief
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
-
-_THEIRS = logging.getLogger(OTLPSpanExporter.__module__)
-
-_LONGEST = 300
-"""Characters of what it says that are told."""
 
 _PATH = "/v1/traces"
 """That of OTLP over HTTP, below an endpoint."""
 
+_THEIRS = "opentelemetry.exporter."
+"""The beginning of the names of their loggers."""
 
-class SpansOut:
+_RESOURCES = 64
+"""Servers or workers of a process whose descriptions are kept."""
+
+
+class SdkExporter:
     """Makes spans of the SDK's of ours, and has them exported.
 
     Parameters
     ----------
     exporter
         Of the SDK.
-    resource
-        What they are of.
+    role
+        ``"server"`` or ``"worker"``: what their service is called, unless the environment names it.
     """
 
-    def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
-        self._exporter, self._resource = exporter, resource
+    def __init__(self, exporter: SpanExporter, role: str) -> None:
+        self._exporter, self._role = exporter, role
         self._scope = InstrumentationScope("aiops", __version__)
+        self._resources: dict[tuple[object, ...], Resource] = {}
 
     def export(self, spans: Sequence[Span]) -> str:
         """Export them; return the reason for which that failed, or nothing."""
@@ -56,8 +58,21 @@ class SpansOut:
         return "" if done else said.text or "the collector has not taken them"
 
     def close(self) -> None:
-        """End the exporter, and its repetitions."""
+        """End the exporter, which then repeats nothing more."""
         self._exporter.shutdown()
+
+    def _resource(self, attributes: Mapping[str, str | int]) -> Resource:
+        key = tuple(attributes.items())
+        found = self._resources.get(key)
+        if found is None:
+            if len(self._resources) >= _RESOURCES:
+                self._resources.clear()
+            about = {"service.version": __version__, **attributes}
+            theirs = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+            if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in theirs:
+                about["service.name"] = f"aiops-{self._role}"
+            found = self._resources[key] = Resource.create(about)
+        return found
 
     def _made(self, span: Span) -> ReadableSpan:
         return ReadableSpan(
@@ -66,7 +81,7 @@ class SpansOut:
             parent=_context(span.trace, span.parent, remote=span.kind == "server")
             if span.parent
             else None,
-            resource=self._resource,
+            resource=self._resource(span.resource),
             attributes=dict(span.attributes),
             kind=_KINDS[span.kind],
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
@@ -77,27 +92,31 @@ class SpansOut:
 
 
 class _Said(logging.Filter):
-    """Keeps what the SDK's exporter logs on this thread: it is told once a minute, by us.
+    """Keeps what the SDK's exporters log on this thread: it is told once a minute, by us.
 
-    What it logs elsewhere, for others in this process, is logged as ever.
+    What they log elsewhere, for others in this process, is logged as ever.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.text, self._thread = "", threading.get_ident()
+        names = [*logging.root.manager.loggerDict]
+        self._loggers = [logging.getLogger(name) for name in names if name.startswith(_THEIRS)]
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.thread != self._thread:
             return True
-        self.text = record.getMessage()[:_LONGEST]
+        self.text = brief(record.getMessage())
         return False
 
     def __enter__(self) -> Self:
-        _THEIRS.addFilter(self)
+        for logger in self._loggers:
+            logger.addFilter(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        _THEIRS.removeFilter(self)
+        for logger in self._loggers:
+            logger.removeFilter(self)
 
 
 def _context(trace: int, span: int, *, remote: bool) -> SpanContext:
@@ -111,10 +130,6 @@ def span_exporter(endpoint: str) -> SpanExporter:
     return OTLPSpanExporter(endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
 
 
-def opened(role: str, attributes: Mapping[str, str | int], endpoint: str) -> SpansOut:
-    """Return the exporter of a server or a worker."""
-    about = {"service.version": __version__, **attributes}
-    theirs = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in theirs:
-        about["service.name"] = f"aiops-{role}"
-    return SpansOut(span_exporter(endpoint), Resource.create(about))
+def opened(role: str, endpoint: str) -> SdkExporter:
+    """Return the exporter of a process's servers, or of its workers."""
+    return SdkExporter(span_exporter(endpoint), role)

@@ -10,10 +10,19 @@ Value = str | bool | int | float
 """What an attribute may be."""
 
 FIRST = 10
-"""Pushes of each worker that are traced, in any case, unless the environment has a sampler."""
+"""Pushes of each worker that are traced, in any case, unless the environment has a sampler.
+
+They are known by their numbers, which both sides know; pushes of rows have numbers, too.
+"""
 
 SHARE = 0.01
 """Of the later ones: at ten thousand exchanges a second these are a hundred traces."""
+
+LONGEST = 200
+"""Characters of a sentence that a span has: it may be a peer's."""
+
+LONGEST_NAME = 64
+"""Those of a worker's name, on both sides alike: a server keeps no more."""
 
 _ROUND = 1 << 64
 
@@ -36,6 +45,8 @@ class Span(NamedTuple):
         By name.
     error
         The reason for which it failed; empty: it did not.
+    resource
+        Attributes of the server or the worker that made it (`aiops.tracing.Tracing` adds them).
     """
 
     name: str
@@ -47,16 +58,23 @@ class Span(NamedTuple):
     kind: str = "internal"
     attributes: Mapping[str, Value] = {}
     error: str = ""
+    resource: Mapping[str, str | int] = {}
 
 
 class Exporter(Protocol):
-    """Sends spans away, on one thread, which it may block."""
+    """Sends spans away, on one thread."""
 
     def export(self, spans: Sequence[Span]) -> str:
-        """Send spans; return the reason for which that was not done, or nothing."""
+        """Send spans; return the reason for which that was not done, or nothing.
+
+        It may block its thread.
+        """
 
     def close(self) -> None:
-        """Send no more; another thread calls it to end an `export` that takes too long."""
+        """Send no more, and break off what `export` does at present, if that can be.
+
+        It is called once, on any thread, and does not block it.
+        """
 
 
 def trace_of(client: str, seq: int) -> int:
@@ -66,7 +84,13 @@ def trace_of(client: str, seq: int) -> int:
 
 def span_of(trace: int, name: str) -> int:
     """Return the id of the span of this name in a trace, which has one."""
-    return int.from_bytes(blake2b(name.encode(), digest_size=8, key=trace.to_bytes(16)).digest())
+    key = trace.to_bytes(16)
+    return int.from_bytes(blake2b(name.encode(), digest_size=8, key=key).digest()) or 1
+
+
+def brief(text: str, most: int = LONGEST) -> str:
+    """Return a text as a span has it: its beginning, if it is longer."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 class Sampler:
@@ -102,6 +126,14 @@ class Sampler:
             return cls(), f"OTEL_TRACES_SAMPLER_ARG={argument} is no number from 0 to 1"
         return cls(), f"OTEL_TRACES_SAMPLER={name} is none that aiops has" if name else ""
 
-    def takes(self, trace: int, seq: int) -> bool:
-        """Return whether a push is traced: the one with this number, whose trace this would be."""
-        return seq <= self._first or trace % _ROUND < self._bound
+    @property
+    def takes_none(self) -> bool:
+        """True if no push is traced."""
+        return self._first < 1 and self._bound < 1
+
+    def takes(self, trace: int, seq: int, *, repeated: bool = False) -> bool:
+        """Return whether a push is traced: the one with this number, whose trace this would be.
+
+        ``repeated``: it has been traced before, if it is one of the first.
+        """
+        return (not repeated and 0 < seq <= self._first) or trace % _ROUND < self._bound

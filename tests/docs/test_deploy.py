@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -81,6 +82,32 @@ def test_flags_exist(words: list[str]) -> None:
 def test_scripts_are_well_formed(path: Path) -> None:
     shell = "bash" if path.read_text().startswith("#!/bin/bash") else "sh"
     subprocess.run([shell, "-n", path], check=True)
+
+
+def test_mpirun_hands_on_what_traces_need(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    mpirun.chmod(0o755)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# machines\nnode-7 slots=2\n")
+    script = next(path for path in TEXTS if path.name == "hosts.sh")
+    asked = {"AIOPS_TRACE": "otlp:http://a b:4318", "OTEL_SERVICE_NAME": "mine", "OTHER": "1"}
+
+    def handed_on(more: dict[str, str]) -> list[str]:
+        found = subprocess.run(
+            ["sh", script, hosts, "2", "train.py"],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        words = found.stdout.split("\n")
+        assert words[-4:-1] == ["aiops", "join", "train.py"]
+        return sorted(name for flag, name in itertools.pairwise(words) if flag == "-x")
+
+    always = ["AIOPS_TOKEN", "MASTER_ADDR", "PATH"]
+    assert handed_on({}) == always
+    assert handed_on(asked) == sorted([*always, "AIOPS_TRACE", "OTEL_SERVICE_NAME"])
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

@@ -5,31 +5,29 @@ from __future__ import annotations
 import socket
 import time
 
-from aiops.net.timed_socket import SocketTimes, TimedSocket, timed, untimed
+from aiops.net.timed_socket import SocketTimes, TimedSocket, plain, timed
 
 
 def test_the_end_of_sending_and_the_first_bytes_after_it() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        times = SocketTimes()
+        times = SocketTimes(time.time_ns)
         sock = timed(ours, times)
         begin = time.time_ns()
         assert sock.sendmsg([b"ab", b"c"]) == 3
         assert begin <= times.sent <= time.time_ns()
-        assert times.came == 0
+        assert times.received == 0
         assert theirs.recv(9) == b"abc"
         theirs.sendall(b"defg")
         buffer = bytearray(2)
         assert sock.recv_into(buffer) == 2
-        first = times.came
+        first = times.received
         assert times.sent <= first
         assert sock.recv_into(buffer, 0, socket.MSG_WAITALL) == 2
         assert bytes(buffer) == b"fg"
-        assert times.came == first
+        assert times.received == first
         sock.sendmsg([b"h"])
-        assert times.came == 0
-        assert untimed(sock) is ours
-        assert untimed(ours) is ours
+        assert times.received == 0
         assert sock.fileno() == ours.fileno()
         assert sock.family == ours.family
 
@@ -37,5 +35,13 @@ def test_the_end_of_sending_and_the_first_bytes_after_it() -> None:
 def test_another_kind_of_socket_stays_as_it_is() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sock = TimedSocket(ours, SocketTimes())
-        assert timed(sock, SocketTimes()) is sock
+        sock = TimedSocket(ours, SocketTimes(time.time_ns))
+        assert timed(sock, SocketTimes(time.time_ns)) is sock
+
+
+def test_the_plain_socket_of_each() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert plain(ours) is ours
+        assert plain(TimedSocket(ours, SocketTimes(time.time_ns))) is ours
+        assert plain(None) is None

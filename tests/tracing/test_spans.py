@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiops.tracing.spans import FIRST, SHARE, Sampler, span_of, trace_of
+from aiops.tracing.spans import FIRST, LONGEST, SHARE, Sampler, brief, span_of, trace_of
 
 
 def test_ids_are_those_of_the_push_and_of_opentelemetry_s_sizes() -> None:
@@ -48,6 +48,21 @@ def test_the_samplers_of_the_environment(name: str, argument: str, share: float)
     sampler, unknown = Sampler.of(environment)
     assert not unknown
     assert len(taken(sampler)) / 4000 == pytest.approx(share, abs=0.03)
+
+
+def test_a_peer_does_not_have_more_traced_than_the_first() -> None:
+    assert not Sampler(0, 0.0).takes(trace_of("ab", 0), 0)
+    assert not any(Sampler(10, 0.0).takes(trace_of("ab", seq), seq) for seq in (0, -1, 11))
+    assert Sampler(10, 0.0).takes(trace_of("ab", 1), 1)
+    assert not Sampler(10, 0.0).takes(trace_of("ab", 1), 1, repeated=True)
+    assert Sampler(0, 1.0).takes(trace_of("ab", 1), 1, repeated=True)
+
+
+def test_texts_of_peers_are_cut() -> None:
+    assert brief("short") == "short"
+    assert brief("x" * LONGEST) == "x" * LONGEST
+    assert brief("x" * 1000) == "x" * (LONGEST - 1) + "…"
+    assert brief("abcd", 3) == "ab…"
 
 
 @pytest.mark.parametrize("argument", ["x", "-1", "1.5", "nan"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self, TypeAlias
 
 from aiops.client import variables
@@ -43,15 +43,22 @@ class _TaskTransfer:
     """A transfer that a task carries while gradients are computed."""
 
     def __init__(self, client: AsyncClient, transfer: Transfer, tracing: Tracing | None) -> None:
-        self._server, self._tracing = client.url, tracing
-        self.task = asyncio.get_running_loop().create_task(client.carry(transfer))
-        self.ended = 0  # in nanoseconds since 1970
-        self.task.add_done_callback(self._end)
+        self._server = client.url
+        self.ended = 0
+        carrying = client.carry(transfer)
+        if tracing is not None:
+            carrying = self._timed(carrying, tracing)
+        self.task = asyncio.get_running_loop().create_task(carrying)
+        self.task.add_done_callback(_retrieved)
 
-    def _end(self, _task: object) -> None:
-        if self._tracing is not None:
-            self.ended = self._tracing.now()
-        _retrieved = self.error  # so that it is not logged
+    async def _timed(
+        self, carrying: Coroutine[Any, Any, Receipt | None], tracing: Tracing
+    ) -> Receipt | None:
+        """Carry, and note the end: those who wait may go on before a callback of the task's."""
+        try:
+            return await carrying
+        finally:
+            self.ended = tracing.now()
 
     @property
     def over(self) -> bool:
@@ -341,11 +348,15 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 async with self._turn("close"):
                     await self._play(self._begun.flush())
         finally:
+            if self._tracing is not None:
+                self._tracing.end()
             for task in self._carrying:
                 task.cancel()
-            await self._client.close()
-            if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.close)
+            try:
+                await self._client.close()
+            finally:
+                if self._tracing is not None:
+                    await self._tracing.wait_closed()
 
     async def abandon(self) -> None:
         """Leave the server without pushing the rest."""

@@ -428,9 +428,9 @@ class Client(Facade, Closing):
 
     # ------------------------------------------------------------ inside
 
-    def _traced(self, tracing: Tracing, *given: Any) -> TrainingLoop:
-        self._connection.note_times()
-        return super()._traced(tracing, *given)
+    def _traced_loop(self, tracing: Tracing, *given: Any) -> TrainingLoop:
+        self._connection.note_times(tracing.now)
+        return super()._traced_loop(tracing, *given)
 
     def _socket_times(self) -> SocketTimes | None:
         connection = self._connection

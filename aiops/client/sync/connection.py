@@ -6,7 +6,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -30,7 +30,7 @@ from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.moved_servers import gone
 from aiops.net.path_watch import cut_off, unheard
-from aiops.net.timed_socket import SocketTimes, timed, untimed
+from aiops.net.timed_socket import SocketTimes, plain, timed
 from aiops.net.tls import TlsClient
 from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
 from aiops.net.unix_socket import UnixSide
@@ -170,11 +170,9 @@ class BlockingConnection:
         fault: Exception | None = None
         several = [shard.socket for shard in self._sockets]
         sockets: list[StreamSocket | None] = [*several] if several else [self.socket]
-        if self.times is not None:
-            sockets = [untimed(sock) for sock in sockets]
         # A TLS socket has no call that receives into two places.
-        plain = [sock for sock in sockets if isinstance(sock, socket.socket)]
-        alike = len(plain) == len(sockets) == 1 + len(session.shards.channels)
+        bare = [sock for sock in map(plain, sockets) if sock is not None]
+        alike = len(bare) == len(sockets) == 1 + len(session.shards.channels)
         if alike and self._handed is None and not session.wire.checked:
             exchange = RowsExchange.begun(session, request)
         if exchange is None:
@@ -182,7 +180,7 @@ class BlockingConnection:
             return False
         began, self.steady = time.monotonic(), None
         try:
-            if carry_rows(exchange, plain, self._glance):
+            if carry_rows(exchange, bare, self._glance):
                 self._settled()
                 return True
         except (ConnectionLost, OSError) as error:
@@ -536,9 +534,9 @@ class BlockingConnection:
             if sock is not None:
                 sock.close()  # this process's descriptor: the connection stays as it is
 
-    def note_times(self) -> None:
-        """Note from here on when something is sent and received."""
-        self.times = times = SocketTimes()
+    def note_times(self, now: Callable[[], int]) -> None:
+        """Note from here on when something is sent and received, by this clock."""
+        self.times = times = SocketTimes(now)
         if self.socket is not None:
             self.socket = timed(self.socket, times)
 

@@ -6,8 +6,8 @@ import contextlib
 import queue
 import socket
 import threading
-import time
 from collections import deque
+from collections.abc import Callable
 
 from aiops.client.request_kinds import Receipt
 from aiops.client.requests import Transfer
@@ -15,16 +15,16 @@ from aiops.client.sync.client import Client
 
 
 class ThreadTransfer:
-    """One transfer, and what became of it."""
+    """One transfer, and what became of it; ``clock``: that of traces, if its end is noted."""
 
     done: threading.Event
 
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
+    def __init__(self, transfer: Transfer, clock: Callable[[], int] | None = None) -> None:
+        self.transfer, self._clock = transfer, clock
         self.done = threading.Event()
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
-        self.ended = 0  # in nanoseconds since 1970
+        self.ended = 0  # by the clock; 0: not noted
 
     @property
     def over(self) -> bool:
@@ -33,7 +33,9 @@ class ThreadTransfer:
 
     def end(self, receipt: Receipt | None = None, error: BaseException | None = None) -> None:
         """Note what became of it."""
-        self.receipt, self.error, self.ended = receipt, error, time.time_ns()
+        self.receipt, self.error = receipt, error
+        if self._clock is not None:
+            self.ended = self._clock()
         self.done.set()
 
 

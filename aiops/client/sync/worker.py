@@ -333,12 +333,16 @@ class Worker(WorkerFacade, Closing):
             if flush:
                 self._play(self._steps.flush())
         finally:
+            if self._tracing is not None:
+                self._tracing.end()
             if self._background is not None and not self._background.over:
                 self._client.interrupt()
             self._transfers.put(None)  # after which the thread closes the client
-            self._thread.join(_GOODBYE)
-            if self._tracing is not None:
-                self._tracing.close()
+            try:
+                self._thread.join(_GOODBYE)
+            finally:  # Ctrl-C
+                if self._tracing is not None:
+                    self._tracing.close()
 
     def abandon(self) -> None:
         """Leave the server without pushing the rest."""
@@ -364,7 +368,8 @@ class Worker(WorkerFacade, Closing):
                 with self._lock:
                     return self._client.offer(params, self._tables)
             case SendInBackground(transfer):
-                self._background = ThreadTransfer(transfer)
+                clock = None if self._tracing is None else self._tracing.now
+                self._background = ThreadTransfer(transfer, clock)
                 self._transfers.put(self._background)
                 return self._background
             case JoinBackground(ThreadTransfer() as background):

@@ -108,6 +108,7 @@ class World:
         self.environment = Environment(
             now=self.loop.time,
             wall_clock=self.loop.time,
+            trace_clock=None,  # threads and sockets of a collector's know no virtual time
             token_bytes=entropy.randbytes,
             randbelow=entropy.randrange,
             kernel_runner=lambda loop, failed: VirtualKernelRunner(loop, failed, apply_seconds),
