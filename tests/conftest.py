@@ -92,12 +92,12 @@ def pytest_collection(session: pytest.Session) -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin the longest tests at about a third of the course.
+    """Begin the longest tests at a fifth of each process's first share.
 
     They wait more than they compute: where they come late, the end of the course waits for them
     with idle processors, and at the beginning all processes import and compile. Each process of
-    pytest-xdist begins with its share of the tests, in order, so they are in the first share: at a
-    fifth of it, behind the benchmarks, of which each takes longer than most other tests.
+    pytest-xdist begins with its share of the tests, in order, so they are in the first share,
+    behind the benchmarks, of which each takes longer than most other tests.
     """
     longest = [item for item in items if item.path.parts[-3:] == _LONGEST]
     if longest and len(longest) < len(items):

@@ -23,6 +23,7 @@ from typing import Any
 
 import aiops
 from aiops.cli.admin import pause
+from aiops.errors import DeadlineExceeded
 from aiops.lab.run_record import machine, write_text
 from aiops.lab.workloads import MLP, batches, load
 from benchmarks.serving import serving
@@ -34,6 +35,9 @@ KEPT = re.compile(
     re.MULTILINE,
 )
 """The series that the picture needs."""
+
+_PATIENCE = 60.0
+"""Seconds that workers may take to end."""
 
 _PAUSES = (0.002, 0.005, 0.01, 0.03)  # seconds between a worker's steps
 _FLAGS = ("--gate=bfasgd:c_push=0.02,c_fetch=0.02", "--push-codec=int8", "--no-shm")
@@ -49,7 +53,7 @@ def record(seconds: float, interval: float) -> dict[str, Any]:
         ends = [leaving, over, over, over]
         given = enumerate(zip(_PAUSES, ends, strict=True))
         workers = [
-            threading.Thread(target=_train, args=(url, number, rest, end))
+            threading.Thread(target=_train, args=(url, number, rest, end), daemon=True)
             for number, (rest, end) in given
         ]
         for worker in workers:
@@ -66,15 +70,13 @@ def record(seconds: float, interval: float) -> dict[str, Any]:
                 if now >= 0.8 * seconds and not paused:
                     paused = True
                     over.set()
-                    for worker in workers:  # one amid a step would wait for the end of the pause
-                        worker.join()
+                    _await(workers)  # one amid a step would wait for the end of the pause
                     pause(url)
                 scrapes.append((now, _scrape(port)))
         finally:
             leaving.set()
             over.set()
-            for worker in workers:
-                worker.join()
+            _await(workers)
     names = list(dict.fromkeys(name for _now, found in scrapes for name in found))
     return {
         "machine": machine(),
@@ -82,6 +84,16 @@ def record(seconds: float, interval: float) -> dict[str, Any]:
         "times": [round(now, 3) for now, _found in scrapes],
         "series": {name: [found.get(name) for _now, found in scrapes] for name in names},
     }
+
+
+def _await(workers: list[threading.Thread]) -> None:
+    """Wait until the workers have ended."""
+    until = time.monotonic() + _PATIENCE
+    for worker in workers:
+        worker.join(max(0.0, until - time.monotonic()))
+    left = sum(worker.is_alive() for worker in workers)
+    if left:
+        raise DeadlineExceeded(f"{left} workers have not ended within {_PATIENCE:g} s")
 
 
 def _train(url: str, number: int, rest: float, end: threading.Event) -> None:
