@@ -488,6 +488,33 @@ def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
         assert twins.halves[0].params.version == 3, "both pushes are part of the model"
 
 
+def test_what_breaks_in_midway_leaves_a_mixture_that_is_known() -> None:
+    """Ctrl-C may come when a part of the payload has been received, and before it is counted."""
+    with Twins("large") as twins:
+        twins.push()
+        half = twins.halves[0]
+        before, real, calls = half.params["w"].copy(), half.socket.recv_into, []
+
+        def broken(*given: Any) -> int:
+            half.socket.faults = Faults(down=40_000)
+            count: int = real(*given)
+            calls.append(count)
+            if len(calls) == 2:  # the first is for the header
+                raise KeyboardInterrupt
+            return count
+
+        half.socket.recv_into = broken
+        with pytest.raises(KeyboardInterrupt):
+            half.client.exchange(half.params, half.gradient)
+        assert calls[1] == 40_000
+        assert (half.params["w"] != before).any()
+        assert half.params.version == -1
+        fetch_anew(half)
+        store = half.server.engine.store
+        assert store is not None
+        assert half.params.arena.data.tobytes() == store.current.arena.data.tobytes()
+
+
 def fetch_anew(half: Half) -> Any:
     return half.client.fetch(half.params).version
 

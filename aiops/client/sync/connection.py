@@ -45,7 +45,7 @@ _ASIDE = 1.0  # seconds that messages may take that no call waits for: a pong, a
 
 
 class _Handed(NamedTuple):
-    """A steady exchange that was handed over: its begin, and what became of it by server.
+    """A steady exchange that was handed over: its begin at the latest, and what became of it.
 
     ``servers``: of each, the lead first, the unsent bytes and the bytes received. ``fault``: why
     the connection is gone, if it is.
@@ -153,11 +153,12 @@ class BlockingConnection:
         except BaseException:  # such as Ctrl-C: a message may be cut
             if steady.under_way:
                 self._session.abandon(self._session.hand_over(steady, sent, received)[0])
+                if received and steady.direct:  # more may have been received than was counted
+                    params.now_at(-1)
             self.hang_up()
             raise
         request, unsent, views = self._session.hand_over(steady, sent, received)
-        began = time.monotonic() - self._beat  # at the latest
-        self._handed = _Handed(request, began, [(unsent, views)], fault)
+        self._handed = _Handed(request, time.monotonic() - self._beat, [(unsent, views)], fault)
         return request
 
     def exchange_rows(self, request: RowsRequest) -> bool:
