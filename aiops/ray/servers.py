@@ -302,28 +302,32 @@ class ServerActor:
 
     def _watch_primary(self) -> None:
         """Take over when the primary is lost; start again when it has another address."""
-        asked, look_at = self._partner.access.remote(), 0.0
+        asked, look_at, said = self._partner.access.remote(), 0.0, ""
         while not self._ending and (primary := self._primary) is not None:
             time.sleep(_WATCH)
+            lost = moved = False
             # Ray may fail for a moment on a busy machine, and this thread goes on.
             with contextlib.suppress(AiopsError, ray.exceptions.RayError):
-                if not node_is_alive(primary.node):
-                    self.take_over()
-                elif time.monotonic() >= look_at:
+                lost = not node_is_alive(primary.node)
+                if not lost and time.monotonic() >= look_at:
                     look_at = time.monotonic() + _LOOK
                     self._replicated = _is_replicated(primary)
-            if not ray.wait([asked], timeout=0)[0]:
-                continue
             try:
-                moved = ray.get(asked) != primary
-                asked = self._partner.access.remote()
+                if ray.wait([asked], timeout=0)[0]:
+                    moved = ray.get(asked) != primary
+                    asked = self._partner.access.remote()
             except ray.exceptions.RayActorError:
-                with contextlib.suppress(AiopsError):
-                    self.take_over()
-                continue
+                lost = True
             except (ray.exceptions.RayError, AiopsError) as error:
                 print(f"the server fails, and its standby waits: {error}", file=sys.stderr)
                 return
+            try:
+                if lost:
+                    self.take_over()
+            except (AiopsError, ray.exceptions.RayError) as error:
+                if str(error) != said:  # it is tried again and again
+                    said = str(error)
+                    print(f"the standby does not take over: {said}", file=sys.stderr, flush=True)
             if moved and self._primary is not None and not self._ending:
                 print("the server has moved: its standby starts again", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -381,13 +385,7 @@ def _promote(access: ServerAccess) -> None:
 
 
 def _is_replicated(access: ServerAccess) -> bool:
-    """Return whether a server says that what it acknowledges is on a standby, too.
-
-    Raises
-    ------
-    AiopsError
-        When it does not answer.
-    """
+    """Return whether a server says that what it acknowledges is on a standby; or `AiopsError`."""
     with Client(access.url, token=access.token, timeout=_PATIENCE, name="aiops ray") as client:
         state = client.stats()["state"]
     shards = [state, *state.get("shards", ())]
