@@ -80,7 +80,7 @@ _LEAD_ENDS = 60.0  # seconds that a follower that is asked to end waits for its 
 
 
 class Server:
-    """One server of the running event loop.
+    """One server of the running event loop, as `aiops.serve` gives it.
 
     Parameters
     ----------

@@ -12,7 +12,15 @@ import pytest
 
 from docs._tools.api.__main__ import main
 from docs._tools.api.page import BEGIN, END, listing, page
-from docs._tools.api.surface import CORE, INTERNAL, MODULES, MOST, members, names
+from docs._tools.api.surface import (
+    CORE,
+    INTERNAL,
+    MADE_BY_SERVE,
+    MODULES,
+    MOST,
+    members,
+    names,
+)
 
 PATH = Path(__file__).parents[2] / "docs" / "api.md"
 PAGE = PATH.read_text(encoding="utf-8")
@@ -87,3 +95,9 @@ def test_every_name_says_what_it_is() -> None:
     for name in names(CORE):
         if callable(name.value):
             assert (name.value.__doc__ or "").strip(), name
+
+
+def test_what_serve_makes_is_listed_without_its_constructor() -> None:
+    for name in MADE_BY_SERVE:
+        assert f"class {name}\n    (" not in listed()
+        assert f"class {name}\n    " in listed()

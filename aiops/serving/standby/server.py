@@ -82,7 +82,7 @@ _ANSWERED = 0.5
 
 
 class StandbyServer:
-    """A standby, of the running event loop.
+    """A standby of the running event loop, as ``aiops.serve(standby=...)`` gives it.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from docs._tools.api.surface import MODULES, Name, members, names
+from docs._tools.api.surface import MADE_BY_SERVE, MODULES, Name, members, names
 
 BEGIN, END = "<!-- names: `make docs` writes them -->", "<!-- end of names -->"
 
@@ -48,7 +48,7 @@ def _entry(name: Name) -> Iterator[str]:
     if inspect.isclass(value):
         bases = [base.__name__ for base in value.__bases__ if base is not object]
         yield f"class {name.name}" + (f"({', '.join(bases)})" if _is_error(value) else "")
-        if not _is_error(value):
+        if not _is_error(value) and name.name not in MADE_BY_SERVE:
             yield f"    {_call('', value)}"
     else:
         yield _call(name.name, value)

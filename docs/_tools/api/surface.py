@@ -42,6 +42,9 @@ PROVISIONAL: Mapping[str, str] = {
 }
 """Names that a minor version may change, by module; ``*`` are those of its ``__all__``."""
 
+MADE_BY_SERVE = {"Server", "StandbyServer"}
+"""Classes that a program gets from `aiops.serve`: their constructors are no public names."""
+
 _CLIENT = "offer carry forked patience begin plan token info abandon note_log"
 INTERNAL: Mapping[str, str] = {
     "AsyncClient": f"{_CLIENT} send_log",
