@@ -77,7 +77,8 @@ async def texts_of_two(primary: str, url: str, folder: Path) -> tuple[str, str]:
     async with aiops.serve(standby=primary, state=str(folder), port=0, **RUN) as standby:
         while "\naiops_standby_fed 1.0\n" not in mine:
             mine = await asyncio.to_thread(read, standby.metrics_url)
-        while "\naiops_state_copy_failed" not in theirs or "\naiops_standby_lag" not in theirs:
+        later = ("aiops_state_copy_failed", "aiops_standby_lag", "aiops_tensor_norm")
+        while not all(f"\n{name}" in theirs for name in later):
             theirs = await asyncio.to_thread(read, url)
     return mine, theirs
 

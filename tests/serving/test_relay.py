@@ -477,7 +477,14 @@ class TestStrangers:
             listener = socket.create_server(("127.0.0.1", 0))
             relay = Relay(listener, RelaySettings(token=TOKEN, idle_deadline=0.5))
             task, port = asyncio.create_task(relay.run()), listener.getsockname()[1]
-            senders = []
+
+            async def flood(end: RealEnd) -> None:
+                with contextlib.suppress(TimeoutError, OSError):  # or the pair has ended
+                    async with asyncio.timeout(0.3):
+                        while True:
+                            await loop.sock_sendall(end.sock, nothing)
+
+            senders, floods = [], []
             tracemalloc.start()
             for sender in range(8):
                 ends = [RealEnd(port, claim(sender=sender, sends=sends)) for sends in (True, False)]
@@ -486,14 +493,8 @@ class TestStrangers:
                 for end in ends:
                     assert isinstance(await end.receive(), RelayReady)
                 senders += ends
-
-            async def flood(end: RealEnd) -> None:
-                with contextlib.suppress(TimeoutError, OSError):  # or the pair has ended
-                    async with asyncio.timeout(0.3):
-                        while True:
-                            await loop.sock_sendall(end.sock, nothing)
-
-            await asyncio.gather(*(flood(end) for end in senders[::2]))
+                floods.append(loop.create_task(flood(ends[0])))  # at once: else it may end, idle
+            await asyncio.gather(*floods)
             _now, most = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             # The process's other threads are in it.
