@@ -13,6 +13,7 @@ import pytest
 from aiops.client import AsyncWorker, Client, Worker
 from tests.client.calls import Calls, counting, median
 from tests.support import Process, server_process
+from tests.tracing.collected import collecting
 
 pytestmark = pytest.mark.usefixtures("none_pending")
 
@@ -24,6 +25,8 @@ STEADY_EXCHANGE = 5
 GENERAL_STEP = 47
 GENERAL_EXCHANGE = 43
 ASYNC_STEP = 18  # those of aiops; the event loop has its own
+UNTAKEN_STEP = 29  # with traces, of a push that has no spans
+TRACED_STEP = 61
 
 
 @pytest.fixture(scope="module", params=["tcp", "near"])
@@ -88,6 +91,21 @@ def test_an_exchange(server: Process) -> None:
 
         found = median(slowly)
         assert found.python - 1 <= GENERAL_EXCHANGE, found.by.most_common()
+
+
+@pytest.mark.parametrize(("share", "most"), [("1e-9", UNTAKEN_STEP), ("1", TRACED_STEP)])
+def test_a_step_with_traces(
+    share: str, most: int, server: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    with collecting() as collected, Worker(server.url, MODEL) as worker:
+        for _ in range(3):
+            worker.step(GRADIENT)
+        polls_not(worker._client)
+        found = median(worker.step, GRADIENT)
+        assert found.python <= most, found.by.most_common()
+    assert bool(collected.spans()) is (share == "1")
 
 
 async def test_an_async_step(server: Process) -> None:
