@@ -1,18 +1,31 @@
-"""What the package index shows of the project: the README, with links that lead to the repository.
+"""What the build adds to the package: its page on the index, and compiled code.
 
-On the index a link to ``docs/install.md`` leads nowhere. Where a workflow of GitHub's builds the
-package, its variables name the repository and the tag, and links become absolute. Elsewhere, as in
-an editable installation, the README stays as it is.
+**The page** is the README, with links that lead to the repository. On the index a link to
+``docs/install.md`` leads nowhere. Where a workflow of GitHub's builds the package, its variables
+name the repository and the tag, and links become absolute. Elsewhere, as in an editable
+installation, the README stays as it is.
+
+**Compiled code** is ``aiops/compiled/exchange.c``, built by the system's C compiler. Without one,
+or where it fails, the package is the same without it. ``AIOPS_COMPILED=0`` builds none, and
+``AIOPS_COMPILED=1`` fails where none can be built. ``python hatch_build.py [FOLDER [FLAG ...]]``
+builds it alone, in a folder or in its place.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _LINK = re.compile(r"(?P<image>!?)(?P<text>\[[^\]]*\])\((?P<target>[^)\s]+)\)")
@@ -70,3 +83,120 @@ class CustomMetadataHook(MetadataHookInterface):
                 "Issues": f"{url}/issues",
             }
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+# ---------------------------------------------------------------- compiled code
+
+_SOURCE = Path("aiops", "compiled", "exchange.c")
+_LIBRARY = "_exchange.abi3.so"
+_FLAGS = (
+    *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC"),
+    *("-ffp-contract=off", "-fvisibility=hidden"),
+)
+_PATIENCE = 300.0  # seconds for the compiler
+
+
+class CannotCompile(Exception):
+    """There is no compiled code here; the text says why."""
+
+
+def compiler(environment: Mapping[str, str]) -> list[str]:
+    """Return the command of the C compiler: ``CC``, or the first that the system has.
+
+    Raises
+    ------
+    CannotCompile
+        When there is none, or it would lack Python's headers.
+    """
+    headers = Path(sysconfig.get_path("include"))
+    if os.name != "posix" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise CannotCompile("it is for POSIX systems, and for Python with its global lock")
+    if not (headers / "Python.h").is_file():
+        raise CannotCompile(f"Python's headers are not in {headers}")
+    given = shlex.split(environment.get("CC", ""))
+    found = [path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))]
+    if not given and not found:
+        raise CannotCompile("there is no C compiler")
+    apple = sys.platform == "darwin"
+    shared = ["-bundle", "-undefined", "dynamic_lookup"] if apple else ["-shared"]
+    return [*(given or found[:1]), *shared, *_FLAGS, f"-I{headers}"]
+
+
+def compile_exchange(
+    root: Path, into: Path, flags: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Path:
+    """Compile the exchange, and try to load it; return the library.
+
+    Parameters
+    ----------
+    root, into
+        The repository, and the folder for the library. One that is there already is replaced, or
+        removed if this fails.
+    flags
+        More flags of the compiler. With any the library is not loaded: a sanitizer's needs more.
+    environment
+        For ``CC``.
+
+    Raises
+    ------
+    CannotCompile
+        When that is not possible here.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    library = into / _LIBRARY
+    with tempfile.TemporaryDirectory(dir=into) as folder:
+        made = Path(folder, _LIBRARY)
+        commands = [[*compiler(environment), *flags, str(root / _SOURCE), "-o", str(made)]]
+        if not flags:
+            load = "import sys; sys.path[:0] = sys.argv[1:]; import _exchange"
+            commands.append([sys.executable, "-I", "-c", load, folder])
+        try:
+            for command in commands:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+                if done.returncode:
+                    raise CannotCompile(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
+            os.replace(made, library)  # another process may run the one that was there
+        except (CannotCompile, OSError, subprocess.TimeoutExpired) as error:
+            library.unlink(missing_ok=True)
+            raise CannotCompile(str(error)) from None
+    return library
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """Adds the compiled exchange to a wheel, or puts it beside its source, if it can be built."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build it."""
+        from packaging.tags import sys_tags
+
+        wanted = os.environ.get("AIOPS_COMPILED", "")
+        if wanted == "0":
+            return
+        root = Path(self.root)
+        editable = version == "editable"
+        into = root / _SOURCE.parent if editable else Path(tempfile.mkdtemp())
+        try:
+            library = compile_exchange(root, into)
+        except CannotCompile as error:
+            if wanted == "1":
+                raise
+            self.app.display_warning(f"the compiled exchange is left out: {error}")
+            return
+        finally:
+            self._made = None if editable else into
+        if not editable:
+            build_data["force_include"][str(library)] = str(_SOURCE.with_name(_LIBRARY))
+        platforms = (tag.platform for tag in sys_tags())
+        platform = next(each for each in platforms if not each.startswith(("many", "musl")))
+        build_data["pure_python"] = False
+        build_data["tag"] = f"cp311-abi3-{platform}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was built elsewhere."""
+        if getattr(self, "_made", None) is not None:
+            shutil.rmtree(self._made, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    ROOT = Path(__file__).parent
+    print(compile_exchange(ROOT, Path([*sys.argv, ROOT / _SOURCE.parent][1]), sys.argv[2:]))

@@ -29,6 +29,7 @@ import aiops
 ARROWS: Mapping[str, str] = {
     "_version":       "",
     "errors":         "",
+    "compiled":       "",
     "common":         "errors",
     "kernels":        "errors",
     "model":          "errors common",
@@ -50,8 +51,8 @@ ARROWS: Mapping[str, str] = {
                       " filters",
     "filters":        "errors kernels model",
     "averaging":      "errors model codecs wire",
-    "client":         "_version errors common kernels model codecs wire algorithms bandwidth"
-                      " averaging net tracing",
+    "client":         "_version compiled errors common kernels model codecs wire algorithms"
+                      " bandwidth averaging net tracing",
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
     "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
@@ -64,8 +65,8 @@ ARROWS: Mapping[str, str] = {
     "testing":        "errors net serving sim",
     "lab":            "_version access errors common model codecs wire state algorithms bandwidth"
                       " store engine shards durable averaging net serving client data sim",
-    "cli":            "_version access errors common model wire state durable algorithms bandwidth"
-                      " dashboard engine net serving client launch sim lab",
+    "cli":            "_version access compiled errors common model wire state durable algorithms"
+                      " bandwidth dashboard engine net serving client launch sim lab",
     "server":         "serving net cli",
     "__main__":       "net cli",
 }  # fmt: skip

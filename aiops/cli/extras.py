@@ -8,18 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from aiops._version import __version__
 from aiops.cli.exit_status import UNAVAILABLE
+from aiops.compiled import exchange_type
 
-__all__ = ["missing_package_named", "print_version"]
+__all__ = ["missing_package_named", "print_version", "version_text"]
 
 _EXTRA_OF: Mapping[str, str] = {"typer": "cli", "rich": "cli"}
 """The packages that commands import, each with the extra that brings it."""
+
+
+def version_text() -> str:
+    """Return the version, and whether there is compiled code."""
+    compiled = "no" if exchange_type() is None else "yes"
+    return f"aiops {__version__}\ncompiled exchange: {compiled}"
 
 
 def print_version(arguments: Sequence[str]) -> bool:
     """Print the version and return True if that is all that is asked for: it needs no extra."""
     asked = list(arguments) == ["--version"]
     if asked:
-        print(f"aiops {__version__}")
+        print(version_text())
     return asked
 
 

@@ -18,8 +18,8 @@ import typer
 import typer.core
 import typer.main
 
-from aiops._version import __version__
 from aiops.cli.exit_status import USAGE, status_of
+from aiops.cli.extras import version_text
 from aiops.common.variables import JOB, unknown_variables
 from aiops.errors import AiopsError
 
@@ -105,7 +105,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"aiops {__version__}")
+        print(version_text())
         raise typer.Exit
 
 

@@ -23,7 +23,7 @@ there; a larger one has its header compared first, and is then received where it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,6 +57,85 @@ _ACK: Sequence[Path] = (
     *(("id",), ("version",), ("current",), ("parts", 0, 4), ("staleness",), ("mean_staleness",)),
 )
 _STATISTICS: Sequence[Path] = (("vbar",), ("vbars",))
+
+
+class Forms(NamedTuple):
+    """The messages of a steady exchange.
+
+    Attributes
+    ----------
+    push, ack
+        Their headers. What varies: of a push the id, the sequence number, the version held, and the
+        version of the tensors; of an answer as `SteadyExchange._permits` has it.
+    room
+        The buffer for answers, or for their headers.
+    nbytes, tensors
+        The model: its bytes, and each tensor's name, dtype and shape.
+    """
+
+    push: Template
+    ack: Template
+    room: memoryview
+    nbytes: int
+    tensors: tuple[tuple[str, Any, tuple[int, ...]], ...]
+
+
+class CompiledExchange(Protocol):
+    """The steady exchanges of one socket in compiled code: `aiops.compiled`."""
+
+    fd: int
+    """The socket's descriptor. It is set to -1 before the socket is closed."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the last push that have been sent."""
+
+    @property
+    def received(self) -> int:
+        """Bytes of its answer that have come."""
+
+    @property
+    def fault(self) -> int:
+        """Why the connection was gone then, an errno; -1: the server closed it, 0: it was not."""
+
+    @property
+    def missed(self) -> int:
+        """1 if it looked for the answer in vain, and then slept."""
+
+    def run(
+        self,
+        gradients: Any,
+        target: Array,
+        id: int,
+        seq: int,
+        have: int,
+        age: int,
+        look: int,
+        /,
+    ) -> tuple[Any, ...] | bool | None:
+        """Push gradients, and receive the parameters.
+
+        Parameters
+        ----------
+        gradients
+            Arrays by name, or the whole gradient as one array.
+        target
+            The parameters, as bytes.
+        id, seq, have, age
+            The numbers of the push.
+        look
+            Nanoseconds to look for the answer before sleeping; 0: not at all.
+
+        Returns
+        -------
+        The values of the answer. None: it has not come, or it is another one. False: the gradients
+        do not fit, and nothing has been done.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Or what else the handler of a signal raises; a message may be cut.
+        """
 
 
 def steady_push(
@@ -245,6 +324,63 @@ class SteadyExchange:
         params.connection = self._connection  # equal before, and now known by identity
         self._usual, self._have, self._age = params, have, age
         return True
+
+    def carry(
+        self,
+        compiled: CompiledExchange,
+        params: Params,
+        gradients: Mapping[str, Array],
+        look: int,
+    ) -> Receipt | None:
+        """Exchange by compiled code, which does `begin`, `finish` and all between.
+
+        None: this one does not fit, and nothing has happened; or, if it is `under_way`, the general
+        path is to go on with it.
+
+        Parameters
+        ----------
+        compiled
+            Made of `forms`.
+        params, gradients
+            As of `begin`.
+        look
+            Nanoseconds to look for an answer before sleeping.
+        """
+        if (
+            (params is not self._usual or params.connection is not self._connection)
+            or (params.level is not self._have or params.age is not self._age)
+        ) and not self._takes(params):
+            return None
+        given: Any = gradients
+        if type(gradients) is Params and gradients.layout is self._layout:
+            given = gradients.arena.data
+        elif type(gradients) is not dict:
+            return None
+        if not self.unsettled:  # others may have used numbers since
+            self._id, self._seq = self._pending.next_id - 1, self._pending.seq
+        self._id, self._seq = id, seq = self._id + 1, self._seq + 1
+        self._params, self._gradients = params, gradients
+        if self.direct:
+            self._payload = params.arena.data.data
+        found = compiled.run(given, params.arena.data, id, seq, self._have, self._age, look)
+        if found is None or isinstance(found, bool):
+            if found is False:
+                self._id, self._seq, self._params = id - 1, seq - 1, None
+            return None
+        _id, version, current, age, staleness, mean, *statistics = found
+        params.level = self._have = current
+        params.age = self._age = age
+        self._params = None
+        self.unsettled += 1
+        if not statistics:
+            return Receipt(version, staleness, mean, None, {})
+        vbars = Means(self._layout, statistics[1]) if self._has_vbars else {}
+        return Receipt(version, staleness, mean, statistics[0], vbars)
+
+    @property
+    def forms(self) -> Forms:
+        """The messages of this exchange, for compiled code."""
+        return Forms(self._push, self._ack, self.room, self._nbytes, self._tensors)
 
     @property
     def seq(self) -> int:

@@ -24,8 +24,8 @@ _SETTINGS = """
 """  # the server's, which `aiops.serving.config` declares
 
 _OTHERS = """
-    url name overlap checksums rank world_size local_rank local_world_size seed restarts job data
-    faults seeds contract captures pictures ray_log torture_modules
+    url name overlap checksums compiled rank world_size local_rank local_world_size seed restarts
+    job data faults seeds contract captures pictures ray_log torture_modules
 """  # of workers, of launchers, and of tests
 
 KNOWN = frozenset(f"{_PREFIX}{name.upper()}" for name in f"{_SETTINGS} {_OTHERS}".split())

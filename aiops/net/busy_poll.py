@@ -49,12 +49,17 @@ class Spin:
     ----------
     resting
         The number of waits that do not poll, from the next one on.
+    budget
+        Nanoseconds that a wait in compiled code may poll; 0 without ``give_way``.
     """
 
     MOST = 500e-6
     """Seconds that one wait may poll."""
 
-    __slots__ = ("_clock", "_crowded", "_give_way", "_rest", "_until", "resting")
+    CROWDED = int(1e9 * _CROWDED_AT_FIRST), int(1e9 * _CROWDED)
+    """Nanoseconds: the first yield of a wait, and another one, on a processor that is not free."""
+
+    __slots__ = ("_clock", "_crowded", "_give_way", "_rest", "_until", "budget", "resting")
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Spin:
         self._clock, self._give_way = clock, give_way
         self._until, self._crowded = 0.0, _CROWDED_AT_FIRST
         self.resting, self._rest = 0, 1  # waits to leave out now, and after the next failure
+        self.budget: int = int(1e9 * self.MOST) if give_way is not None else 0
 
     def begin(self) -> bool:
         """Begin a wait; return whether to poll at all."""
@@ -78,6 +84,11 @@ class Spin:
     def found(self) -> None:
         """Note that a message came while polling: poll in the next wait too."""
         self._rest = 1
+
+    def missed(self) -> None:
+        """Note that a wait polled in vain: leave out more and more of the next ones."""
+        self.resting = self._rest
+        self._rest = min(2 * self._rest, _LONGEST_REST)
 
     def look(self, there: Callable[[int], object] | None = None) -> bool:
         """Poll until the message is there or it is time to sleep, in one call.
@@ -108,8 +119,7 @@ class Spin:
             give_way()
             now = clock()
             if now >= until or now - before >= crowded:
-                self.resting = self._rest
-                self._rest = min(2 * self._rest, _LONGEST_REST)
+                self.missed()
                 return False
             crowded = _CROWDED
             if there is None:

@@ -75,6 +75,8 @@ class Template:
     ----------
     size
         Bytes of the run.
+    data, slots
+        As given.
     bounds
         The `Slot.least` and `Slot.most` of each value that varies.
     unpack, constants, pick
@@ -89,7 +91,9 @@ class Template:
     pick: Callable[[Any], tuple[Any, ...]]
     unpack: Callable[..., tuple[Any, ...]]
 
-    __slots__ = ("bounds", "constants", "pack", "pick", "pieces", "size", "unpack")
+    __slots__ = (
+        *("bounds", "constants", "data", "pack", "pick", "pieces", "size", "slots", "unpack"),
+    )
 
     def __init__(self, data: bytes, slots: Sequence[Slot]) -> None:
         codes, pieces, order = [], [], []
@@ -103,6 +107,7 @@ class Template:
         pieces.append(data[reached:])
         layout = Struct(">" + "".join(codes))
         self.size: int = layout.size
+        self.data, self.slots = data, tuple(slots)
         self.unpack, self.pack = layout.unpack_from, layout.pack
         self.bounds: list[tuple[int, int]] = [(slot.least, slot.most) for slot in slots]
         self.constants = tuple(pieces[::2])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aiops import __version__
+from aiops.compiled import exchange_type
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +113,9 @@ def test_the_command_line_names_its_extra(
 @pytest.mark.parametrize("module", ["aiops", "aiops.server"])
 def test_the_version_needs_no_extra(module: str) -> None:
     done = run_module(module, "--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"aiops {__version__}\n", "")
+    compiled = "no" if exchange_type() is None else "yes"
+    printed = f"aiops {__version__}\ncompiled exchange: {compiled}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
 def test_a_module_that_is_nowhere_is_no_missing_extra() -> None:

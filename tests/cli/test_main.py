@@ -23,6 +23,7 @@ from aiops.algorithms import BUILT_IN
 from aiops.cli import main
 from aiops.cli.policy_catalog import TOPICS
 from aiops.cli.stats import tables
+from aiops.compiled import exchange_type
 from aiops.serving.safetensors_io import read_model
 from aiops.state.directory import journal_name
 from tests.support import Process, ServerThread
@@ -80,7 +81,9 @@ def server() -> Iterator[ServerThread]:
 
 class TestAsAWhole:
     def test_version(self, aiops_command: Any) -> None:
-        assert aiops_command("--version") == Done(0, f"aiops {aiops.__version__}\n", "")
+        compiled = "no" if exchange_type() is None else "yes"
+        printed = f"aiops {aiops.__version__}\ncompiled exchange: {compiled}\n"
+        assert aiops_command("--version") == Done(0, printed, "")
 
     def test_help_lists_every_command(self, aiops_command: Any) -> None:
         done = aiops_command("--help")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aiops.client import AsyncWorker, Client, Worker
+from aiops.compiled import COMPILED, exchange_type
 from tests.client.calls import Calls, counting, median
 from tests.support import Process, server_process
 from tests.tracing.collected import collecting
@@ -22,6 +23,8 @@ GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
 
 STEADY_STEP = 9
 STEADY_EXCHANGE = 5
+STEADY_STEP_C = {False: 18, True: 10}  # calls of C functions, by whether the exchange is compiled
+STEADY_EXCHANGE_C = {False: 12, True: 4}
 GENERAL_STEP = 47
 GENERAL_EXCHANGE = 43
 ASYNC_STEP = 18  # those of aiops; the event loop has its own
@@ -38,8 +41,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[Process]:
             yield process
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["python", "compiled"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    found: bool = request.param
+    if found and exchange_type() is None:
+        pytest.skip("there was no C compiler")
+    if not found:
+        monkeypatch.setenv(COMPILED, "0")
+    return found
+
+
 @pytest.fixture
-def worker(server: Process) -> Iterator[Worker]:
+def worker(server: Process, compiled: bool) -> Iterator[Worker]:
     with Worker(server.url, MODEL) as worker:
         for _ in range(3):
             worker.step(GRADIENT)
@@ -58,17 +71,19 @@ def general(worker: Worker) -> None:
     worker.step(GRADIENT)
 
 
-def test_a_steady_step(worker: Worker) -> None:
+def test_a_steady_step(worker: Worker, compiled: bool) -> None:
     found = median(worker.step, GRADIENT)
     assert found.python <= STEADY_STEP, found.by.most_common()
+    assert found.c <= STEADY_STEP_C[compiled]
 
 
-def test_a_steady_step_with_room(worker: Worker) -> None:
+def test_a_steady_step_with_room(worker: Worker, compiled: bool) -> None:
     room = worker.room()
     for array in room.values():
         array[...] = 1
     found = median(worker.step, room)
     assert found.python <= STEADY_STEP, found.by.most_common()
+    assert found.c <= STEADY_STEP_C[compiled]
 
 
 def test_a_general_step(worker: Worker) -> None:
@@ -76,7 +91,7 @@ def test_a_general_step(worker: Worker) -> None:
     assert found.python - 1 <= GENERAL_STEP, found.by.most_common()
 
 
-def test_an_exchange(server: Process) -> None:
+def test_an_exchange(server: Process, compiled: bool) -> None:
     with Client(server.url, role="worker") as client:
         params = client.define(MODEL)
         for _ in range(3):
@@ -84,6 +99,7 @@ def test_an_exchange(server: Process) -> None:
         polls_not(client)
         found = median(client.exchange, params, GRADIENT)
         assert found.python <= STEADY_EXCHANGE, found.by.most_common()
+        assert found.c <= STEADY_EXCHANGE_C[compiled]
 
         def slowly() -> None:
             client._connection.steady = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -17,8 +18,9 @@ from aiops.client.pending import given_up
 from aiops.client.request_kinds import Receipt, Request, RowsRequest
 from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
-from aiops.client.steady import SteadyExchange
+from aiops.client.steady import CompiledExchange, SteadyExchange
 from aiops.client.steady_rows import RowsExchange
+from aiops.client.sync.compiled_exchange import compiled_exchange
 from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.rows_exchange import carry_rows
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
@@ -111,6 +113,8 @@ class BlockingConnection:
         self._poll: Any = None  # of the socket, where a system has that
         self._last = 0.0  # when the last request was answered
         self.steady: SteadyExchange | None = None  # if the next push may be one
+        self._compiled: CompiledExchange | None = None  # that makes it, on the present socket,
+        self._compiled_from: SteadyExchange | None = None  # and of what that was made
         self.both_ways = False
         self.times: SocketTimes | None = None  # of the socket, if they are noted
         self._more: MoreRequests | None = None  # of the present `carry`
@@ -127,6 +131,8 @@ class BlockingConnection:
         steady, sock = self.steady, self.socket
         if steady is None or sock is None or self._session.info.examples:
             return None
+        if self._compiled is not None:
+            return self._exchange_compiled(steady, self._compiled, params, gradients)
         buffers = steady.begin(params, gradients)
         if buffers is None:
             return None
@@ -151,15 +157,62 @@ class BlockingConnection:
         except OSError as error:
             fault = error
         except BaseException:  # such as Ctrl-C: a message may be cut
-            if steady.under_way:
-                self._session.abandon(self._session.hand_over(steady, sent, received)[0])
-                if received and steady.direct:  # more may have been received than was counted
-                    params.now_at(-1)
-            self.hang_up()
+            self._break_off(steady, params, sent, received)
             raise
+        return self._hand_over(steady, sent, received, fault)
+
+    def _exchange_compiled(
+        self,
+        steady: SteadyExchange,
+        compiled: CompiledExchange,
+        params: Params,
+        gradients: Mapping[str, Array],
+    ) -> Receipt | Request | None:
+        """Do by compiled code what `exchange` says."""
+        spin, look = self._spin, 0
+        if spin.resting:
+            spin.resting -= 1
+        else:
+            look = spin.budget
+        self.steady = None
+        try:
+            receipt = steady.carry(compiled, params, gradients, look)
+        except BaseException:  # such as Ctrl-C: a message may be cut
+            self._break_off(steady, params, compiled.sent, compiled.received)
+            raise
+        if receipt is None and not steady.under_way:
+            self.steady = steady
+            return None
+        if look:
+            if compiled.missed:
+                spin.missed()
+            else:
+                spin.found()
+        if receipt is not None:
+            self.steady = steady
+            return receipt
+        fault: Exception | None = None
+        if compiled.fault < 0:
+            fault = ConnectionLost(f"{self._session.server} closed the connection")
+        elif compiled.fault:
+            fault = OSError(compiled.fault, os.strerror(compiled.fault))
+        return self._hand_over(steady, compiled.sent, compiled.received, fault)
+
+    def _hand_over(
+        self, steady: SteadyExchange, sent: int, received: int, fault: Exception | None
+    ) -> Request:
+        """Have the general path go on with a steady exchange; return its request."""
         request, unsent, views = self._session.hand_over(steady, sent, received)
         self._handed = _Handed(request, time.monotonic() - self._beat, [(unsent, views)], fault)
         return request
+
+    def _break_off(self, steady: SteadyExchange, params: Params, sent: int, received: int) -> None:
+        """End a steady exchange, and the connection with it."""
+        if steady.under_way:
+            self._session.abandon(self._session.hand_over(steady, sent, received)[0])
+            if received and steady.direct:  # more may have been received than was counted
+                params.now_at(-1)
+        self.hang_up()
 
     def exchange_rows(self, request: RowsRequest) -> bool:
         """Carry a request about rows, which was not asked yet, in the short way.
@@ -245,6 +298,14 @@ class BlockingConnection:
         session = self._session
         if session.steady is not None and session.idle and not self._sockets:
             self.steady = session.steady
+            if self.steady is not self._compiled_from:
+                self._compile()
+
+    def _compile(self) -> None:
+        """Have steady exchanges of this form made by compiled code, if that may be."""
+        self._compiled_from = steady = self.steady
+        if steady is not None and self.socket is not None:
+            self._compiled = compiled_exchange(steady.forms, self.socket)
 
     def carry(
         self,
@@ -328,6 +389,8 @@ class BlockingConnection:
         self._last, attempts.said = time.monotonic(), None
         if session.steady is not None and session.idle and not self._sockets:
             self.steady = session.steady
+            if self.steady is not self._compiled_from:
+                self._compile()
         if request is None:
             return None
         if request.error is not None:
@@ -484,6 +547,7 @@ class BlockingConnection:
     def hang_up(self) -> None:
         """End the connection at once; the next `carry` makes another."""
         self.steady = self._handed = None
+        self._end_compiled()
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -509,6 +573,7 @@ class BlockingConnection:
         """Leave the server, and end the connection; none is made afterwards."""
         self.dialler.interrupt()  # another thread may be in a call, and would connect again
         sock, self.socket, self.steady = self.socket, None, None
+        self._end_compiled()
         if sock is None:
             return
         try:
@@ -530,6 +595,7 @@ class BlockingConnection:
     def forked(self) -> None:
         """Close this process's descriptors in a fork, also in the midst of a call."""
         self.steady = None
+        self._end_compiled()
         self.dialler.forked()
         for sock in (self.socket, *(shard.socket for shard in self._sockets)):
             if sock is not None:
@@ -537,9 +603,19 @@ class BlockingConnection:
 
     def note_times(self, now: Callable[[], int]) -> None:
         """Note from here on when something is sent and received, by this clock."""
+        self._end_compiled()  # which notes none
         self.times = times = SocketTimes(now)
         if self.socket is not None:
             self.socket = timed(self.socket, times)
+
+    def _end_compiled(self) -> None:
+        """Have compiled code leave the socket alone, also where another thread is in it.
+
+        Its number may soon be another file's.
+        """
+        compiled, self._compiled, self._compiled_from = self._compiled, None, None
+        if compiled is not None:
+            compiled.fd = -1
 
     def _unconnected(self) -> ConnectionLost:
         return ConnectionLost(f"{self._session.server}: there is no connection")

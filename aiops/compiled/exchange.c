@@ -1,0 +1,400 @@
+/* The client's half of the steady exchange: from a gradient to the parameters in one call.
+ *
+ * `aiops/client/steady.py` and `aiops/client/sync/connection.py` are the specification: without it
+ * a client does the same by them, byte by byte. `Exchange.run` fills in the four numbers of a push,
+ * sends header and gradients by one `sendmsg`, waits for the answer, and compares its header with
+ * the learnt one. If it matches, the parameters are in their place, and the answer's numbers are
+ * returned. If not, nothing is decided here: what has come lies where Python would have received
+ * it, and `sent`, `received` and `fault` say how far it got. So errors, other messages, timeouts
+ * and moved servers are the general path's alone. Bounds:
+ *   lengths   are fixed when an Exchange is made; no byte of a peer's is ever a length.
+ *   integers  of an answer are read from slots of at most 8 bytes, and compared with LARGEST.
+ *   time      each system call ends after a beat at the latest, by the socket's own SO_RCVTIMEO and
+ *             SO_SNDTIMEO; then, or when a signal has cut it, the general path looks at the clock.
+ *
+ * The interpreter's lock is released from before the first system call until after the last. Only
+ * this object, which `busy` keeps from a second caller, and the target are written meanwhile.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* Python 3.11: the first with Py_buffer in it */
+#include <Python.h>
+#include <structmember.h>
+#include <errno.h>
+#include <math.h>
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#define LARGEST ((1LL << 53) - 1) /* aiops.model.parts.LARGEST */
+#define MOST_BYTES (1 << 30)      /* of a model: one of steady exchanges has far fewer */
+#define NUMBERS 4                 /* of a push: its id, sequence number, and two versions */
+#define VERSIONS 5                /* of an answer: its id, and four that are at most LARGEST */
+#define SLOTS 8                   /* of an answer: those, a mean, and at most two statistics */
+#define VIEWS 256                 /* aiops.client.steady._VIEWS */
+#define RECEIVE (512 << 10)       /* aiops.client.sync.shard_socket.RECEIVE */
+#define CLOSED (-1)               /* a fault that is no errno: the peer has closed the connection */
+
+typedef struct {
+    Py_ssize_t begin, width;
+    int kind; /* 'u': an unsigned integer, 'f': a float, 's': bytes */
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer push, ack, varies; /* headers in their frames; 0xff for each byte that varies */
+    Py_buffer room;              /* for an answer; if it is as long as the header, for that alone */
+    Py_ssize_t nbytes, numbers[NUMBERS], slot_count;
+    Slot slots[SLOTS];
+    PyObject *tensors, *ndarray; /* ((name, dtype, shape), ...), and numpy's type */
+    long long crowded_at_first, crowded; /* nanoseconds, as of aiops.net.busy_poll */
+    volatile int fd;             /* -1 once closed, perhaps by another thread: read at each call */
+    int busy, fault, missed;
+    Py_ssize_t sent, received;
+    PyThreadState *thread;
+} Exchange;
+
+static PyObject *dtype_name, *shape_name;
+
+static void write_number(char *at, uint64_t number)
+{
+    for (int byte = 7; byte >= 0; byte--, number >>= 8)
+        at[byte] = (char)number;
+}
+
+static uint64_t read_number(const unsigned char *at, Py_ssize_t width)
+{
+    uint64_t number = 0;
+    for (Py_ssize_t byte = 0; byte < width; byte++)
+        number = number << 8 | at[byte];
+    return number;
+}
+
+static double read_float(const unsigned char *at, Py_ssize_t width)
+{
+    union { uint64_t bits; double value; } wide = {.bits = read_number(at, width)};
+    union { uint32_t bits; float value; } narrow = {.bits = (uint32_t)wide.bits};
+    return width == 8 ? wide.value : (double)narrow.value;
+}
+
+/* Return whether the header in `room` is the answer to a push: `SteadyExchange._permits`. */
+static int matches(const Exchange *self, uint64_t id)
+{
+    const unsigned char *head = self->room.buf, *ack = self->ack.buf, *varies = self->varies.buf;
+    int differs = 0;
+    for (Py_ssize_t at = 0; at < self->ack.len; at++)
+        differs |= (head[at] ^ ack[at]) & ~varies[at];
+    if (differs)
+        return 0;
+    for (Py_ssize_t index = 0; index < self->slot_count; index++) {
+        const Slot *slot = &self->slots[index];
+        const unsigned char *at = head + slot->begin;
+        if (index < VERSIONS) {
+            uint64_t number = read_number(at, slot->width);
+            if (index == 0 ? number != id : number > LARGEST)
+                return 0;
+        } else if (slot->kind == 'f' && !isfinite(read_float(at, slot->width)))
+            return 0;
+    }
+    return 1;
+}
+
+/* Return the values of the header in `room`, as `Template.values` does. */
+static PyObject *values(const Exchange *self)
+{
+    PyObject *found = PyTuple_New(self->slot_count);
+    for (Py_ssize_t index = 0; found != NULL && index < self->slot_count; index++) {
+        const Slot *slot = &self->slots[index];
+        const unsigned char *at = (const unsigned char *)self->room.buf + slot->begin;
+        PyObject *value =
+            slot->kind == 'u'   ? PyLong_FromUnsignedLongLong(read_number(at, slot->width))
+            : slot->kind == 'f' ? PyFloat_FromDouble(read_float(at, slot->width))
+                                : PyBytes_FromStringAndSize((const char *)at, slot->width);
+        if (value == NULL || PyTuple_SetItem(found, index, value) < 0)
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+static long long now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+/* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
+static int signalled(Exchange *self)
+{
+    PyEval_RestoreThread(self->thread);
+    int raised = PyErr_CheckSignals();
+    self->thread = PyEval_SaveThread();
+    errno = EINTR;
+    return raised < 0;
+}
+
+/* Receive; return the bytes that have come, or -1: errno says why, EINTR that a handler raised. */
+static Py_ssize_t receive(Exchange *self, void *into, Py_ssize_t wanted, int flags)
+{
+    Py_ssize_t count;
+    while ((count = recv(self->fd, into, (size_t)wanted, flags)) < 0 && errno == EINTR)
+        if (signalled(self))
+            break;
+    return count;
+}
+
+/* Look for an answer for `budget` nanoseconds before sleeping for it, as `Spin.look` does. */
+static Py_ssize_t look(Exchange *self, void *into, Py_ssize_t wanted, long long budget)
+{
+    long long time = now(), until = time + budget, crowded = self->crowded_at_first;
+    for (;; crowded = self->crowded) {
+        Py_ssize_t count = receive(self, into, wanted, MSG_DONTWAIT);
+        if (count >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
+            return count;
+        long long before = time;
+        sched_yield();
+        time = now();
+        if (time >= until || time - before >= crowded) {
+            self->missed = 1;
+            return receive(self, into, wanted, 0);
+        }
+    }
+}
+
+/* Note why a call has moved too few bytes; return -1 if a handler has raised, else 0. That a beat
+ * has passed, or a signal has cut a transfer, is no fault. */
+static int stopped(Exchange *self, Py_ssize_t count)
+{
+    if (count < 0 && errno == EINTR)
+        return -1;
+    if (count == 0)
+        self->fault = CLOSED;
+    else if (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
+        self->fault = errno;
+    return 0;
+}
+
+/* Send a push and receive its answer. Return 1 if that is whole and matches, 0 if the general path
+ * is to go on, -1 if the handler of a signal has raised. */
+static int transfer(Exchange *self, struct msghdr message, unsigned char *target, uint64_t id,
+                    long long budget)
+{
+    Py_ssize_t count, head = self->ack.len, answer = head + self->nbytes;
+    while ((count = sendmsg(self->fd, &message, 0)) < 0 && errno == EINTR)
+        if (signalled(self))
+            break;
+    self->sent = count > 0 ? count : 0;
+    if (count != self->push.len + self->nbytes)
+        return stopped(self, count); /* the general path sends the rest */
+
+    unsigned char *room = self->room.buf;
+    count = budget > 0 ? look(self, room, self->room.len, budget)
+                       : receive(self, room, self->room.len, 0);
+    if (count <= 0)
+        return stopped(self, count);
+    self->received = count;
+    if (count < head || !matches(self, id))
+        return 0;
+    /* A larger answer's payload is received in the parameters; they are a mixture until it ends. */
+    unsigned char *payload = self->room.len > head ? room + head : target;
+    while (self->received < answer) {
+        Py_ssize_t wanted = answer - self->received;
+        wanted = wanted < RECEIVE ? wanted : RECEIVE;
+        count = receive(self, payload + (self->received - head), wanted, MSG_WAITALL);
+        self->received += count > 0 ? count : 0;
+        if (count < wanted)
+            return stopped(self, count);
+    }
+    return 1;
+}
+
+/* Return whether an attribute of an array is this one, -1 with an error set. */
+static int has(PyObject *array, PyObject *name, PyObject *wanted)
+{
+    PyObject *found = PyObject_GetAttr(array, name);
+    int same = found == NULL ? -1 : PyObject_RichCompareBool(found, wanted, Py_EQ);
+    Py_XDECREF(found);
+    return same;
+}
+
+/* Take views of gradients, a dict by name or one buffer. Return 1; 0: they do not fit, -1: an error
+ * is set. Of an array that is not contiguous no view can be had, so it does not fit. */
+static int take_views(const Exchange *self, PyObject *gradients, Py_buffer *views, int *taken)
+{
+    int by_name = PyDict_CheckExact(gradients), fits;
+    Py_ssize_t total = 0, count = by_name ? PyTuple_Size(self->tensors) : 1;
+    if (count > VIEWS || (by_name && PyDict_Size(gradients) != count))
+        return 0;
+    for (*taken = 0; *taken < count; ++*taken) {
+        PyObject *array = gradients;
+        if (by_name) {
+            PyObject *tensor = PyTuple_GetItem(self->tensors, *taken);
+            array = PyDict_GetItemWithError(gradients, PyTuple_GetItem(tensor, 0));
+            if (array == NULL || (PyObject *)Py_TYPE(array) != self->ndarray)
+                return PyErr_Occurred() ? -1 : 0;
+            if ((fits = has(array, dtype_name, PyTuple_GetItem(tensor, 1))) <= 0 ||
+                (fits = has(array, shape_name, PyTuple_GetItem(tensor, 2))) <= 0)
+                return fits;
+        }
+        if (PyObject_GetBuffer(array, &views[*taken], PyBUF_SIMPLE) < 0) {
+            PyErr_Clear();
+            return 0;
+        }
+        total += views[*taken].len;
+    }
+    return total == self->nbytes;
+}
+
+static PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
+{
+    Exchange *self = (Exchange *)object;
+    long long numbers[NUMBERS + 1]; /* and the nanoseconds to look for */
+    if (given_count != NUMBERS + 3 || self->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "an exchange takes 7 arguments, and one caller");
+        return NULL;
+    }
+    self->sent = self->received = self->fault = self->missed = 0;
+    for (int index = 0; index <= NUMBERS; index++) {
+        numbers[index] = PyLong_AsLongLong(given[index + 2]);
+        if (numbers[index] < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a number of an exchange is at least 0");
+            return NULL;
+        }
+    }
+    Py_buffer target, views[VIEWS];
+    struct iovec pieces[VIEWS + 1];
+    if (PyObject_GetBuffer(given[1], &target, PyBUF_WRITABLE) < 0)
+        return NULL;
+    int taken = 0, done = -1, fits = -1;
+    PyObject *found = NULL;
+    if (target.len != self->nbytes)
+        PyErr_SetString(PyExc_ValueError, "the parameters have another length than the model");
+    else
+        fits = take_views(self, given[0], views, &taken);
+    if (fits > 0) {
+        pieces[0] = (struct iovec){self->push.buf, (size_t)self->push.len};
+        for (int index = 0; index < taken; index++)
+            pieces[index + 1] = (struct iovec){views[index].buf, (size_t)views[index].len};
+        for (int index = 0; index < NUMBERS; index++)
+            write_number((char *)self->push.buf + self->numbers[index], (uint64_t)numbers[index]);
+        struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)taken + 1};
+        self->busy = 1;
+        self->thread = PyEval_SaveThread();
+        done = transfer(self, message, target.buf, (uint64_t)numbers[0], numbers[NUMBERS]);
+        PyEval_RestoreThread(self->thread);
+        self->busy = 0;
+    }
+    if (done > 0 && (found = values(self)) != NULL && self->room.len > self->ack.len)
+        memcpy(target.buf, (unsigned char *)self->room.buf + self->ack.len, (size_t)self->nbytes);
+    while (taken > 0)
+        PyBuffer_Release(&views[--taken]);
+    PyBuffer_Release(&target);
+    return fits == 0 ? Py_NewRef(Py_False) : done == 0 ? Py_NewRef(Py_None) : found;
+}
+
+static void end(PyObject *object)
+{
+    Exchange *self = (Exchange *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    Py_buffer *buffers[] = {&self->push, &self->ack, &self->varies, &self->room};
+    for (int index = 0; index < 4; index++)
+        PyBuffer_Release(buffers[index]);
+    Py_XDECREF(self->tensors);
+    Py_XDECREF(self->ndarray);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* Take note of a value of an answer; return whether it lies in the header, and has a known form. */
+static int take_slot(Exchange *self, Py_ssize_t index, PyObject *given)
+{
+    Slot *slot = &self->slots[index];
+    if (!PyTuple_Check(given) ||
+        !PyArg_ParseTuple(given, "nnC", &slot->begin, &slot->width, &slot->kind))
+        return 0;
+    Py_ssize_t width = slot->width;
+    int wide = width == 4 || width == 8;
+    int known = slot->kind == 'u'   ? wide || width == 1 || width == 2
+                : slot->kind == 'f' ? wide && index >= VERSIONS
+                                    : slot->kind == 's' && width >= 0 && index > VERSIONS;
+    return known && slot->begin >= 0 && width <= self->ack.len &&
+           slot->begin <= self->ack.len - width;
+}
+
+static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
+{
+    int fd;
+    PyObject *slots, *tensors, *array;
+    Exchange *self = (Exchange *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL || !PyArg_ParseTuple(
+            given, "iw*(nnnn)y*y*O!w*nO!O(LL)", &fd, &self->push, &self->numbers[0],
+            &self->numbers[1], &self->numbers[2], &self->numbers[3], &self->ack, &self->varies,
+            &PyTuple_Type, &slots, &self->room, &self->nbytes, &PyTuple_Type, &tensors, &array,
+            &self->crowded_at_first, &self->crowded)) {
+        Py_XDECREF((PyObject *)self);
+        return NULL;
+    }
+    self->fd = fd;
+    self->tensors = Py_NewRef(tensors);
+    self->ndarray = Py_NewRef(array);
+    self->slot_count = PyTuple_Size(slots);
+    Py_ssize_t beside = self->room.len - self->ack.len; /* bytes of payload in `room` */
+    int sound = names == NULL && self->slot_count > VERSIONS && self->slot_count <= SLOTS &&
+                self->nbytes >= 0 && self->nbytes <= MOST_BYTES && self->ack.len > 0 &&
+                self->varies.len == self->ack.len && (beside == 0 || beside == self->nbytes);
+    for (int index = 0; index < NUMBERS; index++)
+        sound = sound && self->numbers[index] >= 0 && self->numbers[index] <= self->push.len - 8;
+    for (Py_ssize_t index = 0; sound && index < self->slot_count; index++)
+        sound = take_slot(self, index, PyTuple_GetItem(slots, index));
+    for (Py_ssize_t index = 0; sound && index < PyTuple_Size(tensors); index++) {
+        PyObject *tensor = PyTuple_GetItem(tensors, index);
+        sound = PyTuple_Check(tensor) && PyTuple_Size(tensor) == 3;
+    }
+    if (sound)
+        return (PyObject *)self;
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "these are not the templates of a steady exchange");
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "Exchange; see _exchange.pyi."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"fd", T_INT, offsetof(Exchange, fd), 0, NULL},
+    {"fault", T_INT, offsetof(Exchange, fault), READONLY, NULL},
+    {"missed", T_INT, offsetof(Exchange, missed), READONLY, NULL},
+    {"sent", T_PYSSIZET, offsetof(Exchange, sent), READONLY, NULL},
+    {"received", T_PYSSIZET, offsetof(Exchange, received), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot type_slots[] = {
+    {Py_tp_new, make}, {Py_tp_dealloc, end}, {Py_tp_methods, methods}, {Py_tp_members, members},
+    {0, NULL},
+};
+
+static PyType_Spec type_spec = {
+    "aiops.compiled._exchange.Exchange", sizeof(Exchange), 0, Py_TPFLAGS_DEFAULT, type_slots,
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_exchange", .m_size = -1};
+
+PyMODINIT_FUNC PyInit__exchange(void)
+{
+    PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&type_spec);
+    dtype_name = PyUnicode_InternFromString("dtype");
+    shape_name = PyUnicode_InternFromString("shape");
+    if (module != NULL && type != NULL && dtype_name != NULL && shape_name != NULL &&
+        PyModule_AddObjectRef(module, "Exchange", type) == 0)
+        return module;
+    Py_XDECREF(module);
+    return NULL;
+}

@@ -1,0 +1,106 @@
+"""Compiled code: its build, its absence, and the constants that it shares with Python."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiops import compiled
+from aiops.client import steady
+from aiops.client.sync import shard_socket
+from aiops.model.parts import LARGEST
+
+ROOT = Path(__file__).parents[2]
+SOURCE = (ROOT / "aiops" / "compiled" / "exchange.c").read_text(encoding="utf-8")
+
+
+def test_without_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiops.compiled._exchange", None)
+    assert compiled.exchange_type({}) is None
+
+
+def test_the_variable_turns_it_off() -> None:
+    assert compiled.exchange_type({compiled.COMPILED: "0"}) is None
+    there = compiled.exchange_type({}) is not None
+    assert (compiled.exchange_type({compiled.COMPILED: "1"}) is not None) == there
+
+
+def test_its_constants_are_pythons() -> None:
+    defined = dict(re.findall(r"#define (\w+) +(.+?) +/\*", SOURCE))
+    known = {
+        "LARGEST": LARGEST,
+        "VIEWS": steady._VIEWS,
+        "RECEIVE": shard_socket.RECEIVE,
+        "NUMBERS": len(steady._PUSH),
+        "VERSIONS": len(steady._ACK) - 1,
+        "SLOTS": len(steady._ACK) + len(steady._STATISTICS),
+    }
+    for name, value in known.items():
+        assert eval(defined[name].replace("LL", "")) == value, name
+
+
+def test_it_can_be_read_in_an_hour() -> None:
+    assert len(SOURCE.splitlines()) <= 400
+
+
+class TestBuild:
+    @pytest.fixture
+    def hook(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        pytest.importorskip("hatchling")
+        monkeypatch.syspath_prepend(str(ROOT))
+        import hatch_build
+
+        return hatch_build
+
+    def test_a_library_that_can_be_loaded(self, hook: Any, tmp_path: Path) -> None:
+        try:
+            library = hook.compile_exchange(ROOT, tmp_path)
+        except hook.CannotCompile as error:
+            pytest.skip(str(error))
+        assert [library] == list(tmp_path.iterdir())
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from _exchange import Exchange"
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+    @pytest.mark.parametrize("command", ["false", "nowhere-at-all"])
+    def test_a_compiler_that_fails_leaves_none(
+        self, hook: Any, tmp_path: Path, command: str
+    ) -> None:
+        (tmp_path / "_exchange.abi3.so").write_bytes(b"of an older source")
+        with pytest.raises(hook.CannotCompile, match=command):
+            hook.compile_exchange(ROOT, tmp_path, environment={"CC": command})
+        assert list(tmp_path.iterdir()) == []
+
+    def test_without_a_compiler_the_reason_is_told(
+        self, hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hook.shutil, "which", lambda name: None)
+        with pytest.raises(hook.CannotCompile, match="there is no C compiler"):
+            hook.compile_exchange(ROOT, tmp_path, environment={})
+        monkeypatch.setattr(hook.sysconfig, "get_path", lambda name: str(tmp_path))
+        with pytest.raises(hook.CannotCompile, match="Python's headers are not in"):
+            hook.compile_exchange(ROOT, tmp_path, environment={})
+
+    def test_a_wheel_without_a_compiler_is_a_plain_one(
+        self, hook: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CC", "false")
+        monkeypatch.delenv("AIOPS_COMPILED", raising=False)
+        warned: list[str] = []
+
+        class App:
+            display_warning = staticmethod(warned.append)
+
+        made = hook.CustomBuildHook(str(ROOT), {}, None, None, str(ROOT), "wheel", App())
+        data: dict[str, Any] = {"force_include": {}}
+        made.initialize("standard", data)
+        made.finalize("standard", data, "")
+        assert data == {"force_include": {}}
+        assert "the compiled exchange is left out: false" in warned[0]
+        monkeypatch.setenv("AIOPS_COMPILED", "1")
+        with pytest.raises(hook.CannotCompile):
+            made.initialize("standard", data)
