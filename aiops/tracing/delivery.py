@@ -106,9 +106,8 @@ class SpanQueue:
             self._ending = True
         self._wake.set()
         if self._thread is not None:
-            atexit.unregister(self.close)
-            if not self._over.wait(deadline):
-                self._break_off(deadline)
+            self._over.wait(deadline)
+            self._waited(deadline)
         self._tell(last=True)
 
     async def wait_closed(self, deadline: float) -> None:
@@ -125,9 +124,7 @@ class SpanQueue:
                         while not self._over.is_set():  # it may have been before it was asked for
                             await over.wait()
                 finally:
-                    atexit.unregister(self.close)
-                    if not self._over.is_set():
-                        self._break_off(deadline)
+                    self._waited(deadline)
         self._tell(last=True)
 
     def forked(self) -> None:
@@ -160,6 +157,14 @@ class SpanQueue:
                 return
             self._warned, self._told, why = now, self._lost, self._why
         _log.warning("traces are lost, %d spans so far, and the run goes on: %s", self._told, why)
+
+    def _waited(self, deadline: float) -> None:
+        """Let go of the thread, which is over, or is to break off."""
+        atexit.unregister(self.close)
+        if not self._over.is_set():
+            self._break_off(deadline)
+        elif self._thread is not None:
+            self._thread.join(1.0)  # it is at its last lines
 
     def _break_off(self, deadline: float) -> None:
         """End although spans wait, and have the exporter break off what it does."""
