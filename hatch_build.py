@@ -13,6 +13,7 @@ builds it alone, in a folder or in its place.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -145,12 +146,14 @@ def compile_exchange(
     into.mkdir(parents=True, exist_ok=True)
     library = into / _LIBRARY
     with tempfile.TemporaryDirectory(dir=into) as folder:
-        made = Path(folder, _LIBRARY)
-        commands = [[*compiler(environment), *flags, str(root / _SOURCE), "-o", str(made)]]
-        if not flags:
-            load = "import sys; sys.path[:0] = sys.argv[1:]; import _exchange"
-            commands.append([sys.executable, "-I", "-c", load, folder])
+        source, made = root / _SOURCE, Path(folder, _LIBRARY)
         try:
+            # A library that is older than its source is known by this, and not used.
+            digest = f'-DSOURCE="{hashlib.sha256(source.read_bytes()).hexdigest()}"'
+            commands = [[*compiler(environment), digest, *flags, str(source), "-o", str(made)]]
+            if not flags:
+                load = "import sys; sys.path[:0] = sys.argv[1:]; import _exchange"
+                commands.append([sys.executable, "-I", "-c", load, folder])
             for command in commands:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
                 if done.returncode:

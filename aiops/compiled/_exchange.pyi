@@ -4,6 +4,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+SOURCE: str
+"""SHA-256 of the source that it was built from, in hexadecimal."""
+
 class Exchange:
     """The steady exchanges of one connection: an `aiops.client.steady.CompiledExchange`.
 

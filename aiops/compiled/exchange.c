@@ -136,13 +136,13 @@ static int signalled(Exchange *self)
     return raised < 0;
 }
 
-/* Receive; return the bytes that have come, or -1: errno says why, EINTR that a handler raised. */
+/* Receive; return the bytes that have come, or -1: errno says why, EINTR that a handler raised. A
+ * call that a signal has cut is not repeated, which would begin its beat anew: it counts as one. */
 static Py_ssize_t receive(Exchange *self, void *into, Py_ssize_t wanted, int flags)
 {
-    Py_ssize_t count;
-    while ((count = recv(self->fd, into, (size_t)wanted, flags)) < 0 && errno == EINTR)
-        if (signalled(self))
-            break;
+    Py_ssize_t count = recv(self->fd, into, (size_t)wanted, flags);
+    if (count < 0 && errno == EINTR && !signalled(self))
+        errno = EAGAIN;
     return count;
 }
 
@@ -183,9 +183,9 @@ static int transfer(Exchange *self, struct msghdr message, unsigned char *target
                     long long budget)
 {
     Py_ssize_t count, head = self->ack.len, answer = head + self->nbytes;
-    while ((count = sendmsg(self->fd, &message, 0)) < 0 && errno == EINTR)
-        if (signalled(self))
-            break;
+    count = sendmsg(self->fd, &message, 0);
+    if (count < 0 && errno == EINTR && !signalled(self))
+        errno = EAGAIN;
     self->sent = count > 0 ? count : 0;
     if (count != self->push.len + self->nbytes)
         return stopped(self, count); /* the general path sends the rest */
@@ -229,20 +229,20 @@ static int take_views(const Exchange *self, PyObject *gradients, Py_buffer *view
     if (count > VIEWS || (by_name && PyDict_Size(gradients) != count))
         return 0;
     for (*taken = 0; *taken < count; ++*taken) {
-        PyObject *array = gradients;
-        if (by_name) {
-            PyObject *tensor = PyTuple_GetItem(self->tensors, *taken);
-            array = PyDict_GetItemWithError(gradients, PyTuple_GetItem(tensor, 0));
-            if (array == NULL || (PyObject *)Py_TYPE(array) != self->ndarray)
-                return PyErr_Occurred() ? -1 : 0;
-            if ((fits = has(array, dtype_name, PyTuple_GetItem(tensor, 1))) <= 0 ||
-                (fits = has(array, shape_name, PyTuple_GetItem(tensor, 2))) <= 0)
-                return fits;
-        }
-        if (PyObject_GetBuffer(array, &views[*taken], PyBUF_SIMPLE) < 0) {
-            PyErr_Clear();
-            return 0;
-        }
+        PyObject *tensor = by_name ? PyTuple_GetItem(self->tensors, *taken) : NULL;
+        PyObject *array = by_name ? PyDict_GetItemWithError(gradients, PyTuple_GetItem(tensor, 0))
+                                  : gradients;
+        if (array == NULL)
+            return PyErr_Occurred() ? -1 : 0;
+        Py_INCREF(array); /* a finalizer that runs meanwhile may take it out of the dict */
+        fits = !by_name || (PyObject *)Py_TYPE(array) == self->ndarray;
+        for (int index = 1; by_name && fits > 0 && index < 3; index++)
+            fits = has(array, index == 1 ? dtype_name : shape_name, PyTuple_GetItem(tensor, index));
+        if (fits > 0 && PyObject_GetBuffer(array, &views[*taken], PyBUF_SIMPLE) < 0)
+            fits = (PyErr_Clear(), 0);
+        Py_DECREF(array);
+        if (fits <= 0)
+            return fits;
         total += views[*taken].len;
     }
     return total == self->nbytes;
@@ -274,7 +274,7 @@ static PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_
     if (target.len != self->nbytes)
         PyErr_SetString(PyExc_ValueError, "the parameters have another length than the model");
     else
-        fits = take_views(self, given[0], views, &taken);
+        fits = (self->busy = 1, take_views(self, given[0], views, &taken));
     if (fits > 0) {
         pieces[0] = (struct iovec){self->push.buf, (size_t)self->push.len};
         for (int index = 0; index < taken; index++)
@@ -282,12 +282,11 @@ static PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_
         for (int index = 0; index < NUMBERS; index++)
             write_number((char *)self->push.buf + self->numbers[index], (uint64_t)numbers[index]);
         struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)taken + 1};
-        self->busy = 1;
         self->thread = PyEval_SaveThread();
         done = transfer(self, message, target.buf, (uint64_t)numbers[0], numbers[NUMBERS]);
         PyEval_RestoreThread(self->thread);
-        self->busy = 0;
     }
+    self->busy = 0;
     if (done > 0 && (found = values(self)) != NULL && self->room.len > self->ack.len)
         memcpy(target.buf, (unsigned char *)self->room.buf + self->ack.len, (size_t)self->nbytes);
     while (taken > 0)
@@ -393,7 +392,8 @@ PyMODINIT_FUNC PyInit__exchange(void)
     dtype_name = PyUnicode_InternFromString("dtype");
     shape_name = PyUnicode_InternFromString("shape");
     if (module != NULL && type != NULL && dtype_name != NULL && shape_name != NULL &&
-        PyModule_AddObjectRef(module, "Exchange", type) == 0)
+        PyModule_AddObjectRef(module, "Exchange", type) == 0 &&
+        PyModule_AddStringConstant(module, "SOURCE", SOURCE) == 0) /* the digest of this file */
         return module;
     Py_XDECREF(module);
     return NULL;

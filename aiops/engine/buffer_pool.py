@@ -82,6 +82,8 @@ class BufferPool:
     def wait(self, again: Callable[[], bool]) -> None:
         """Add ``again`` to the line: called when there may be room, it returns whether it had."""
         self._line.append(again)
+        if self._returned and self.wake is not None:  # one came back before there was a line
+            self.wake()
 
     def give(self, buffer: Bytes) -> None:
         """Put a buffer back, and serve the line."""

@@ -24,6 +24,14 @@ def test_without_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.exchange_type({}) is None
 
 
+def test_one_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout keeps the library when its source becomes another."""
+    if compiled.exchange_type({}) is None:
+        pytest.skip("there is no library")
+    monkeypatch.setattr("aiops.compiled._digest", lambda: "another")
+    assert compiled.exchange_type({}) is None
+
+
 def test_the_variable_turns_it_off() -> None:
     assert compiled.exchange_type({compiled.COMPILED: "0"}) is None
     there = compiled.exchange_type({}) is not None

@@ -153,3 +153,17 @@ def test_a_buffer_given_by_another_thread_wakes_the_line() -> None:
     woken.clear()
     pool.give_threadsafe(served.pop())
     assert not woken, "nobody waits"
+
+
+def test_a_buffer_that_comes_back_before_there_is_a_line_is_looked_for() -> None:
+    """Another thread returns it between the request that finds none and the wait for it."""
+    pool = BufferPool(100)
+    woken: list[int] = []
+    pool.wake = lambda: woken.append(1)
+    first = pool.take(100)
+    assert first is not None
+    assert pool.take(1) is None
+    pool.give_threadsafe(first)
+    assert not woken, "nobody waits"
+    pool.wait(lambda: True)
+    assert woken

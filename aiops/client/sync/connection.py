@@ -304,6 +304,7 @@ class BlockingConnection:
     def _compile(self) -> None:
         """Have steady exchanges of this form made by compiled code, if that may be."""
         self._compiled_from = steady = self.steady
+        self._compiled = None
         if steady is not None and self.socket is not None:
             self._compiled = compiled_exchange(steady.forms, self.socket)
 
