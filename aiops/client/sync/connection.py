@@ -179,6 +179,8 @@ class BlockingConnection:
             receipt = steady.carry(compiled, params, gradients, look)
         except BaseException:  # such as Ctrl-C: a message may be cut
             self._break_off(steady, params, compiled.sent, compiled.received)
+            if compiled.received:  # it may have copied them, and not been able to say so
+                params.now_at(-1)
             raise
         if receipt is None and not steady.under_way:
             self.steady = steady

@@ -444,6 +444,28 @@ def test_ctrl_c_in_the_midst_of_a_payload_leaves_a_mixture(compiled: bool) -> No
         assert one.half.params.version == -1
 
 
+def test_ctrl_c_just_after_an_answer_leaves_no_version_that_the_parameters_are_not() -> None:
+    """They are copied before the interpreter looks for signals again."""
+    with Scripted(True, "small", "asgd") as one:
+        compiled: Any = one.connection._compiled
+
+        class Interrupted:
+            def run(self, *given: Any) -> Any:
+                assert compiled.run(*given)
+                raise KeyboardInterrupt
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(compiled, name)
+
+        one.connection._compiled = Interrupted()  # type: ignore[assignment]
+        one.tell(learnt("small", "asgd")[1])
+        before = one.half.params.arena.data.copy()
+        with pytest.raises(KeyboardInterrupt):
+            one.exchange()
+        assert (one.half.params.arena.data != before).any()
+        assert one.half.params.version == -1
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_signal_whose_handler_raises_nothing_loses_no_answer(compiled: bool) -> None:
     answer = learnt("small", "asgd")[1]
