@@ -146,13 +146,13 @@ def test_a_buffer_given_by_another_thread_wakes_the_line() -> None:
     assert second is None
     pool.wait(again)
     pool.give_threadsafe(BufferPool(100).take(100))  # type: ignore[arg-type]
-    assert woken, "somebody waits, so the pool asks to be looked at"
+    assert woken, "there is a line, so the pool asks to be looked at"
     assert not served, "from whichever thread: nothing is done here"
     pool.settle()
     assert served
     woken.clear()
     pool.give_threadsafe(served.pop())
-    assert not woken, "nobody waits"
+    assert not woken, "the line is empty"
 
 
 def test_a_buffer_that_comes_back_before_there_is_a_line_is_looked_for() -> None:
@@ -164,6 +164,6 @@ def test_a_buffer_that_comes_back_before_there_is_a_line_is_looked_for() -> None
     assert first is not None
     assert pool.take(1) is None
     pool.give_threadsafe(first)
-    assert not woken, "nobody waits"
+    assert not woken, "the line is empty"
     pool.wait(lambda: True)
     assert woken

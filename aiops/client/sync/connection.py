@@ -185,11 +185,10 @@ class BlockingConnection:
         if receipt is None and not steady.under_way:
             self.steady = steady
             return None
-        if look:
-            if compiled.missed:
-                spin.missed()
-            else:
-                spin.found()
+        if compiled.missed:
+            spin.missed()
+        elif look and compiled.received:  # and not where the push itself was held up
+            spin.found()
         if receipt is not None:
             self.steady = steady
             return receipt
@@ -390,7 +389,7 @@ class BlockingConnection:
         if rest and not more_follows:
             self._send_the_rest(until)
         self._last, attempts.said = time.monotonic(), None
-        if session.steady is not None and session.idle and not self._sockets:
+        if session.steady is not None and session.idle and not self._sockets:  # `_settled`, in line
             self.steady = session.steady
             if self.steady is not self._compiled_from:
                 self._compile()
