@@ -21,7 +21,7 @@ from tests.zygote import ForkedPopen
 
 T = TypeVar("T")
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a test gives up waiting; never reached when all is well."""
 
 
@@ -179,8 +179,20 @@ class Process:
         self.popen.send_signal(number)
 
     def end(self, timeout: float = PATIENCE) -> tuple[int, str, str]:
-        """Wait for the end; return exit status, stdout and stderr."""
-        out, err = self.popen.communicate(timeout=timeout)
+        """Wait for the end; return exit status, stdout and stderr.
+
+        Raises
+        ------
+        AssertionError
+            It has not ended in time; the error has what it has printed so far.
+        """
+        try:
+            out, err = self.popen.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as late:
+            out, err = ((said or b"").decode(errors="replace") for said in (late.output, late.stderr))
+            raise AssertionError(
+                f"it has not ended after {timeout:g} s; stdout: {out[-4000:]}\nstderr: {err[-8000:]}"
+            ) from None
         return self.popen.returncode, out, err
 
     def kill(self) -> None:

@@ -29,6 +29,7 @@ last copy. ``whole`` is no choice: what is in the store never changes."""
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_worker_niceness": "0",  # else 15, and the other systems' processes have 0
 }
 
 _NAME = _NAMESPACE = "exchange"

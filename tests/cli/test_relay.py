@@ -27,7 +27,7 @@ from aiops.wire.ring_proofs import relay_proof, ring_name, ring_token
 from tests.support import PATIENCE, Process
 
 TOKEN = "shared"
-STARTS = 4 * PATIENCE
+STARTS = 2 * PATIENCE
 """Seconds: on a processor that twelve others share, five processes that start have taken 45."""
 
 

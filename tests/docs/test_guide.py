@@ -196,7 +196,7 @@ def test_the_contract_holds(folder: Path) -> None:
     chosen = ("tests/contract/test_algorithms.py", "-k", "signum or Signum or backup")
     suite = Process("-m", "pytest", *flags, *chosen, env=env)
     try:
-        status, out, _err = suite.end(5 * PATIENCE)
+        status, out, _err = suite.end(4 * PATIENCE)
     finally:
         suite.kill()
     assert status == 0, out
