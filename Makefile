@@ -2,7 +2,7 @@
 #   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make fuzz    hostile sessions and frames at a server, half a minute
-#   make sanitize  fuzz the compiled exchange, built with sanitizers of addresses and of C's rules
+#   make sanitize  fuzz compiled code, built with sanitizers of addresses and of C's rules
 #   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
 #   make pictures  draw the live page for its guide, by Chromium
 #   make types-public  the types of public names, by another checker
@@ -13,17 +13,19 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+SOURCES := $(sort $(wildcard aiops/compiled/*.[ch]))
+
 .PHONY: demo test check types-public fuzz sanitize bench docs site pictures golden clean
 .DELETE_ON_ERROR:
 
 # The demo needs little, so it installs little; the development tools come when they are asked for.
-$(VENV)/.demo: pyproject.toml constraints.txt aiops/compiled/exchange.c
+$(VENV)/.demo: pyproject.toml constraints.txt $(SOURCES)
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing aiops for the demo"
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt aiops/compiled/exchange.c
+$(VENV)/.dev: pyproject.toml constraints.txt $(SOURCES)
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing aiops for development, with PyTorch, JAX and Ray (0.5 GB); a few minutes, once"
 	@$(PIP) --editable '.[dev]'

@@ -5,10 +5,11 @@
 name the repository and the tag, and links become absolute. Elsewhere, as in an editable
 installation, the README stays as it is.
 
-**Compiled code** is ``aiops/compiled/exchange.c``, built by the system's C compiler. Without one,
-or where it fails, the package is the same without it. ``AIOPS_COMPILED=0`` builds none, and
-``AIOPS_COMPILED=1`` fails where none can be built. ``python hatch_build.py [FOLDER [FLAG ...]]``
-builds it alone, in a folder or in its place.
+**Compiled code** is one library of the C files in ``aiops/compiled``, built by the system's C
+compiler. Without one, or where it fails, the package is the same without it. ``AIOPS_COMPILED=0``
+builds none, and ``AIOPS_COMPILED=1`` fails where none can be built. ``CC`` and ``CFLAGS`` are
+heeded, but for flags by which a library changes the arithmetic of the process that loads it.
+``python hatch_build.py [FOLDER [FLAG ...]]`` builds it alone, in a folder or in its place.
 """
 
 from __future__ import annotations
@@ -88,10 +89,13 @@ class CustomMetadataHook(MetadataHookInterface):
 
 # ---------------------------------------------------------------- compiled code
 
-_SOURCE = Path("aiops", "compiled", "exchange.c")
-_LIBRARY = "_exchange.abi3.so"
+_SOURCES = Path("aiops", "compiled")
+_LIBRARY = "_core.abi3.so"
 _FLAGS = (
     *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC"),
+    # -Ofast or -ffast-math in CFLAGS would have the library set the processor to flush subnormal
+    # numbers in the whole process, and change bits: the last flags count.
+    *("-fno-fast-math", "-fno-unsafe-math-optimizations", "-fmath-errno"),
     *("-ffp-contract=off", "-fvisibility=hidden"),
 )
 _PATIENCE = 300.0  # seconds for the compiler
@@ -120,13 +124,20 @@ def compiler(environment: Mapping[str, str]) -> list[str]:
         raise CannotCompile("there is no C compiler")
     apple = sys.platform == "darwin"
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if apple else ["-shared"]
-    return [*(given or found[:1]), *shared, *_FLAGS, f"-I{headers}"]
+    own = shlex.split(environment.get("CFLAGS", ""))
+    return [*(given or found[:1]), *own, *shared, *_FLAGS, f"-I{headers}"]
 
 
-def compile_exchange(
+def sources(root: Path) -> list[Path]:
+    """Return the files that the library is built from, in the order of their names."""
+    folder = root / _SOURCES
+    return sorted((*folder.glob("*.c"), *folder.glob("*.h")), key=lambda path: path.name)
+
+
+def compile_core(
     root: Path, into: Path, flags: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """Compile the exchange, and try to load it; return the library.
+    """Compile the library, and try to load it; return its path.
 
     Parameters
     ----------
@@ -136,7 +147,7 @@ def compile_exchange(
     flags
         More flags of the compiler. With any the library is not loaded: a sanitizer's needs more.
     environment
-        For ``CC``.
+        For ``CC`` and ``CFLAGS``.
 
     Raises
     ------
@@ -146,13 +157,17 @@ def compile_exchange(
     into.mkdir(parents=True, exist_ok=True)
     library = into / _LIBRARY
     with tempfile.TemporaryDirectory(dir=into) as folder:
-        source, made = root / _SOURCE, Path(folder, _LIBRARY)
+        files, made = sources(root), Path(folder, _LIBRARY)
         try:
-            # A library that is older than its source is known by this, and not used.
-            digest = f'-DSOURCE="{hashlib.sha256(source.read_bytes()).hexdigest()}"'
-            commands = [[*compiler(environment), digest, *flags, str(source), "-o", str(made)]]
+            # A library that is older than its sources is known by this, and not used.
+            found = hashlib.sha256()
+            for path in files:
+                found.update(hashlib.sha256(path.read_bytes()).digest())
+            digest = f'-DSOURCE="{found.hexdigest()}"'
+            texts = [str(path) for path in files if path.suffix == ".c"]
+            commands = [[*compiler(environment), digest, *flags, *texts, "-o", str(made)]]
             if not flags:
-                load = "import sys; sys.path[:0] = sys.argv[1:]; import _exchange"
+                load = "import sys; sys.path[:0] = sys.argv[1:]; import _core"
                 commands.append([sys.executable, "-I", "-c", load, folder])
             for command in commands:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
@@ -166,7 +181,7 @@ def compile_exchange(
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """Adds the compiled exchange to a wheel, or puts it beside its source, if it can be built."""
+    """Adds compiled code to a wheel, or puts it beside its sources, if it can be built."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build it."""
@@ -177,18 +192,18 @@ class CustomBuildHook(BuildHookInterface[Any]):
             return
         root = Path(self.root)
         editable = version == "editable"
-        into = root / _SOURCE.parent if editable else Path(tempfile.mkdtemp())
+        into = root / _SOURCES if editable else Path(tempfile.mkdtemp())
         try:
-            library = compile_exchange(root, into)
+            library = compile_core(root, into)
         except CannotCompile as error:
             if wanted == "1":
                 raise
-            self.app.display_warning(f"the compiled exchange is left out: {error}")
+            self.app.display_warning(f"compiled code is left out: {error}")
             return
         finally:
             self._made = None if editable else into
         if not editable:
-            build_data["force_include"][str(library)] = str(_SOURCE.with_name(_LIBRARY))
+            build_data["force_include"][str(library)] = str(_SOURCES / _LIBRARY)
         platforms = (tag.platform for tag in sys_tags())
         platform = next(each for each in platforms if not each.startswith(("many", "musl")))
         build_data["pure_python"] = False
@@ -202,4 +217,4 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 if __name__ == "__main__":
     ROOT = Path(__file__).parent
-    print(compile_exchange(ROOT, Path([*sys.argv, ROOT / _SOURCE.parent][1]), sys.argv[2:]))
+    print(compile_core(ROOT, Path([*sys.argv, ROOT / _SOURCES][1]), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A plugin of pytest: the compiled exchange is the one that ``make sanitize`` has built."""
+"""A plugin of pytest: the compiled code is the library that ``make sanitize`` has built."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NAME = "aiops.compiled._exchange"
-LIBRARY = Path(__file__).parents[1] / "build" / "sanitized" / "_exchange.abi3.so"
+NAME = "aiops.compiled._core"
+LIBRARY = Path(__file__).parents[1] / "build" / "sanitized" / "_core.abi3.so"
 
 spec = importlib.util.spec_from_file_location(NAME, LIBRARY)
 assert spec is not None
@@ -17,4 +17,4 @@ spec.loader.exec_module(sys.modules[NAME])
 
 
 def pytest_report_header() -> str:
-    return f"compiled exchange: {sys.modules[NAME].__file__}"
+    return f"compiled code: {sys.modules[NAME].__file__}"

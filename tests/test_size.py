@@ -20,7 +20,7 @@ SIZES = {
     "cli": (41, 6860),
     "client": (78, 17475),
     "codecs": (11, 2236),
-    "compiled": (1, 40),
+    "compiled": (2, 64),
     "common": (16, 1270),
     "dashboard": (6, 850),
     "durable": (15, 3795),

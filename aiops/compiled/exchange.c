@@ -16,20 +16,14 @@
  * this object, which `busy` keeps from a second caller, and the target are written meanwhile.
  */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000 /* Python 3.11: the first with Py_buffer in it */
-#include <Python.h>
-#include <structmember.h>
+#include "core.h"
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
 
-#define LARGEST ((1LL << 53) - 1) /* aiops.model.parts.LARGEST */
 #define MOST_BYTES (1 << 30)      /* of a model: one of steady exchanges has far fewer */
 #define NUMBERS 4                 /* of a push: its id, sequence number, and two versions */
 #define VERSIONS 5                /* of an answer: its id, and four that are at most LARGEST */
@@ -58,20 +52,6 @@ typedef struct {
 } Exchange;
 
 static PyObject *dtype_name, *shape_name;
-
-static void write_number(char *at, uint64_t number)
-{
-    for (int byte = 7; byte >= 0; byte--, number >>= 8)
-        at[byte] = (char)number;
-}
-
-static uint64_t read_number(const unsigned char *at, Py_ssize_t width)
-{
-    uint64_t number = 0;
-    for (Py_ssize_t byte = 0; byte < width; byte++)
-        number = number << 8 | at[byte];
-    return number;
-}
 
 static double read_float(const unsigned char *at, Py_ssize_t width)
 {
@@ -362,7 +342,7 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 }
 
 static PyMethodDef methods[] = {
-    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "Exchange; see _exchange.pyi."},
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "Exchange; see _core.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -381,20 +361,15 @@ static PyType_Slot type_slots[] = {
 };
 
 static PyType_Spec type_spec = {
-    "aiops.compiled._exchange.Exchange", sizeof(Exchange), 0, Py_TPFLAGS_DEFAULT, type_slots,
+    "aiops.compiled._core.Exchange", sizeof(Exchange), 0, Py_TPFLAGS_DEFAULT, type_slots,
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_exchange", .m_size = -1};
-
-PyMODINIT_FUNC PyInit__exchange(void)
+int add_exchange(PyObject *module)
 {
-    PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&type_spec);
+    PyObject *type = PyType_FromSpec(&type_spec);
     dtype_name = PyUnicode_InternFromString("dtype");
     shape_name = PyUnicode_InternFromString("shape");
-    if (module != NULL && type != NULL && dtype_name != NULL && shape_name != NULL &&
-        PyModule_AddObjectRef(module, "Exchange", type) == 0 &&
-        PyModule_AddStringConstant(module, "SOURCE", SOURCE) == 0) /* the digest of this file */
-        return module;
-    Py_XDECREF(module);
-    return NULL;
+    if (type == NULL || dtype_name == NULL || shape_name == NULL)
+        return -1;
+    return PyModule_AddObjectRef(module, "Exchange", type);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from aiops.client.sync import shard_socket
 from aiops.model.parts import LARGEST
 
 ROOT = Path(__file__).parents[2]
-SOURCE = (ROOT / "aiops" / "compiled" / "exchange.c").read_text(encoding="utf-8")
+FILES = sorted((ROOT / "aiops" / "compiled").glob("*.[ch]"))
+SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
 
 
 def test_without_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "aiops.compiled._exchange", None)
+    monkeypatch.setitem(sys.modules, "aiops.compiled._core", None)
     assert compiled.exchange_type({}) is None
 
 
@@ -28,8 +30,15 @@ def test_one_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
     """A checkout keeps the library when its source becomes another."""
     if compiled.exchange_type({}) is None:
         pytest.skip("there is no library")
-    monkeypatch.setattr("aiops.compiled._digest", lambda: "another")
+    monkeypatch.setattr("aiops.compiled.loading._digest", lambda: "another")
     assert compiled.exchange_type({}) is None
+
+
+def test_a_checkout_has_that_of_its_sources() -> None:
+    """Else every test of compiled code would be left out: ``python hatch_build.py`` makes it."""
+    library = ROOT / "aiops" / "compiled" / "_core.abi3.so"
+    if library.exists():
+        assert compiled.exchange_type({}) is not None
 
 
 def test_the_variable_turns_it_off() -> None:
@@ -52,8 +61,9 @@ def test_its_constants_are_pythons() -> None:
         assert eval(defined[name].replace("LL", "")) == value, name
 
 
-def test_it_can_be_read_in_an_hour() -> None:
-    assert len(SOURCE.splitlines()) <= 400
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_can_be_read_in_an_hour(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
 class TestBuild:
@@ -67,20 +77,36 @@ class TestBuild:
 
     def test_a_library_that_can_be_loaded(self, hook: Any, tmp_path: Path) -> None:
         try:
-            library = hook.compile_exchange(ROOT, tmp_path)
+            library = hook.compile_core(ROOT, tmp_path)
         except hook.CannotCompile as error:
             pytest.skip(str(error))
         assert [library] == list(tmp_path.iterdir())
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from _exchange import Exchange"
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from _core import Exchange"
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+    @pytest.mark.parametrize("flags", ["-Ofast", "-ffast-math", "-funsafe-math-optimizations"])
+    def test_flags_of_an_environment_leave_the_arithmetic_alone(
+        self, hook: Any, tmp_path: Path, flags: str
+    ) -> None:
+        """With such a flag gcc links what makes a process flush subnormal numbers to zero."""
+        try:
+            hook.compile_core(ROOT, tmp_path, environment={**os.environ, "CFLAGS": flags})
+        except hook.CannotCompile as error:
+            pytest.skip(str(error))
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import _core"
+        code += "; print(float(sys.argv[2]) * 1.0)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), "5e-324"], check=True, capture_output=True
+        )
+        assert done.stdout == b"5e-324\n"
 
     @pytest.mark.parametrize("command", ["false", "nowhere-at-all"])
     def test_a_compiler_that_fails_leaves_none(
         self, hook: Any, tmp_path: Path, command: str
     ) -> None:
-        (tmp_path / "_exchange.abi3.so").write_bytes(b"of an older source")
+        (tmp_path / "_core.abi3.so").write_bytes(b"of an older source")
         with pytest.raises(hook.CannotCompile, match=command):
-            hook.compile_exchange(ROOT, tmp_path, environment={"CC": command})
+            hook.compile_core(ROOT, tmp_path, environment={"CC": command})
         assert list(tmp_path.iterdir()) == []
 
     def test_without_a_compiler_the_reason_is_told(
@@ -88,10 +114,10 @@ class TestBuild:
     ) -> None:
         monkeypatch.setattr(hook.shutil, "which", lambda name: None)
         with pytest.raises(hook.CannotCompile, match="there is no C compiler"):
-            hook.compile_exchange(ROOT, tmp_path, environment={})
+            hook.compile_core(ROOT, tmp_path, environment={})
         monkeypatch.setattr(hook.sysconfig, "get_path", lambda name: str(tmp_path))
         with pytest.raises(hook.CannotCompile, match="Python's headers are not in"):
-            hook.compile_exchange(ROOT, tmp_path, environment={})
+            hook.compile_core(ROOT, tmp_path, environment={})
 
     def test_a_wheel_without_a_compiler_is_a_plain_one(
         self, hook: Any, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +134,7 @@ class TestBuild:
         made.initialize("standard", data)
         made.finalize("standard", data, "")
         assert data == {"force_include": {}}
-        assert "the compiled exchange is left out: false" in warned[0]
+        assert "compiled code is left out: false" in warned[0]
         monkeypatch.setenv("AIOPS_COMPILED", "1")
         with pytest.raises(hook.CannotCompile):
             made.initialize("standard", data)

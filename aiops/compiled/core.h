@@ -1,0 +1,33 @@
+/* What the files of `_core` share: Python's limited API, and the types that each file makes. */
+
+#ifndef AIOPS_CORE_H
+#define AIOPS_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* Python 3.11: the first with Py_buffer in it */
+#include <Python.h>
+#include <structmember.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LARGEST ((1LL << 53) - 1) /* aiops.model.parts.LARGEST */
+
+/* Each adds its types to the module; -1 with an error set. */
+int add_exchange(PyObject *module);
+
+/* Big endian, as MessagePack writes numbers. */
+static inline void write_number(char *at, uint64_t number)
+{
+    for (int byte = 7; byte >= 0; byte--, number >>= 8)
+        at[byte] = (char)number;
+}
+
+static inline uint64_t read_number(const unsigned char *at, Py_ssize_t width)
+{
+    uint64_t number = 0;
+    for (Py_ssize_t byte = 0; byte < width; byte++)
+        number = number << 8 | at[byte];
+    return number;
+}
+
+#endif
