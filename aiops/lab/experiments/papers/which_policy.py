@@ -102,6 +102,8 @@ _ADAMW = ("optimizer=adamw", "beta2=0.95", "clip=1")
 _INNER = ("inner_beta2=0.95", "inner_clip=1")
 
 FREE = TimedRule("schedule-free", "schedule-free", (0.008,))
+WARMED = replace(FREE, name="schedule-free, warm-up", settings=("schedule=warmup:100",))
+"""With the warm-up that ``aiops advise`` names for a transformer."""
 PLAIN = TimedRule(
     "schedule-free, gradients", "schedule-free", (0.001, 0.003), ("orthogonal=false",)
 )
@@ -123,6 +125,8 @@ SLOW: tuple[TimedRule, ...] = (
     FREE,
     FREE.coded("int8"),
     FREE.coded("onebit"),
+    WARMED.coded("int8"),
+    WARMED.coded("onebit"),
     PLAIN.coded("int8"),
     PLAIN.coded("onebit"),
     ASGD.coded("int8"),
