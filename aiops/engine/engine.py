@@ -112,6 +112,7 @@ from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.bandwidth.gate_controller import BudgetSample, GateController
+from aiops.common.gathering import Gathering, gathered
 from aiops.engine import statistics, validation
 from aiops.engine.admission import Admission, OfferSink
 from aiops.engine.buffer_pool import BufferPool
@@ -420,8 +421,12 @@ class Engine:
         """Return each table with the ids of its stored rows and a copy of their parameters."""
         return [(store.named, *store.stored()) for store in self.tables]
 
-    def report(self, shown: int | None = None, now: float = 0.0) -> dict[str, Any]:
-        """Return the statistics that ``aiops stats`` shows.
+    def report(self) -> dict[str, Any]:
+        """Return the statistics that ``aiops stats`` shows."""
+        return gathered(self.gather())
+
+    def gather(self, shown: int | None = None, now: float = 0.0) -> Gathering[dict[str, Any]]:
+        """Return the statistics, with a pause after each slice of the clients.
 
         ``shown``: as `statistics.report`. ``now``: the time, if it is past that of the last event.
         """
@@ -431,18 +436,19 @@ class Engine:
         now = max(now, self.now) if rows is None else max(now, self.now, rows.now)
         now = max([now, *(member.answered for member in self.membership)])
         parts = self.training, self.membership, self.admission, self.rendezvous, self.budget
+        found = yield from statistics.report(
+            *parts,
+            device="" if device is None else device.name,
+            now=now,
+            started=self._started or 0.0,
+            shown=shown,
+        )
         return {
             "policy": self.algorithm.name,
             "settings": self.algorithm.settings(),
             "paused": self.closure.paused,
             "warnings": list(self.warnings.given),
-            **statistics.report(
-                *parts,
-                device="" if device is None else device.name,
-                now=now,
-                started=self._started or 0.0,
-                shown=shown,
-            ),
+            **found,
             **self._shell_report(),
         }
 

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.common.gathering import Gathering, gathered, slices
 from aiops.engine.logged import LoggedNumbers
 from aiops.errors import Refused, Unavailable
 from aiops.model.layout import Layout
@@ -309,10 +310,11 @@ class Membership:
         shown = sorted([*self._by_peer.values(), *gone], key=lambda member: member.number)
         return [member.report(now) for member in shown], len(self._members) - len(shown)
 
-    def present_lines(self, now: float, most: int) -> dict[str, Any]:
+    def present_lines(self, now: float, most: int) -> Gathering[dict[str, Any]]:
         """Return the lines of the first ``most`` workers that are connected, and sums of the rest.
 
-        It is bounded as `lines` is not: of the rest only attributes are looked at.
+        It is bounded as `lines` is not: of the rest only attributes are looked at. It pauses after
+        each slice of lines.
 
         Returns
         -------
@@ -322,11 +324,14 @@ class Membership:
         those that are, and observers.
         """
         here = sorted(self.present(), key=_number)
-        shown, rest = here[:most], here[most:]
+        shown, rest, lines = here[:most], here[most:], list[dict[str, Any]]()
+        for some in slices(shown):
+            lines += [member.report(now) | {"label": self._label(member)} for member in some]
+            yield
         silent = sum(member.excused for member in here)
         answered = min((member.answered for member in rest), default=now)
         return {
-            "workers": [member.report(now) | {"label": self._label(member)} for member in shown],
+            "workers": lines,
             "others": {
                 "workers": len(rest),
                 "staleness": max((member.staleness for member in rest), default=0),
@@ -475,12 +480,22 @@ class Membership:
         self._past.observers = Traffic.from_state(state["past_observers"])
         self._gone = None
 
-    def ledger(self, *, tensors: bool = True) -> dict[str, Any]:
-        """Return the traffic of all workers together and of observers; ``tensors``: by tensor."""
+    def ledger(self) -> dict[str, Any]:
+        """Return the traffic of all workers together, by tensor, and of observers."""
+        return gathered(self.gather_ledger(tensors=True))
+
+    def gather_ledger(self, *, tensors: bool) -> Gathering[dict[str, Any]]:
+        """Return what `ledger` does; ``tensors``: by tensor.
+
+        It pauses after each slice of clients. One that comes or goes in a pause is counted as it
+        was before.
+        """
         total = self._sums(self._members_gone())
-        for member in self._by_peer.values():
-            total.add(member)
-            (total.workers.traffic if member.worker else total.observers).add(member.traffic)
+        for some in slices([*self._by_peer.values()]):
+            for member in some:
+                total.add(member)
+                (total.workers.traffic if member.worker else total.observers).add(member.traffic)
+            yield
         watching = total.observers
         observers = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
         return {**total.workers.report(tensors=tensors), "observers": observers}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiops.bandwidth.gate_controller import GateController
+from aiops.common.gathering import Gathering
 from aiops.engine.admission import Admission
 from aiops.engine.membership import Membership
 from aiops.engine.rendezvous import Rendezvous
@@ -82,23 +83,26 @@ def report(
     now: float,
     started: float,
     shown: int | None = None,
-) -> dict[str, Any]:
+) -> Gathering[dict[str, Any]]:
     """Return an engine's statistics, plain values all the way down; times in its seconds.
+
+    It pauses after each slice of its clients, and gathers the rest at one moment, behind them.
 
     ``shown``: the most workers that have a line, of those that are connected, in a report that
     metrics are made of (`Membership.present_lines`); None: all, and those that have left lately.
     """
+    if shown is None:
+        lines, without_line = membership.lines(now)
+        members: dict[str, Any] = {"workers": lines, "departed_more": without_line}
+    else:
+        members = yield from membership.present_lines(now, shown)
+        members["by_tensor"] = _by_tensor(training)
+    ledger = yield from membership.gather_ledger(tensors=shown is None)
     updates = training.updates if training else None
     store = training.store if training else None
     delta_replies = training.delta_replies if training else None
     screen = training.screen if training else None
     version, vbar = (store.version, store.vbar()) if store else (0, None)
-    if shown is None:
-        lines, without_line = membership.lines(now)
-        members: dict[str, Any] = {"workers": lines, "departed_more": without_line}
-    else:
-        members = membership.present_lines(now, shown)
-        members["by_tensor"] = _by_tensor(training)
     staleness = updates.maker.staleness if updates else StalenessHistogram()
     used = sum(staleness.bins.values())
     ignored = updates.ignored if updates else 0
@@ -136,7 +140,7 @@ def report(
         "delta_replica": delta_replies.replica.report() if delta_replies else None,
         "averages": rendezvous.report(),
         "data_sets": training.data_sets.report() if training else [],
-        "ledger": membership.ledger(tensors=shown is None),
+        "ledger": ledger,
         "budget": budget.report(vbar) if budget else None,
         **members,
     }

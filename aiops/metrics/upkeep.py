@@ -62,7 +62,7 @@ METRICS = (
     Metric(
         "gauge",
         "aiops_metrics_gathering_seconds",
-        "Time for which the event loop gathered the values of this scrape.",
+        "Processor time in which the event loop gathered the values of this scrape.",
         value("gathering_seconds"),
     ),
     Metric("gauge", "aiops_versions_alive", "Versions in memory.", value("versions_alive")),

@@ -26,12 +26,14 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, Protocol, TypeAlias
 
+from aiops.common.gathering import Gathering
 from aiops.dashboard.board import MOST_WORKERS, Board, ServerSample
 from aiops.dashboard.document import STALENESS_BUCKETS
 from aiops.errors import Refused, Unauthorised
 from aiops.net.http_listener import Action, HttpResponse
 from aiops.net.thread_times import ThreadShares
 from aiops.net.yielding import yielding
+from aiops.serving.in_turns import in_turns
 from aiops.serving.members import Members
 from aiops.serving.norms import Normed, ParameterNorms
 from aiops.serving.repeated_error import RepeatedError
@@ -77,8 +79,8 @@ _HEADERS = (("Content-Security-Policy", _POLICY), ("Referrer-Policy", "no-referr
 class Watched(Normed, Protocol):
     """A server that the page shows, or a standby."""
 
-    def report(self, shown: int) -> Mapping[str, Any]:
-        """Return its statistics, with lines of this many workers at most."""
+    def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
+        """Return its statistics, with lines of this many workers at most, and pauses."""
 
     def members(self, most: int) -> Members:
         """Return its clients, with the rows of this many at most."""
@@ -236,10 +238,13 @@ class LivePage:
 
     async def _tick(self) -> float:
         """Take a sample, and have the events of it; return the seconds of a processor it took."""
-        begun, running = time.thread_time(), self._running()
-        report = {} if running is None else dict(running.report(0))
-        if running is None or self._shares is None or not report:  # it has not started
+        running = self._running()
+        if running is None:
             return 0.0
+        found, took = await in_turns(running.gather(0))
+        if self._shares is None or not found:  # it has not started
+            return took
+        begun, report = time.thread_time(), dict(found)
         report["ready"] = running.not_ready
         self._norms.add_to(report)
         members = running.members(MOST_WORKERS if self._viewers else 0)
@@ -247,7 +252,7 @@ class LivePage:
             *(self._now(), members.clock, report, members.rows if self._viewers else None),
             *(members.workers, members.arrivals, members.arrived, self._shares.take()),
         )
-        took = time.thread_time() - begun
+        took += time.thread_time() - begun
         async with self._working:
             difference, wrote = await asyncio.to_thread(self._taken, sample)
             self._last = self._board.tick, difference

@@ -22,6 +22,7 @@ from aiops import tracing
 from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import forks, urls
+from aiops.common.gathering import Gathering, gathered
 from aiops.durable.commit_gate import EncodedReply
 from aiops.durable.follower_recorder import FollowerReplayer
 from aiops.durable.recorder import Supersede
@@ -244,11 +245,12 @@ class Server:
             "time": self._env.wall_clock(),
         }
 
-    def report(self, shown: int) -> Mapping[str, Any]:
+    def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
         """Return its statistics for metrics, with lines of this many workers at most.
 
-        Those of a lead have the traffic that its followers had counted at the call before. It is
-        empty until the server has started; then ``before`` has the counts of that time.
+        It pauses after each slice of the clients. Those of a lead have the traffic that its
+        followers had counted at the call before. It is empty until the server has started; then
+        ``before`` has the counts of that time.
         """
         coordinator, before = self._coordinator, self._before
         if before is None:
@@ -256,7 +258,8 @@ class Server:
         if isinstance(coordinator, Lead) and not self._dispatcher.broken:
             for effect in coordinator.count_traffic():
                 self._perform(effect)
-        return {**self._report(shown), "before": before}
+        found = yield from self._gather(shown)
+        return {**found, "before": before}
 
     def members(self, most: int) -> Members:
         """Return its clients for the live page: the rows of this many at most."""
@@ -313,11 +316,11 @@ class Server:
         whole = not isinstance(self._coordinator, Follower | Lead)
         return parameter_norms(self._engine) if whole and not self._dispatcher.broken else None
 
-    def _report(self, shown: int) -> dict[str, Any]:
+    def _gather(self, shown: int) -> Gathering[dict[str, Any]]:
         coordinator = self._coordinator
         if isinstance(coordinator, Follower):
             return {**self._statistics(), "version": self.version}
-        found = self._engine.report(shown, self._now())
+        found = yield from self._engine.gather(shown, self._now())
         return coordinator.of_all(found) if isinstance(coordinator, Lead) else found
 
     @property
@@ -414,7 +417,7 @@ class Server:
         run_state.fence_predecessors(loop, self.url, self.run, tls)
         if leading is not None and leading.places is not None:
             leading.places.begin()
-        self._before = self._report(0)
+        self._before = gathered(self._gather(0))
         if not self.config.follower:
             self._before["members"] = self._engine.membership.counts()
         return self.url

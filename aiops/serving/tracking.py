@@ -9,6 +9,7 @@ it is promoted; then it goes on with trackers of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 from aiops.metrics.scalars import RunScalars
 from aiops.serving.config import Config
+from aiops.serving.in_turns import in_turns
 from aiops.serving.live_page import Watched
 from aiops.serving.repeated_error import RepeatedError
 from aiops.trackers import OnMetrics, RunMetrics, Tracker, tracker_of
@@ -75,7 +77,9 @@ class Tracking:
         """Send the last numbers, and let the trackers end; without a run there are none."""
         if self._task is not None:
             self._task.cancel()
-            self._send()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            await self._send()
         for delivery in self._deliveries:
             delivery.end()
         until = time.monotonic() + _END
@@ -83,27 +87,30 @@ class Tracking:
             await asyncio.to_thread(delivery.join, max(0.0, until - time.monotonic()))
 
     async def _track(self) -> None:
-        took = self._send()
+        took = await self._send()
         while True:
             await asyncio.sleep(max(self._every, took / _SHARE))
-            took = self._send()
+            took = await self._send()
 
-    def _send(self) -> float:
-        """Offer the numbers of now; return the seconds that it took."""
-        begun = time.perf_counter()
+    async def _send(self) -> float:
+        """Offer the numbers of now; return the seconds of a processor that it took."""
+        running = self._running()
+        if running is None:
+            return 0.0
         try:
-            running = self._running()
-            report = {} if running is None else running.report(0)
+            report, took = await in_turns(running.gather(0))
+            begun = time.thread_time()
             if not report or "standby_of" in (report.get("state") or {}):
-                return 0.0
+                return took
             values = self._scalars.take(time.monotonic(), report)
         except Exception as error:  # trackers are no reason for a server to end
-            self._error.log(begun, repr(error), f"there are no numbers to track: {error!r}")
+            text = f"there are no numbers to track: {error!r}"
+            self._error.log(time.monotonic(), repr(error), text)
             return 0.0
         metrics = RunMetrics(report.get("version", 0), time.time(), values)
         for delivery in self._deliveries:
             delivery.offer(metrics)
-        return time.perf_counter() - begun
+        return took + time.thread_time() - begun
 
 
 class _Callback:

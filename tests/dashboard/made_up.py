@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from aiops.common.gathering import Gathering
 from aiops.dashboard.board import ServerSample
 from aiops.dashboard.document import WorkerRow
 from aiops.errors import Unauthorised
@@ -137,6 +138,11 @@ class MadeUpRun:
         """Return the shares of a processor, as `aiops.net.thread_times.ThreadShares`."""
         wave = 0.03 * math.sin(self.seconds / 7) + 0.02 * self._draw.random()
         return {"event loop": 0.36 + wave, "updates": 0.22 + wave / 2, "others": 0.01}
+
+    def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
+        """Return the report of the next second, without a pause."""
+        return self.report(shown)
+        yield
 
     def members(self, most: int) -> Members:
         """Return the rows of this second."""

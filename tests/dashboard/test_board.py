@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.common.gathering import gathered
 from aiops.dashboard.board import _OWN, CHANGED, EVENTS, LOGGED, MOST_WORKERS, Board, ServerSample
 from aiops.dashboard.document import LONGEST_TEXT, MOST_LINES, WorkerRow, sections
 from aiops.dashboard.happenings import Happening, happened
@@ -222,9 +223,9 @@ def test_those_that_join_again_after_a_rollback_are_told() -> None:
 def test_a_report_of_an_engine_and_one_of_a_follower() -> None:
     """Of a follower there is next to nothing to report, and all of it is shown."""
     inline = Inline("fasgd")
-    json.dumps(sections(inline.engine.report(0), {}), allow_nan=False)
+    json.dumps(sections(gathered(inline.engine.gather(0)), {}), allow_nan=False)
     inline.define({"b": np.ones(2, np.float32), "w": np.ones(9, np.float32)})
-    found = sections(inline.engine.report(0), {"event loop": 0.5})
+    found = sections(gathered(inline.engine.gather(0)), {"event loop": 0.5})
     json.dumps(found, allow_nan=False)
     assert [line[0] for line in found["tensors"]] == ["w", "b"], "the largest first"
     bare = sections({"version": 3, "memory": {"resident": 5, "bound": 10}}, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aiops.common.gathering import gathered
 from aiops.engine import logged
 from aiops.engine.logged import GONE, LATELY
 from aiops.engine.membership import MOST_LOGGED
@@ -37,8 +38,8 @@ def test_what_a_loop_logs_at_its_end_is_in_the_report_of_its_server() -> None:
     inline.join(1)
     inline.receive(1, Log(0, (("accuracy", 0.75),)))
     inline.receive(1, Leave(9))
-    assert inline.engine.report(0)["logged"] == {"accuracy": [0.75] * 3}
-    later = inline.engine.report(0, inline.now + 2 * LATELY)
+    assert gathered(inline.engine.gather(0))["logged"] == {"accuracy": [0.75] * 3}
+    later = gathered(inline.engine.gather(0, inline.now + 2 * LATELY))
     assert later["logged"] == {}, "also where nothing has happened since"
 
 

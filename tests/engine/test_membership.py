@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiops.common.gathering import SLICE, gathered
 from aiops.engine import membership
 from aiops.engine.membership import Membership
 from aiops.wire.fields import MAX_LOGGED
@@ -147,14 +150,32 @@ def test_the_lines_of_metrics_are_those_of_the_first_who_are_here_and_sums_of_th
     silent = found.at(4)
     assert silent is not None
     silent.excused = True
-    lines = found.present_lines(7.0, 2)
+    lines = gathered(found.present_lines(7.0, 2))
     assert [line["name"] for line in lines["workers"]] == ["w0", "w2"]
     others = lines["others"]
     assert (others["workers"], others["staleness"]) == (2, 3)
     assert others["seconds_since_answer"] == 5.0
     assert lines["worker_counts"] == {"active": 3, "silent": 1, "observer": 1}
-    assert found.present_lines(7.0, 4)["others"]["workers"] == 0
-    assert found.present_lines(7.0, 0)["workers"] == []
+    assert gathered(found.present_lines(7.0, 4))["others"]["workers"] == 0
+    assert gathered(found.present_lines(7.0, 0))["workers"] == []
+
+
+def test_a_client_that_comes_or_goes_in_a_pause_is_counted_as_it_was() -> None:
+    found = met(3 * SLICE)
+    for number in range(3 * SLICE):
+        carry(found, number, 8 + number)
+    whole = found.ledger()
+    seen: list[dict[str, Any]] = []
+
+    def gather() -> Iterator[None]:
+        seen.append((yield from found.gather_ledger(tensors=True)))
+
+    for pause, _ in enumerate(gather(), 1):
+        found.leave(pause)  # it was counted
+        found.leave(3 * SLICE - pause)  # it is yet to be
+        found.join(1000 + pause, f"new {pause}", 1, "new", True, Traffic())
+    assert pause == 3
+    assert seen == [whole]
 
 
 def carry(found: Membership, number: int, nbytes: int) -> None:
@@ -241,7 +262,7 @@ def test_the_sums_of_one_that_is_back_are_not_counted_twice() -> None:
 
 
 def labels(found: Membership) -> dict[int, str]:
-    lines = found.present_lines(NOW, 100)["workers"]
+    lines = gathered(found.present_lines(NOW, 100))["workers"]
     return {line["worker"]: line["label"] for line in lines}
 
 

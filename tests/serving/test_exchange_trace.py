@@ -15,6 +15,7 @@ import pytest
 
 import aiops
 from aiops import tracing
+from aiops.common.gathering import gathered
 from aiops.engine.engine import Engine
 from aiops.errors import BadPush, UsageError
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -117,7 +118,7 @@ def test_waits_for_a_barrier(collected: Collected) -> None:
             aiops.AsyncWorker(server.url, MODEL, name="late") as late,
         ):
             step = asyncio.create_task(early.step(GRADIENT))
-            await until(server, lambda: server.report(0)["waiting"] == 1)
+            await until(server, lambda: gathered(server.gather(0))["waiting"] == 1)
             await late.step(GRADIENT)
             await step
 

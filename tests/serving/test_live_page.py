@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.common.gathering import Gathering
 from aiops.errors import Kicked
 from aiops.serving.config import Config
 from aiops.serving.live_page import LivePage
@@ -217,6 +218,10 @@ class Source:
     def report(self, shown: int) -> Mapping[str, Any]:
         self.times.append(asyncio.get_running_loop().time())
         return {"version": len(self.times)}
+
+    def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
+        yield
+        return self.report(shown)
 
     def members(self, most: int) -> Members:
         self.asked.append(most)

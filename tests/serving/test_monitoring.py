@@ -22,8 +22,11 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.common.gathering import Gathering
 from aiops.errors import Refused, UsageError
+from aiops.serving import monitoring as monitoring_module
 from aiops.serving.config import Config
+from aiops.serving.in_turns import in_turns
 from aiops.serving.monitoring import Monitoring
 from tests.metrics.lint import families
 from tests.peers import eventually
@@ -330,10 +333,14 @@ class Source:
 
     def report(self, shown: int) -> Mapping[str, Any]:
         self.times.append(time.perf_counter())
-        until = self.times[-1] + self.seconds
-        while time.perf_counter() < until:
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
             pass
         return {"version": len(self.times)}
+
+    def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
+        yield
+        return self.report(shown)
 
 
 async def test_gathering_takes_a_tenth_of_the_loops_time_at_most() -> None:
@@ -346,6 +353,52 @@ async def test_gathering_takes_a_tenth_of_the_loops_time_at_most() -> None:
     assert len(gaps) >= 2
     assert gaps.min() >= 10 * source.seconds
     assert len(source.times) < 12, "scrapes at the same time share what was gathered"
+
+
+async def test_waiting_for_a_processor_is_no_time_of_gathering(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitoring_module, "_LONGEST", PATIENCE)
+    source = Source(0.0)
+    report = source.report
+
+    def suspended(shown: int) -> Mapping[str, Any]:
+        found = report(shown)
+        time.sleep(0.2)  # as a thread without a processor: it takes none of one
+        return found
+
+    source.report = suspended  # type: ignore[method-assign]
+    async with Monitoring(Config(metrics_port=0), lambda: source) as monitoring:
+        for _ in range(2):
+            await asyncio.to_thread(scrape, monitoring.url)
+    assert np.diff(source.times).max() < 0.2 / 0.1
+
+
+async def test_a_scrape_waits_for_its_turn_for_a_while_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitoring_module, "_LONGEST", 0.01)
+    monkeypatch.setattr(monitoring_module, "_SHARE", 1e-6)  # the next turn is hours away
+    source = Source(0.002)
+    async with Monitoring(Config(metrics_port=0), lambda: source) as monitoring:
+        for _ in range(2):
+            await asyncio.to_thread(scrape, monitoring.url)
+    assert len(source.times) == 2
+
+
+async def test_other_work_is_done_in_the_pauses_of_gathering() -> None:
+    loop, turns = asyncio.get_running_loop(), list[int]()
+
+    def gather() -> Gathering[int]:
+        for pause in range(3):
+            loop.call_soon(turns.append, pause)
+            yield
+            assert turns == list(range(pause + 1))
+        return 7
+
+    found, took = await in_turns(gather())
+    assert found == 7
+    assert took > 0
 
 
 async def test_writing_takes_a_tenth_of_a_processor_at_most(

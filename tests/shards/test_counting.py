@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiops.common.failure_waits import FailureWaits
+from aiops.common.gathering import gathered
 from aiops.engine.events import Effect, Lost, Order, Received, Reply, Reported
 from aiops.engine.receive import PushSink
 from aiops.model.layout import split
@@ -49,7 +50,7 @@ def pushed(nbytes: int) -> tuple[Any, ...]:
 
 def bytes_pushed(lead: Lead) -> int:
     """Return what metrics would say that workers have pushed."""
-    found: int = lead.of_all(lead.engine.report(100))["ledger"]["pushed"]["bytes"]
+    found: int = lead.of_all(gathered(lead.engine.gather(100)))["ledger"]["pushed"]["bytes"]
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from aiops._version import __version__
 from aiops.algorithms import find
 from aiops.common import urls
+from aiops.common.gathering import Gathering, gathered
 from aiops.common.generations import generation_text
 from aiops.durable.shard_standbys import FollowerStandbyDesk, ShardCopy, check_place
 from aiops.durable.standby import (
@@ -585,14 +586,14 @@ class StandbyServer:
         server = self._copy.server if self._copy is not None else None
         return self._blank if server is None or self._config.follower else server.engine
 
-    def report(self, shown: int) -> Mapping[str, Any]:
-        """Return the statistics for metrics, with lines of this many workers at most.
+    def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
+        """Return the statistics for metrics, as `Server.gather` does.
 
         They are empty until it has started.
         """
         if self.server is not None:
-            return self.server.report(shown)
-        return {} if self._copy is None else self._report(shown)
+            return (yield from self.server.gather(shown))
+        return {} if self._copy is None else (yield from self._gather(shown))
 
     def members(self, most: int) -> Members:
         """Return the clients of its primary for the live page: the rows of this many at most."""
@@ -628,12 +629,16 @@ class StandbyServer:
             return self.server.not_ready
         return f"it is a standby of {self._primary}"
 
-    def _report(self, shown: int | None = None) -> Mapping[str, Any]:
+    def _report(self) -> Mapping[str, Any]:
+        return gathered(self._gather())
+
+    def _gather(self, shown: int | None = None) -> Gathering[Mapping[str, Any]]:
         """Return the statistics of the engine, and the standby's own."""
         state = self._state_report()
         if self._shards is not None:
             state["shards"] = self._shards.report()
-        return {**self._engine().report(shown), "state": state}
+        found = yield from self._engine().gather(shown)
+        return {**found, "state": state}
 
     def _state_report(self) -> dict[str, Any]:
         copy, config = self._made, self._config
