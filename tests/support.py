@@ -189,10 +189,11 @@ class Process:
         try:
             out, err = self.popen.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as late:
-            out, err = ((said or b"").decode(errors="replace") for said in (late.output, late.stderr))
-            raise AssertionError(
-                f"it has not ended after {timeout:g} s; stdout: {out[-4000:]}\nstderr: {err[-8000:]}"
-            ) from None
+            out, err = (
+                (said or b"").decode(errors="replace") for said in (late.output, late.stderr)
+            )
+            printed = f"stdout: {out[-4000:]}\nstderr: {err[-8000:]}"
+            raise AssertionError(f"it has not ended after {timeout:g} s; {printed}") from None
         return self.popen.returncode, out, err
 
     def kill(self) -> None:

@@ -9,7 +9,9 @@ from tests.support import Process
 
 
 def test_a_process_that_does_not_end_in_time_shows_what_it_has_printed() -> None:
-    text = "import sys, threading; sys.stderr.write('why\\n'); print('on'); threading.Event().wait()"
+    text = (
+        "import sys, threading; sys.stderr.write('why\\n'); print('on'); threading.Event().wait()"
+    )
     process = Process("-c", text, env={"PYTHONUNBUFFERED": "1"})
 
     def is_shown() -> bool:

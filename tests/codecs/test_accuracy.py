@@ -8,6 +8,7 @@ import pytest
 
 from aiops.codecs import find
 from tests.codecs.cases import BACKENDS, decoded, encoded, kinds_of_values, normal
+from tests.rows import each_row
 
 SIZE = 3000
 
@@ -18,7 +19,7 @@ def of_blocks(values: np.ndarray, block: int, reduce: object) -> np.ndarray:
     return np.concatenate([np.full(part.size, reduce(part)) for part in cut])
 
 
-@pytest.mark.parametrize("kind", kinds_of_values(SIZE))
+@each_row("kind", kinds_of_values(SIZE))
 def test_int8_is_within_half_a_step(kind: str) -> None:
     values = kinds_of_values(SIZE)[kind]
     found = decoded("int8", encoded("int8", values, (SIZE,), "numba"), (SIZE,))
@@ -27,7 +28,7 @@ def test_int8_is_within_half_a_step(kind: str) -> None:
     assert (np.abs(found.astype(np.float64) - values) <= step * 0.5001 * slack + 2e-36).all()
 
 
-@pytest.mark.parametrize("kind", kinds_of_values(SIZE))
+@each_row("kind", kinds_of_values(SIZE))
 def test_fp16_is_numpys(kind: str) -> None:
     values = kinds_of_values(SIZE)[kind]
     payload = encoded("fp16", values, (SIZE,), "numba")
@@ -56,9 +57,9 @@ def test_onebit_is_the_mean_with_signs() -> None:
     np.testing.assert_allclose(found, np.copysign(mean, values), rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", kinds_of_values(SIZE))
-@pytest.mark.parametrize("fraction", [0.0001, 0.01, 0.37, 1.0])
+@each_row("backend", BACKENDS)
+@each_row("kind", kinds_of_values(SIZE))
+@each_row("fraction", [0.0001, 0.01, 0.37, 1.0])
 def test_topk_keeps_exactly_the_largest(kind: str, fraction: float, backend: str) -> None:
     values = kinds_of_values(SIZE)[kind]
     codec = f"topk:{fraction},values=bf16"
@@ -77,8 +78,8 @@ def test_topk_at_one_percent_takes_little_room() -> None:
         assert len(payload) <= 2.5 * 1000
 
 
-@pytest.mark.parametrize("gap", [0, 1, 126, 127, 128, 16_383, 16_384, 2_097_152])
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_row("gap", [0, 1, 126, 127, 128, 16_383, 16_384, 2_097_152])
+@each_row("backend", BACKENDS)
 def test_topk_gaps_of_every_length(gap: int, backend: str) -> None:
     values = np.zeros(gap + 3, np.float32)
     values[1], values[gap + 2] = -3.0, 5.0
@@ -111,7 +112,7 @@ def test_lowrank_goes_on_after_a_matrix_of_zeros() -> None:
     assert left < np.linalg.norm(values)
 
 
-@pytest.mark.parametrize("spec", ["onebit", "topk:0.05", "lowrank:1", "int8", "fp16"])
+@each_row("spec", ["onebit", "topk:0.05", "lowrank:1", "int8", "fp16"])
 def test_feedback_delivers_all_in_the_end(spec: str) -> None:
     """The mean of what arrives comes to be what was sent: nothing is lost for good."""
     shape = (40, 30)

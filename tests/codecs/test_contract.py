@@ -18,10 +18,11 @@ from tests.codecs.cases import (
     kinds_of_values,
     normal,
 )
+from tests.rows import each_row
 
-each_spec = pytest.mark.parametrize("spec", SPECS)
-each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-each_backend = pytest.mark.parametrize("backend", BACKENDS)
+each_spec = each_row("spec", SPECS)
+each_shape = each_row("shape", SHAPES, ids=str)
+each_backend = each_row("backend", BACKENDS)
 
 
 def size_of(shape: tuple[int, ...]) -> int:
@@ -72,7 +73,7 @@ def test_adding_is_decoding_and_then_adding(spec: str, backend: str) -> None:
 
 @each_spec
 @each_backend
-@pytest.mark.parametrize("offset", [1, 2, 3])
+@each_row("offset", [1, 2, 3])
 def test_a_payload_may_lie_anywhere_and_be_read_only(spec: str, backend: str, offset: int) -> None:
     shape = (129, 8, 3)
     payload = encoded(spec, normal(shape), shape, backend)
@@ -130,8 +131,8 @@ def test_without_feedback_there_is_nothing_to_take_back(spec: str) -> None:
 
 @each_spec
 @each_backend
-@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e18, -3e38])
-@pytest.mark.parametrize("feedback", [True, False])
+@each_row("bad", [np.nan, -np.inf, 1e18, -3e38])
+@each_row("feedback", [True, False])
 def test_a_value_that_is_not_fit_is_refused(
     spec: str, backend: str, bad: float, feedback: bool
 ) -> None:
@@ -164,7 +165,7 @@ def test_values_are_left_alone(spec: str, backend: str) -> None:
 
 
 @each_spec
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_row("backend", BACKENDS)
 def test_sums_that_grow_too_large_are_kept(spec: str, backend: str) -> None:
     """A rest and a value together may reach 1e18: the payload stays one that can be read."""
     shape = (8, 40)
@@ -179,7 +180,7 @@ def test_sums_that_grow_too_large_are_kept(spec: str, backend: str) -> None:
 
 
 @each_spec
-@pytest.mark.parametrize(
+@each_row(
     "values",
     [np.zeros(9, np.float32), np.zeros(8, np.float64), np.zeros(16, np.float32)[::2]],
     ids=["size", "dtype", "strides"],
@@ -192,7 +193,7 @@ def test_an_array_that_does_not_fit_is_refused(spec: str, values: np.ndarray) ->
 
 @each_spec
 @each_backend
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, 5000])
+@each_row("length", [0, 1, 7, 8, 9, 100, 5000])
 def test_a_payload_of_another_length_is_refused(spec: str, backend: str, length: int) -> None:
     shape = (30, 10)
     payload = encoded(spec, normal(shape), shape, backend)
@@ -206,8 +207,8 @@ def test_a_payload_of_another_length_is_refused(spec: str, backend: str, length:
 
 @each_spec
 @each_backend
-@pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "none"])
-@pytest.mark.parametrize("shape", [(), (3, 0, 2), (70, 65), (129, 8, 3)], ids=str)
+@each_row("feedback", [True, False], ids=["feedback", "none"])
+@each_row("shape", [(), (3, 0, 2), (70, 65), (129, 8, 3)], ids=str)
 def test_a_restored_encoder_writes_the_same_payloads(
     spec: str, backend: str, feedback: bool, shape: tuple[int, ...]
 ) -> None:

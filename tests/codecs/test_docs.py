@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import aiops
 from aiops.codecs import BUILT_IN, find, int8, onebit
 from tests.codecs.cases import BACKENDS, kind_of
+from tests.rows import each_row
 
 PAGE = (Path(aiops.__file__).parents[1] / "docs" / "codecs.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"^\| `([^`]+)` \| ([0-9×]+) \| ([^|]+) \| `([0-9a-f ]+)` \|$", re.MULTILINE)
@@ -36,8 +36,8 @@ def test_every_codec_is_on_the_page() -> None:
         )
 
 
-@pytest.mark.parametrize(("spec", "shape", "text", "payload"), EXAMPLE.findall(PAGE))
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_row(("spec", "shape", "text", "payload"), EXAMPLE.findall(PAGE))
+@each_row("backend", BACKENDS)
 def test_examples(spec: str, shape: str, text: str, payload: str, backend: str) -> None:
     axes = tuple(map(int, shape.split("×")))
     values = elements(text, int(np.prod(axes)))

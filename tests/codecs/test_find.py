@@ -12,11 +12,12 @@ from aiops.codecs import BUILT_IN, codec_named, find
 from aiops.codecs.topk import TopK
 from aiops.errors import UsageError
 from tests.codecs.thirdparty import Signs
+from tests.rows import each_row
 
 HERE = "tests.codecs.thirdparty"
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@each_row("name", BUILT_IN)
 def test_every_codec_of_ours_is_found_by_its_name(name: str) -> None:
     codec = find(name)
     assert codec.name == name
@@ -24,7 +25,7 @@ def test_every_codec_of_ours_is_found_by_its_name(name: str) -> None:
     assert type(codec).make() == codec
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("spec", "codec"),
     [
         ("topk", TopK()),
@@ -40,7 +41,7 @@ def test_settings_are_read(spec: str, codec: TopK) -> None:
     assert find(codec.spec) == codec
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("spec", "text"),
     [
         ("in8", "no codec is called 'in8'; did you mean 'int8'?"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs.cases import BACKENDS, SPECS, encoded, kind_of, normal
+from tests.rows import each_row
 from tests.seeds import examples
 
 SHAPES = [(0,), (1,), (40,), (300,), (20, 17), (1030,)]
@@ -76,7 +77,7 @@ def topk(kept: int, gaps: list[int], form: int = 0, scale: float = 1.0) -> np.nd
     return np.frombuffer(head + scales + bytes(range(1, kept + 1)) + bytes(gaps), np.uint8)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("payload", "fault"),
     [
         (topk(3, [0, 0, 37]), None),
@@ -106,8 +107,8 @@ def test_entries_are_in_order_and_inside(payload: np.ndarray, fault: str | None)
         assert found.startswith(fault.replace("\\", ""))
 
 
-@pytest.mark.parametrize("spec", ["int8", "onebit"])
-@pytest.mark.parametrize("scale", [-1.0, -0.0, np.nan, np.inf, -np.inf, 1.1e18])
+@each_row("spec", ["int8", "onebit"])
+@each_row("scale", [-1.0, -0.0, np.nan, np.inf, -np.inf, 1.1e18])
 def test_a_scale_that_is_none(spec: str, scale: float) -> None:
     shape = (1030,)
     payload = encoded(spec, normal(shape), shape, "numpy").copy()
@@ -119,8 +120,8 @@ def test_a_scale_that_is_none(spec: str, scale: float) -> None:
     assert judge(spec, payload, shape) is None
 
 
-@pytest.mark.parametrize(("spec", "bits"), [("fp16", 0x7C00), ("bf16", 0x5D5F), ("bf16", 0x7FC0)])
-@pytest.mark.parametrize("sign", [0, 0x8000])
+@each_row(("spec", "bits"), [("fp16", 0x7C00), ("bf16", 0x5D5F), ("bf16", 0x7FC0)])
+@each_row("sign", [0, 0x8000])
 def test_a_half_that_no_model_survives(spec: str, bits: int, sign: int) -> None:
     payload = np.zeros(80, np.uint8)
     payload[6:8].view("<u2")[:] = bits | sign

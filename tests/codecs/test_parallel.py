@@ -10,6 +10,7 @@ import pytest
 
 from aiops.codecs import NotFinite, block_codec, find, lowrank, topk
 from aiops.kernels import parallel
+from tests.rows import each_row
 
 SPECS = ("fp16", "bf16", "int8", "onebit", "topk:0.05", "lowrank:2", "raw")
 SHAPE = (5, 1 << 16)
@@ -35,9 +36,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PIECE", 4 * block_codec.CHUNK)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("feedback", [False, True])
+@each_row("backend", ["numpy", "numba"])
+@each_row("spec", SPECS)
+@each_row("feedback", [False, True])
 def test_the_payload_and_the_rest(spec: str, feedback: bool, backend: str) -> None:
     random, found = np.random.default_rng(2), []
     tensors = [random.normal(size=SHAPE).astype(np.float32) for _ in range(2)]
@@ -52,8 +53,8 @@ def test_the_payload_and_the_rest(spec: str, feedback: bool, backend: str) -> No
         assert shared.most == 5
 
 
-@pytest.mark.parametrize("spec", ["int8", "topk:0.05"])
-@pytest.mark.parametrize("feedback", [False, True])
+@each_row("spec", ["int8", "topk:0.05"])
+@each_row("feedback", [False, True])
 def test_the_first_unfit_element_is_named(feedback: bool, spec: str) -> None:
     tensor = np.ones(SHAPE, np.float32)
     tensor.reshape(-1)[[70_000, 200_000, 300_000]] = np.nan
@@ -65,10 +66,10 @@ def test_the_first_unfit_element_is_named(feedback: bool, spec: str) -> None:
         assert not encoder.rest.any()
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize("size", [0, 1, 1023, 70_000, 4 * 65_536 + 1025])
-@pytest.mark.parametrize("spec", SPECS)
+@each_row("backend", ["numpy", "numba"])
+@each_row("add", [False, True])
+@each_row("size", [0, 1, 1023, 70_000, 4 * 65_536 + 1025])
+@each_row("spec", SPECS)
 def test_pieces_are_decoding(spec: str, size: int, add: bool, backend: str) -> None:
     codec, random = find(spec), np.random.default_rng(3)
     tensor = random.normal(size=size).astype(np.float32)

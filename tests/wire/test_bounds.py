@@ -51,6 +51,7 @@ from tests.driven import Driven
 from tests.engine.test_admission import arrive
 from tests.inline import Inline
 from tests.peers import Peer, define, enclose, frame, push, serving
+from tests.rows import each_row
 from tests.shards.test_hostile import done
 from tests.shards.world import Actor, World
 
@@ -111,7 +112,7 @@ def speakers(kind: str) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_a_header_is_a_message_within_the_bounds_or_names_what_is_not(kind: str) -> None:
     state, side = speakers(kind)[0]
     for path, number, header in variants(headers.header(kind)):
@@ -293,8 +294,8 @@ def test_an_engine_survives_any_number(policy: str) -> None:
     assert shell.say(line, header_of(messages.Ping(9)), []) == [messages.Pong(9)]
 
 
-@pytest.mark.parametrize("policy", ["fasgd", "asgd", "easgd", "hardsync"])
-@pytest.mark.parametrize("stop", [V, END])
+@each_row("policy", ["fasgd", "asgd", "easgd", "hardsync"])
+@each_row("stop", [V, END])
 def test_pushes_of_as_many_batches_as_may_be(policy: str, stop: int) -> None:
     shell = Shell(policy, workers=1)
     line = shell.connect()
@@ -372,7 +373,7 @@ HUGE = Layout([("a", "float32", (1 << 47,)), ("b", "float32", (1 << 49,)), ("c",
 A, B = 1 << 49, 1 << 51
 
 
-@pytest.mark.parametrize("kind", ["skipped", "reapplied", "not_modified", "not_wanted"])
+@each_row("kind", ["skipped", "reapplied", "not_modified", "not_wanted"])
 def test_a_ledger_says_no_more_than_a_message_can_carry(kind: str) -> None:
     ledger, total = Ledger(HUGE), Ledger(HUGE)
     parts = (Part(0, A, "raw", 0, 0), Part(A, A + B, "raw", 0, 0))
@@ -450,8 +451,8 @@ def test_a_follower_takes_refuses_or_ends(place: int) -> None:
             follower.run()
 
 
-@pytest.mark.parametrize("name", ["push_codecs", "fetch_codec", "spread_tables", "rows"])
-@pytest.mark.parametrize("value", [1, 0.5, True, b"x", "x", (1,), ((1, 2),), {"a": 1}])
+@each_row("name", ["push_codecs", "fetch_codec", "spread_tables", "rows"])
+@each_row("value", [1, 0.5, True, b"x", "x", (1,), ((1, 2),), {"a": 1}])
 def test_a_follower_refuses_a_plan_that_makes_no_sense(name: str, value: Any) -> None:
     """Codecs that were no list ended it with an error of its own."""
     world = begun()
@@ -465,8 +466,8 @@ def test_a_follower_refuses_a_plan_that_makes_no_sense(name: str, value: Any) ->
     assert refused != (follower.coordinator.shard is not None)
 
 
-@pytest.mark.parametrize("spare", [False, True])
-@pytest.mark.parametrize("which", ["run_update", "send_params", "hold_version"])
+@each_row("spare", [False, True])
+@each_row("which", ["run_update", "send_params", "hold_version"])
 def test_a_follower_refuses_orders_about_a_version_that_is_over(which: str, spare: bool) -> None:
     """They ended it with an assertion, and so with the log of an error of its own."""
     work = {"factor": 1.0, "round": "step", "sent": 0, "spare": spare, "touched": None}

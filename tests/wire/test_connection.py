@@ -23,6 +23,7 @@ from aiops.wire.sinks import Discard, Sink
 from aiops.wire.state_machine import HANDSHAKE, Side
 from tests.driven import Driven, no_sink
 from tests.headers import header
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC, cut, said_by, with_payloads
 
 HELLO = Hello(0, 1, "c", 1, "w", "worker", False, b"n" * 16, "test")
@@ -159,7 +160,7 @@ class TestChunks:
         assert speaker.traffic.bytes_out == listener.traffic.bytes_in == len(stream)
         assert speaker.traffic.messages_out == listener.traffic.messages_in == len(exchange)
 
-    @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 16_383, 16_384, 16_385, 1 << 20])
+    @each_row("size", [1, 2, 3, 5, 7, 16_383, 16_384, 16_385, 1 << 20])
     def test_payloads_larger_than_what_is_read_ahead(self, size: int) -> None:
         message = push(40_000, 1, 0, 20_000)
         payloads = data_for(message)
@@ -295,19 +296,19 @@ class TestLimits:
         with pytest.raises(RemoteProtocolError, match=r"push.parts: 4 parts, at most 3 allowed"):
             feed(opened("server", parts=3), frame("client", four, *data_for(four)))
 
-    @pytest.mark.parametrize("wrong", [0, 63, 65, 2**32 - 1])
+    @each_row("wrong", [0, 63, 65, 2**32 - 1])
     def test_a_payload_is_as_long_as_its_part_says(self, wrong: int) -> None:
         wire = opened("server", Landing)
         stream = frame("client", push(64), bytes(64))[:-68]
         with pytest.raises(RemoteProtocolError, match=f"{wrong} bytes announced, but 64 in the h"):
             feed(wire, stream + wrong.to_bytes(4, "big"))
 
-    @pytest.mark.parametrize("mark", [0x00, 0x05, 0xC4, 0xC6, 0xCC, 0xCD, 0xCF, 0x47])
+    @each_row("mark", [0x00, 0x05, 0xC4, 0xC6, 0xCC, 0xCD, 0xCF, 0x47])
     def test_a_message_begins_with_five_bytes(self, mark: int) -> None:
         with pytest.raises(RemoteProtocolError, match=rf"^message: .* not {mark:#04x};"):
             feed(opened("server"), bytes([mark]) + b"ET / ")
 
-    @pytest.mark.parametrize("mark", [0xC4, 0xC5, 0xCE, 0xD9, 0x00])
+    @each_row("mark", [0xC4, 0xC5, 0xCE, 0xD9, 0x00])
     def test_a_payload_begins_with_five_bytes(self, mark: int) -> None:
         stream = frame("client", push(64), bytes(64))[:-69]
         with pytest.raises(RemoteProtocolError, match=rf"^payload: .* not {mark:#04x};"):
@@ -319,8 +320,8 @@ class TestLimits:
 
 
 class TestOrder:
-    @pytest.mark.parametrize("sender", SIDES)
-    @pytest.mark.parametrize("state", HANDSHAKE)
+    @each_row("sender", SIDES)
+    @each_row("state", HANDSHAKE)
     def test_the_table_holds_at_both_ends(self, state: str, sender: Side) -> None:
         for kind in KINDS:
             self._holds(state, sender, kind)
@@ -348,7 +349,7 @@ class TestOrder:
         assert speaker.state == listener.state == state
         assert speaker.traffic.messages_out == speaker.traffic.bytes_out == 0
 
-    @pytest.mark.parametrize("state", [s for s in HANDSHAKE if "error" in HANDSHAKE[s]["server"]])
+    @each_row("state", [s for s in HANDSHAKE if "error" in HANDSHAKE[s]["server"]])
     def test_a_fatal_error_closes_from_any_state(self, state: str) -> None:
         speaker, listener = Driven("server", no_sink), Driven("client", no_sink)
         speaker.state = listener.state = state

@@ -18,6 +18,7 @@ from aiops.wire.encoding import KINDS, encode
 from aiops.wire.fields import TYPES
 from aiops.wire.messages import Message, Ping
 from tests.headers import BAD, header
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC, of_kind
 
 
@@ -38,7 +39,7 @@ def fields_of(*types: str) -> list[tuple[str, str, str]]:
 
 
 class TestGoodHeaders:
-    @pytest.mark.parametrize("kind", KINDS)
+    @each_row("kind", KINDS)
     def test_the_good_header_is_good(self, kind: str) -> None:
         """Everything that is refused below is refused for what was changed."""
         message = decode(msgpack.packb(header(kind)))
@@ -60,7 +61,7 @@ class TestGoodHeaders:
 
 
 class TestWrongFields:
-    @pytest.mark.parametrize("type_", BAD)
+    @each_row("type_", BAD)
     def test_a_wrong_value_is_refused_by_its_path(self, type_: str) -> None:
         for kind, name, _type in fields_of(type_):
             for value in BAD[type_]:
@@ -68,18 +69,18 @@ class TestWrongFields:
                 assert text.startswith(f"{kind}.{name}: {TYPES[type_]} was expected, not "), text
                 assert len(text) < 200
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @each_row("kind", KINDS)
     def test_a_missing_field_is_refused_by_its_path(self, kind: str) -> None:
         for field in dataclasses.fields(KINDS[kind]):
             fields = header(kind)
             del fields[field.name]
             assert refusal(msgpack.packb(fields)) == f"{kind}.{field.name}: missing"
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @each_row("kind", KINDS)
     def test_an_unknown_field_is_refused_by_its_path(self, kind: str) -> None:
         assert refusal(msgpack.packb(header(kind, colour=1))) == f"{kind}.'colour': no such field"
 
-    @pytest.mark.parametrize("kind", ["helo", "", "Hello", 1, None, b"hello", ("hello",), {"a": 1}])
+    @each_row("kind", ["helo", "", "Hello", 1, None, b"hello", ("hello",), {"a": 1}])
     def test_an_unknown_kind_is_refused(self, kind: Any) -> None:
         text = refusal(msgpack.packb({"kind": kind, "id": 1}))
         assert text.startswith("header.kind: no message of kind ")
@@ -87,7 +88,7 @@ class TestWrongFields:
     def test_a_header_without_a_kind_is_refused(self) -> None:
         assert refusal(msgpack.packb({"id": 1})) == "header.kind: no message of kind None"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("row", "path"),
         [
             (None, "push.parts[1]: five values"),
@@ -111,14 +112,14 @@ class TestWrongFields:
         parts = ((0, 8, "raw", 8, 1), row)
         assert refusal(msgpack.packb(header("push", parts=parts))).startswith(path)
 
-    @pytest.mark.parametrize("parts", [None, {}, 1, "raw", b""])
+    @each_row("parts", [None, {}, 1, "raw", b""])
     def test_parts_that_are_no_list_are_refused(self, parts: Any) -> None:
         text = refusal(msgpack.packb(header("push", parts=parts)))
         assert text.startswith("push.parts: a list was expected, not ")
 
 
 class TestNotOneMap:
-    @pytest.mark.parametrize(
+    @each_row(
         "data",
         [
             b"",
@@ -143,7 +144,7 @@ class TestNotOneMap:
     def test_what_is_not_one_map_is_refused(self, data: bytes) -> None:
         assert refusal(data).startswith("header")
 
-    @pytest.mark.parametrize(
+    @each_row(
         "value", [msgpack.ExtType(1, b"x"), msgpack.ExtType(127, b""), msgpack.Timestamp(1, 2)]
     )
     def test_extension_types_are_refused(self, value: Any) -> None:
@@ -157,8 +158,8 @@ class TestNotOneMap:
             "report.report"
         )
 
-    @pytest.mark.parametrize("depth", [7, 100, 511, 990, 1010, 1022, 5000])
-    @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1k"])
+    @each_row("depth", [7, 100, 511, 990, 1010, 1022, 5000])
+    @each_row("opening", [b"\x91", b"\x81\xa1k"])
     def test_deep_nesting_is_refused_wherever_it_is(self, depth: int, opening: bytes) -> None:
         deep = opening * depth + b"\xc0"
         assert refusal(b"\x81\xa4kind" + deep).startswith("header")
@@ -190,7 +191,7 @@ class TestNotOneMap:
             return
         assert decode(encode(message)) == message
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @each_row("kind", KINDS)
     def test_any_change_of_a_byte_is_a_message_or_refused(self, kind: str) -> None:
         good = msgpack.packb(header(kind))
         for at in range(len(good)):

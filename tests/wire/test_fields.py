@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 
 from aiops.wire.fields import CHECKS, TYPES
 from tests.headers import BAD, GOOD
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC, FIELDS
 
 
@@ -17,7 +17,7 @@ def test_every_type_of_field_is_tested() -> None:
     assert set(BAD) == set(CHECKS) == set(TYPES) - {"Parts"}
 
 
-@pytest.mark.parametrize("type_", CHECKS)
+@each_row("type_", CHECKS)
 def test_what_is_of_a_type_is_accepted(type_: str) -> None:
     assert CHECKS[type_](GOOD[type_])
 
@@ -29,6 +29,6 @@ def test_what_is_of_a_type_is_accepted(type_: str) -> None:
     check()
 
 
-@pytest.mark.parametrize(("type_", "value"), [(t, value) for t in BAD for value in BAD[t]])
+@each_row(("type_", "value"), [(t, value) for t in BAD for value in BAD[t]])
 def test_what_is_not_of_a_type_is_refused(type_: str, value: Any) -> None:
     assert not CHECKS[type_](value)

@@ -14,6 +14,7 @@ from aiops.wire import handshake
 from aiops.wire.handshake import Admitted, ServerHandshake, answer, check_welcome, proof
 from aiops.wire.messages import PROTOCOL, Challenge, Error, Hello, Prove, Welcome
 from aiops.wire.token_keys import keys_of, only, proves_token, token_id
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC
 
 CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16
@@ -81,7 +82,7 @@ class TestServer:
         assert server.receive(hello()) == Challenge(3, SERVER_NONCE)
         assert not server.admitted
 
-    @pytest.mark.parametrize(
+    @each_row(
         "given_proof",
         [
             b"",
@@ -124,8 +125,8 @@ class TestServer:
         assert f"version {PROTOCOL + 1} of the wire, this server {PROTOCOL}" in reply.text
         assert not server.admitted
 
-    @pytest.mark.parametrize("token", [None, TOKEN])
-    @pytest.mark.parametrize("role", ["", "Worker", "boss", "x" * 4096])
+    @each_row("token", [None, TOKEN])
+    @each_row("role", ["", "Worker", "boss", "x" * 4096])
     def test_another_role_is_refused(self, role: str, token: str | None) -> None:
         server = ServerHandshake(token and only(token), SERVER_NONCE)
         reply = server.receive(hello(role=role))
@@ -148,7 +149,7 @@ class TestClient:
         given = proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me")
         assert said == Prove(9, given, token_id(TOKEN))
 
-    @pytest.mark.parametrize(
+    @each_row(
         "given_proof",
         [
             b"",

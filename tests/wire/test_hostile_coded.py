@@ -19,6 +19,7 @@ from aiops.wire import messages
 from aiops.wire.messages import Ack, Error, Fetch, Pong, Push, Reapply
 from tests.inline import Inline
 from tests.peers import Peer
+from tests.rows import each_row
 from tests.support import ServerThread
 
 START: dict[str, Array] = {
@@ -165,7 +166,7 @@ def untouched(server: ServerThread) -> bool:
 
 
 class TestPushes:
-    @pytest.mark.parametrize("what", HOSTILE)
+    @each_row("what", HOSTILE)
     def test_are_refused_whole(self, server: ServerThread, what: str) -> None:
         message, payloads = HOSTILE[what]
         with Peer(server.url) as peer:
@@ -176,10 +177,8 @@ class TestPushes:
             assert isinstance(peer.ask(messages.Ping(2)), Pong)
         assert untouched(server)
 
-    @pytest.mark.parametrize("beside", ["raw", "int8"])
-    @pytest.mark.parametrize(
-        ("name", "cut", "size"), [("b", 6, 4), ("b", 1, 4), ("b", 11, 4), ("h", 601, 2)]
-    )
+    @each_row("beside", ["raw", "int8"])
+    @each_row(("name", "cut", "size"), [("b", 6, 4), ("b", 1, 4), ("b", 11, 4), ("h", 601, 2)])
     def test_a_raw_tensor_is_cut_between_elements(
         self, server: ServerThread, name: str, cut: int, size: int, beside: str
     ) -> None:
@@ -291,7 +290,7 @@ class TestRequests:
             assert "an observer may not push" in answer.text
         assert untouched(server)
 
-    @pytest.mark.parametrize("wants", [((0, 9, -1),), ((0, 1, 0), (2, 1 << 40, 0))])
+    @each_row("wants", [((0, 9, -1),), ((0, 1, 0), (2, 1 << 40, 0))])
     def test_tensors_that_there_are_not(self, server: ServerThread, wants: Any) -> None:
         with Peer(server.url) as peer:
             payload = coded("int8")
@@ -330,7 +329,7 @@ class TestRequests:
 class TestPlans:
     """A client takes what a server announces with a pinch of salt."""
 
-    @pytest.mark.parametrize(
+    @each_row(
         "rows",
         [
             5,

@@ -17,6 +17,7 @@ from aiops.wire.ring_proofs import (
     ring_name,
     ring_token,
 )
+from tests.rows import each_row
 
 SECRET, OTHER = b"s" * 32, b"t" * 32
 
@@ -36,7 +37,7 @@ def hello(**changes: object) -> RelayHello:
     return RelayHello(0, PROTOCOL, **(fields | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [{"ring": b"r" * 32}, {"sender": 2}, {"sends": False}, {"nonce": b"m" * 16}],
 )

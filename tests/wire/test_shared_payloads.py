@@ -24,6 +24,7 @@ from aiops.wire.shared_payloads import MOST, LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 from tests.driven import Driven, no_sink
+from tests.rows import each_row
 from tests.strategies import cut
 from tests.wire.test_connection import Landing, feed, opened
 
@@ -109,7 +110,7 @@ class TestPlaces:
         assert list(sink.payloads) == ([plain, there] if first else [there, plain])
         assert back == [5], "what was copied is given back, once, when all of it is there"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("place", "why"),
         [
             ((2, 0), "segment 2, which was never shared"),
@@ -124,7 +125,7 @@ class TestPlaces:
         with pytest.raises(RemoteProtocolError, match=why):
             feed(wire, said("client", push(WHOLE), place))
 
-    @pytest.mark.parametrize("at", [4, 5, 14])
+    @each_row("at", [4, 5, 14])
     def test_a_place_has_one_form(self, at: int) -> None:
         wire, _memory, _back = near("server", Landing)
         frame = bytearray(share() + said("client", push(WHOLE), (1, 0)))
@@ -140,7 +141,7 @@ class TestPlaces:
 
 
 class TestShared:
-    @pytest.mark.parametrize("number", [0, MOST + 1, LARGEST])
+    @each_row("number", [0, MOST + 1, LARGEST])
     def test_numbers_out_of_range(self, number: int) -> None:
         wire, _memory, _back = near("server")
         with pytest.raises(RemoteProtocolError, match=f"share.segment: 1 to {MOST}, not {number}"):
