@@ -34,6 +34,10 @@ Out = Annotated[
     Path | None, typer.Option(help="Folder of the results; default out/NAME, out/NAME-full.")
 ]
 Rerun = Annotated[bool, typer.Option("--rerun", help="Repeat runs that other versions have made.")]
+From = Annotated[
+    list[Path] | None,
+    typer.Option("--from", help="Take runs that --out lacks from this runs.jsonl.gz; repeat."),
+]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only print the estimated time.")]
 
 
@@ -74,6 +78,7 @@ def run(
     jobs: Jobs = 0,
     out: Out = None,
     rerun: Rerun = False,
+    archive: From = None,
     estimate: Estimate = False,
     as_json: Json = False,
 ) -> None:
@@ -97,9 +102,8 @@ def run(
     command += [word for item in knobs for word in ("--with", item)]
     console = Console(stderr=True, highlight=False)
     with _Screen(console) as screen:
-        scheduler = ExperimentScheduler(
-            experiment, scale, RunFolder(place, name, rerun=rerun), screen
-        )
+        folder = RunFolder(place, name, rerun=rerun, archives=archive or ())
+        scheduler = ExperimentScheduler(experiment, scale, folder, screen)
         _print_foreign(scheduler, console)
         if full or estimate:
             _print_estimate(scheduler, jobs, console)

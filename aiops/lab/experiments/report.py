@@ -1,4 +1,4 @@
-"""The files of an experiment: ``curves.csv``, ``summary.json``, and a figure as PNG and SVG."""
+"""The files of an experiment: curves, summary, an archive of its runs, and a figure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from aiops.common.jsonable import plain
 from aiops.lab import drawing
+from aiops.lab.experiments import run_archive
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale
 from aiops.lab.experiments.runs import FinishedRun, RunFolder, Runs, unique
 from aiops.lab.run_record import record, write_text
@@ -44,10 +45,12 @@ def save(
     write_text(
         table, json.dumps(summary(experiment, scale, folder, findings, command), indent=1) + "\n"
     )
+    archive = folder.path / run_archive.NAME
+    folder.archive(archive, (run.case.key for run in runs))
     if not draw:
-        return [table, curves]
+        return [table, curves, archive]
     figure = experiment.draw(scale, folder.runs)
-    return [table, curves, *drawing.save(figure, folder.path / "figure")]
+    return [table, curves, archive, *drawing.save(figure, folder.path / "figure")]
 
 
 def summary(

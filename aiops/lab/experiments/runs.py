@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from aiops.errors import UsageError
+from aiops.lab.experiments import run_archive
 from aiops.lab.experiments.planned_run import PlannedRun, Result
 from aiops.lab.run_record import Versions, machine, versions, write_text
 
@@ -152,6 +153,8 @@ class RunFolder:
         The experiment's.
     rerun
         Runs of other versions count as missing; their files stay until they are replaced.
+    archives
+        Of `run_archive`: files of runs that the folder lacks are taken from them, the first first.
 
     Attributes
     ----------
@@ -162,12 +165,18 @@ class RunFolder:
     Raises
     ------
     UsageError
-        When the folder holds something else, or cannot be written.
+        When the folder holds something else, or cannot be written; or an archive is none.
     """
 
-    def __init__(self, path: Path, name: str, *, rerun: bool = False) -> None:
+    def __init__(
+        self, path: Path, name: str, *, rerun: bool = False, archives: Sequence[Path] = ()
+    ) -> None:
         self.path, self.name, self._rerun = path, name, rerun
+        taken = [row for archive in archives for row in run_archive.read(archive)]
         self._claim()
+        for key, row in taken:
+            if not self._file(key).exists():
+                self._write(key, row)
         self.versions: dict[str, Versions] = {}
         self.machines: dict[str, Mapping[str, Any]] = {}
         self.runs = Runs(self._read())
@@ -190,6 +199,23 @@ class RunFolder:
                     what = f"{name} {theirs.get(name)}, not {ours[name]}"
                     found[what] = found.get(what, 0) + 1
         return found
+
+    def archive(self, path: Path, keys: Iterable[str]) -> None:
+        """Write an archive of the runs with these keys."""
+        run_archive.write(path, self.path / RUNS, set(keys))
+
+    def _file(self, key: str) -> Path:
+        return self.path / RUNS / f"{key}.json"
+
+    def _write(self, key: str, row: Mapping[str, Any]) -> None:
+        path = self._file(key)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror}", output=str(path)
+            ) from None
 
     def _claim(self) -> None:
         marker = self.path / MARKER
@@ -253,14 +279,7 @@ class RunFolder:
             "machine": self._machine,
             "result": result,
         }
-        path = self.path / RUNS / f"{case.key}.json"
-        try:
-            path.parent.mkdir(exist_ok=True)
-            write_text(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        except OSError as error:
-            raise UsageError(
-                f"{path} cannot be written: {error.strerror}", output=str(path)
-            ) from None
+        self._write(case.key, row)
         self.versions[case.key], self.machines[case.key] = made, self._machine
         self.runs.add(case.key, result)
 

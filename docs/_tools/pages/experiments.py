@@ -30,6 +30,7 @@ or `out/NAME-full`) it writes
 | `curves.csv` | every sample of every run; `role` is `pool` if it served to choose a setting |
 | `summary.json` | command, settings, seeds, digests, versions, the table and the verdicts |
 | `figure.png`, `figure.svg` | the figure: means over the seeds, in bands from least to most |
+| `runs.jsonl.gz` | the runs themselves: `--from` takes them up on another machine |
 | `runs/` | a file for each finished run, named by its settings and the version of aiops |
 
 A rerun does only what is missing, so a run that was interrupted (Ctrl-C) or extended (`--seeds 5`)
@@ -46,6 +47,7 @@ which takes three.
 | `--with KEY=VALUE` | a setting that the source leaves open (below), into a folder of its own |
 | `--iterations N` | of each run, instead of the experiment's |
 | `--jobs N` | runs at the same time |
+| `--from FILE` | take runs that are missing from another folder's `runs.jsonl.gz`; repeat |
 | `--rerun` | run again what other versions have run |
 | `--estimate` | only say how long it would take here and now |
 

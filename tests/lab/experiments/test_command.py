@@ -88,7 +88,7 @@ def test_a_run_and_its_rerun(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     files = {path.name for path in Path(out).iterdir()}
     assert files == {
         *("curves.csv", "summary.json", "figure.png", "figure.svg"),
-        *("experiment.json", "runs"),
+        *("experiment.json", "runs", "runs.jsonl.gz"),
     }
     summary = (Path(out) / "summary.json").read_bytes()
     times = {path: path.stat().st_mtime_ns for path in Path(out, "runs").iterdir()}
@@ -98,6 +98,11 @@ def test_a_run_and_its_rerun(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert json.loads(said) == json.loads(summary)
     assert {path: path.stat().st_mtime_ns for path in Path(out, "runs").iterdir()} == times
     assert (Path(out) / "summary.json").read_bytes() == summary
+    archive, elsewhere = str(Path(out, "runs.jsonl.gz")), str(tmp_path / "elsewhere")
+    status, said, _err = aiops(
+        "run", *FEW, "--out", elsewhere, "--from", archive, "--json", capsys=capsys
+    )
+    assert json.loads(said) == json.loads(summary)
     one = next(iter(times))
     one.write_text(json.dumps({**json.loads(one.read_text()), "versions": {"numpy": "1.0"}}))
     _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", capsys=capsys)

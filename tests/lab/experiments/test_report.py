@@ -38,7 +38,7 @@ def save(folder: RunFolder, experiment: Experiment = SMALL) -> list[Path]:
 
 def test_the_files(folder: RunFolder) -> None:
     names = [path.name for path in save(folder)]
-    assert names == ["summary.json", "curves.csv", "figure.png", "figure.svg"]
+    assert names == ["summary.json", "curves.csv", "runs.jsonl.gz", "figure.png", "figure.svg"]
     assert (folder.path / "figure.png").read_bytes().startswith(b"\x89PNG")
     text = (folder.path / "figure.svg").read_text()
     assert "<svg" in text
