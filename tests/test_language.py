@@ -113,6 +113,7 @@ def written() -> dict[str, list[Path]]:
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs" / "algorithms").glob("*.md"),
+        *(ROOT / "docs" / "frameworks").glob("*.md"),
     ]
     found: dict[str, list[Path]] = {}
     for path in sorted(paths):

@@ -27,7 +27,11 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """The parts of the menu, and the pages in each."""
 
-BELOW: Mapping[str, str] = {"algorithms/README": "algorithms/*.md", "wire": "wire-*.md"}
+BELOW: Mapping[str, str] = {
+    "guide-frameworks": "frameworks/*.md",
+    "algorithms/README": "algorithms/*.md",
+    "wire": "wire-*.md",
+}
 """Pages that have others below them in the menu, and the pattern of those."""
 
 
