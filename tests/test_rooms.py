@@ -44,8 +44,8 @@ ARROWS: Mapping[str, str] = {
     "algorithms":     "errors common kernels model",
     "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
-    "engine":         "errors common kernels model codecs wire state algorithms bandwidth store"
-                      " filters",
+    "engine":         "compiled errors common kernels model codecs wire state algorithms bandwidth"
+                      " store filters",
     "durable":        "errors common kernels model wire algorithms store engine shards state",
     "shards":         "errors common kernels model codecs wire bandwidth algorithms store engine"
                       " filters",
@@ -55,8 +55,8 @@ ARROWS: Mapping[str, str] = {
                       " bandwidth averaging net tracing",
     "data":           "errors common model wire client",
     "net":            "errors common kernels model wire bandwidth store",
-    "serving":        "_version access errors common kernels model wire algorithms bandwidth store"
-                      " engine filters averaging shards net state durable metrics"
+    "serving":        "_version access compiled errors common kernels model wire algorithms"
+                      " bandwidth store engine filters averaging shards net state durable metrics"
                       " dashboard trackers tracing",
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net state serving client",

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,3 +70,76 @@ class Exchange:
         look: int,
         /,
     ) -> tuple[Any, ...] | bool | None: ...
+
+CLASSES: tuple[str, ...]
+"""The names of the classes whose fields compiled code uses (``fields.h``)."""
+
+def learn_fields(classes: Mapping[str, type], /) -> None:
+    """Find where the fields of some of `CLASSES` lie in their instances.
+
+    Raises
+    ------
+    LookupError
+        When a field is not in the ``__slots__`` of its class.
+    """
+
+class Answers:
+    """The steady exchanges of one connection of a server: an `aiops.engine.steady.Steady`.
+
+    Parameters
+    ----------
+    parts
+        An object with the attributes that ``answers.h`` names, of classes whose fields are learnt.
+    peer
+        The number of the connection.
+    head
+        The head buffer of the connection.
+    form, varies
+        A push up to its payload; 0xff for each of its bytes that varies, else 0.
+    answer
+        An answer up to its payload.
+    pushed, answered
+        Where the numbers of a push lie, each with its width in bytes and whether it is signed; and
+        where those of an answer begin, in their order: all have 8 bytes, but the statistic by
+        tensor.
+    sections
+        Of each section of the model: bytes, bytes of an element, the bits of a magnitude, and the
+        first of those that is unfit (`aiops.kernels.scan`).
+    nbytes, cost, vbars_width, parameters
+        Bytes of the model; of an update; of the statistic by tensor; elements of the model.
+    scheduled, has_scalars, has_statistic
+        Whether learning rates are scheduled; whether the rule has scalars, or a statistic.
+    """
+
+    @property
+    def answered(self) -> int:
+        """Exchanges that were answered here, and not by Python."""
+
+    def __new__(
+        cls,
+        parts: Any,
+        peer: int,
+        head: memoryview,
+        form: bytes,
+        varies: bytes,
+        answer: bytes,
+        pushed: tuple[tuple[int, int, bool], ...],
+        answered: tuple[int, ...],
+        sections: tuple[tuple[int, int, int, int], ...],
+        nbytes: int,
+        cost: int,
+        vbars_width: int,
+        parameters: int,
+        scheduled: bool,
+        has_scalars: bool,
+        has_statistic: bool,
+        /,
+    ) -> Answers: ...
+    def exchange(self, nbytes: int, now: float, record: Any, /) -> bytes | None:
+        """Do what `aiops.engine.steady.Steady.exchange` does."""
+
+    def connect(self, parts: Any, /) -> None:
+        """Take the parts of a server."""
+
+    def answer(self, nbytes: int, /) -> bytes | None:
+        """Do what `aiops.serving.event_dispatcher.EventDispatcher.exchange` does."""

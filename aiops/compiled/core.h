@@ -14,6 +14,8 @@
 
 /* Each adds its types to the module; -1 with an error set. */
 int add_exchange(PyObject *module);
+int add_fields(PyObject *module);
+int add_answers(PyObject *module);
 
 /* Big endian, as MessagePack writes numbers. */
 static inline void write_number(char *at, uint64_t number)

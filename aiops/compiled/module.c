@@ -7,7 +7,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_core"
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && add_exchange(module) == 0 &&
+    if (module != NULL && add_exchange(module) == 0 && add_fields(module) == 0 &&
+        add_answers(module) == 0 &&
         PyModule_AddStringConstant(module, "SOURCE", SOURCE) == 0) /* the digest of all files */
         return module;
     Py_XDECREF(module);

@@ -41,6 +41,9 @@ class HeldPushes:
         True once the server goes down for good: from then on no answer is held.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "pushes")
+
     def __init__(
         self, policy: Policy, store: Store, membership: Membership, replies: Replies
     ) -> None:

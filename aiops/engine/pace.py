@@ -11,6 +11,9 @@ from typing import Any
 class Pace:
     """Updates per second over the last ten seconds or so."""
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "due")
+
     def __init__(self) -> None:
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
         self.due = -math.inf  # when a version is to be noted again

@@ -21,6 +21,9 @@ class PushClosure:
         The reason for which no pushes are taken, as a sentence; empty: they are.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "why")
+
     def __init__(self) -> None:
         self.paused = self.why = ""
         self.ending: Stopping | None = None

@@ -75,6 +75,9 @@ class RunWarnings:
         Whether one may be due now: the next update is not to be done at once.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "due", "total")
+
     def __init__(
         self,
         algorithm: Algorithm,

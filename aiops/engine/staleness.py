@@ -23,6 +23,9 @@ class StalenessHistogram:
         The sum of their staleness, in updates.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "bins", "total")
+
     def __init__(self) -> None:
         self.bins: Counter[int] = Counter()
         self.total = 0

@@ -24,11 +24,12 @@ was, and makes the error of a push that is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from aiops.engine.compiled_answers import compiled_answers
 from aiops.engine.membership import Acknowledged, Member
 from aiops.engine.update_queue import UpdateQueue
 from aiops.kernels.scan import Surveyor
@@ -36,14 +37,21 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.model.parts import LARGEST, Part, Parts
 from aiops.store.parameters import Store
-from aiops.store.resources import Resources
+from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SMALL, Connection
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Push
 from aiops.wire.template import Path, Template, framed, slots
 
+if TYPE_CHECKING:
+    from aiops.compiled._core import Answers
+
 _PUSHED: tuple[Path, ...] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
+MOST_COMPILED = 256 << 10
+"""The largest model in bytes whose exchanges compiled code makes. A larger one's updates are shared
+among threads, which Python's way does."""
+
 _FORMS = 32
 """The most forms of pushes learnt per connection. A client that encodes integers in a fixed width
 needs one; a client that encodes each in the fewest bytes needs one per width."""
@@ -77,6 +85,10 @@ class ExchangeRecord(Protocol):
         """
 
 
+Exchange: TypeAlias = Callable[[int, float, ExchangeRecord | None], bytes | None]
+"""Answers a push, as `Steady.general`."""
+
+
 class Shortcut:
     """The state that all steady exchanges of a server share.
 
@@ -84,8 +96,12 @@ class Shortcut:
     ----------
     store
         The parameters that they update.
+    updates
+        The engine's updates.
     answer
         The template of the answers.
+    parts
+        The parts of a push, for the accounts.
     """
 
     def __init__(
@@ -96,14 +112,14 @@ class Shortcut:
         machine: Resources,
     ) -> None:
         self.store, self.machine = store, machine
-        self._updates, self._pace, self._surveyors = updates, updates.pace, surveyors
+        self.updates, self._pace, self._surveyors = updates, updates.pace, surveyors
         self._warnings = updates.warnings
         gain = updates.maker.numbers.gain
         self._note = gain.note if gain.moves else None
         self._update = machine.measure("kernel", store.update)
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
-        self._parts: Parts = (Part(0, nbytes, "raw", nbytes, 0),)
+        self.parts: Parts = (Part(0, nbytes, "raw", nbytes, 0),)
         self.answer = _answers(store)
 
     def learn(
@@ -189,7 +205,7 @@ class Shortcut:
             surveyed.append(found)
         staleness = level - base
         # The last condition: if it holds, the update is counted and must be carried out.
-        begun = self._updates.at_once(member.number, base, staleness, gradient, surveyed, now)
+        begun = self.updates.at_once(member.number, base, staleness, gradient, surveyed, now)
         if begun is None:
             return None
         leased = record is not None and store.freeze()
@@ -201,12 +217,12 @@ class Shortcut:
         if store.total <= self._warnings.total:
             self._warnings.due = True
         if record is not None:
-            tickets = self._updates.tickets
+            tickets = self.updates.tickets
             record.exchanged(now, leased, peer, numbers, gradient, tickets, sums)
         vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
         said = (number, True, staleness, float(staleness), vbar, vbars, "")
         member.exchanged(now, seq, said)
-        member.ledger.exchanged(seq, have >= 0, self._parts)
+        member.ledger.exchanged(seq, have >= 0, self.parts)
         return said
 
 
@@ -262,26 +278,38 @@ class Steady:
         Bytes that an exchange's update reads and writes.
     member, peer, nbytes
         As above; the model's bytes, of each push and of each answer.
+    store, gradient, parts
+        The parameters, and a push's gradient and parts.
+    compiled
+        What does the same as `general` in compiled code; None: there is none.
+    exchange
+        Answers a push: `general`, or compiled code.
     """
 
     def __init__(
         self, shared: Shortcut, member: Member, peer: int, wire: Connection, template: Template
     ) -> None:
         self._shared, self.member, self.peer, self._wire = shared, member, peer, wire
-        self._store, self._template = shared.store, template
+        self.store, self._template, self.parts = shared.store, template, shared.parts
         layout = shared.store.layout
         payload = wire.expect(template, layout.nbytes)
-        self._gradient = Arena(layout, np.frombuffer(payload, np.uint8))
+        self.gradient = Arena(layout, np.frombuffer(payload, np.uint8))
         self._answer = shared.answer
         self._answered = shared.machine.measure("send", wire.answered)
         self.cost, self.nbytes = shared.store.cost, layout.nbytes
+        self.compiled: Answers | None = None
+        if shared.machine.measure is unmeasured and self.nbytes <= MOST_COMPILED:
+            self.compiled = compiled_answers(self, template, shared.answer, wire, shared.updates)
+        self.exchange: Exchange = self.general if self.compiled is None else self.compiled.exchange
 
     def takes(self, frame: bytes) -> bool:
         """Return whether the connection already matches messages of this form."""
         return self._wire.expected is self._template and self._template.values(frame) is not None
 
-    def exchange(self, nbytes: int, now: float, record: ExchangeRecord | None) -> bytes | None:
-        """Answer a push if these bytes complete it, and it meets all conditions.
+    def general(self, nbytes: int, now: float, record: ExchangeRecord | None) -> bytes | None:
+        """Answer a push if these bytes complete it, and it meets all conditions: `exchange`.
+
+        This is the specification of compiled code.
 
         Parameters
         ----------
@@ -299,7 +327,7 @@ class Steady:
         found = self._wire.match(nbytes)
         if not found:
             return None if found is None else b""
-        said = self._shared.update(self.member, self.peer, found, self._gradient, now, record)
+        said = self._shared.update(self.member, self.peer, found, self.gradient, now, record)
         if said is None:
             return None
         id, _seq, _have, base = found
@@ -307,6 +335,6 @@ class Steady:
         values: list[float | bytes] = [id, number, number, staleness, mean, base + staleness + 1]
         if vbar is not None:
             values[5:5] = vbar, vbars
-        payload = self._store.current.room.data.data
+        payload = self.store.current.room.data.data
         answer: bytes = self._answered(nbytes, self._answer, values, payload)
         return answer

@@ -27,6 +27,9 @@ from aiops.wire.messages import Push
 class CollectedSum:
     """The ``count`` gradients of the sum in progress, whose values are the `Updater`'s."""
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "count")
+
     def __init__(self, tensors: int) -> None:
         self.count = 0
         self._held = np.zeros(tensors, bool)
@@ -79,6 +82,9 @@ class UpdateMaker:
     trims
         Whether a step is made of a trimmed mean.
     """
+
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "job")
 
     def __init__(
         self, algorithm: Algorithm, workers: int | None, store: Store, most_batches: int

@@ -93,9 +93,14 @@ class UpdateQueue:
         The gradients kept to be applied again.
     maker
         Makes updates of the gradients that are used.
-    warnings, closure
+    policy, screen, warnings, closure
         As above.
+    immediate
+        Whether the policy applies every gradient.
     """
+
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "_on_applied", "_queue", "tickets")
 
     def __init__(
         self,
@@ -111,14 +116,14 @@ class UpdateQueue:
         closure: PushClosure,
         screen: PushScreen | None = None,
     ) -> None:
-        self._algorithm, self._policy, self._store = algorithm, policy, store
+        self._algorithm, self.policy, self._store = algorithm, policy, store
         self._replies, self._delta_replies = replies, delta_replies
         self.held, self.recall, self.pace = held, GradientCache(plan.recall), Pace()
         self.maker = UpdateMaker(algorithm, workers, store, plan.most_batches)
-        self._screen, self.warnings, self.closure = screen, warnings, closure
+        self.screen, self.warnings, self.closure = screen, warnings, closure
         warnings.begin(store)
         self._dtypes = [section.dtype for section in store.layout.sections]
-        self._immediate = type(policy).push is Immediate.push
+        self.immediate = type(policy).push is Immediate.push
         self._recompute = bool(plan.fields.get("recompute"))
         self._queue: deque[QueueItem] = deque()
         self._on_applied: OnApplied | None = None  # of outstanding work that is no update
@@ -141,7 +146,7 @@ class UpdateQueue:
     def answers_at_once(self) -> bool:
         """True if algorithm and rule allow updates `at_once`."""
         clips, reads = self._algorithm.clips, self._store.rule.reads
-        return repeatable(self._policy) and not (clips or reads or self.recall.bound)
+        return repeatable(self.policy) and not (clips or reads or self.recall.bound)
 
     def at_once(
         self,
@@ -177,14 +182,14 @@ class UpdateQueue:
             return None
         if self.warnings.due or self.closure.why:
             return None
-        if not self._immediate and self._policy.push(worker, staleness) != APPLY:
+        if not self.immediate and self.policy.push(worker, staleness) != APPLY:
             return None
         steps, scalars = maker.whole(staleness, now)
         guard = store.guard
         largest = magnitude(gradient.sections) if guard.narrow else LIMIT
         if not guard.covers(steps, scalars, largest):
             return None  # the update is rehearsed first, or a new proof is sought
-        screen = self._screen
+        screen = self.screen
         if screen is not None:  # the last condition: what the filters admit they have noted
             largest = max(map(largest_magnitude, surveyed, self._dtypes))
             if not screen.admits(worker, gradient.data, base, largest, store.current):
@@ -229,14 +234,14 @@ class UpdateQueue:
             gradient = self.recall.find(member.number)
         if message.lr_factors and fault is None:
             fault = self._misfactored(message, gradient)
-        if self._screen is not None and fault is None:
-            fault = self._screen.fault(member.number)
+        if self.screen is not None and fault is None:
+            fault = self.screen.fault(member.number)
             member.excused = member.excused or fault is not None
         if fault is not None:
             if isinstance(sink, PushSink):
                 sink.free()
             effects = self._replies.refuse_new(event, member, fault)
-            return effects + (self.workers_changed(now) if self._screen is not None else [])
+            return effects + (self.workers_changed(now) if self.screen is not None else [])
         if barred:
             if isinstance(gradient, PushSink):
                 gradient.free()
@@ -255,7 +260,7 @@ class UpdateQueue:
     ) -> BadPush | None:
         if isinstance(gradient, CachedGradient) and gradient.gradient is None:
             return None  # it is not used
-        guarded = self._screen is not None or self.maker.trims
+        guarded = self.screen is not None or self.maker.trims
         most = 1.0 if guarded else MOST_FACTOR
         return validation.misfactored(message, len(gradient.cover.tensors), most)
 
@@ -367,10 +372,10 @@ class UpdateQueue:
                 break
             item = self._queue.popleft()
             if isinstance(item, PendingPush):
-                if self._screen is None or isinstance(item.sink, CachedGradient):
+                if self.screen is None or isinstance(item.sink, CachedGradient):
                     effects += self._decide(item, now)
                 else:
-                    effects += self._measure(self._screen, item, item.sink, now)
+                    effects += self._measure(self.screen, item, item.sink, now)
             elif isinstance(item, Decision):
                 effects.append(self._issue(self.maker.begin(None, item), None))
             elif isinstance(item, CaptureJob):
@@ -436,10 +441,10 @@ class UpdateQueue:
             push.mean_staleness = float(level - base)
         else:
             stale = self._note_staleness(push)
-        if self._immediate:
+        if self.immediate:
             decision = APPLY
         else:
-            decision = self._policy.push(member.number, push.staleness)
+            decision = self.policy.push(member.number, push.staleness)
         if decision.use and store.rule.reads:
             decision = self._alone(decision)
         if decision.use:
@@ -497,7 +502,7 @@ class UpdateQueue:
             "totals": [used.total, self.ignored],
             "pace": self.pace.state(),
             "recall": self.recall.state(number),
-            "screen": None if self._screen is None else self._screen.state(),
+            "screen": None if self.screen is None else self.screen.state(),
             "warnings": self.warnings.state(),
         }
 
@@ -516,8 +521,8 @@ class UpdateQueue:
         self.maker.staleness.total, self.ignored = state["totals"]
         self.pace.restore(state["pace"])
         self.recall.restore(state["recall"], gradients)
-        if self._screen is not None and state["screen"] is not None:
-            self._screen.restore(state["screen"])
+        if self.screen is not None and state["screen"] is not None:
+            self.screen.restore(state["screen"])
         self.warnings.restore(state["warnings"], self._store)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "SURVEYED",
     "SURVEY_BLOCK",
     "Surveyor",
+    "bits_surveyed",
     "bounded",
     "first_infinite",
     "largest_magnitude",
@@ -106,6 +107,15 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
     """
     form = _format("survey", np.empty(0, dtype))
     return _finder(form.unsigned, form.magnitude, form.limit, backend)
+
+
+def bits_surveyed(dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    """Return the numbers of a survey of one dtype, for another implementation of it.
+
+    They are bytes of an element, the bits of its magnitude, and the least one that is unfit.
+    """
+    form = _format("survey", np.empty(0, dtype))
+    return form.unsigned.itemsize, form.magnitude, form.limit
 
 
 def infinity_finder(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:

@@ -155,6 +155,9 @@ class Acceptor:
         Handles what is asked of the server itself, given the connection; None: `post` does.
     corrupted
         Connections that ended with a wrong checksum.
+    short_way
+        Returns what answers a connection's steady exchanges, or its messages about rows: by default
+        ``exchange``.
     log_level
         That of the lines which say who joined and who is gone.
     """
@@ -174,7 +177,8 @@ class Acceptor:
         self._config, self._coordinator, self._env = config, coordinator, env
         self._post, self._gone, self._sinks_of, self._now = post, gone, sinks_of, env.now
         machine = machine or Resources()
-        self._measure, self._memory, self._exchange = machine.measure, machine.memory, exchange
+        self._measure, self._memory = machine.measure, machine.memory
+        self.short_way: Callable[[Steady | SteadyRows], _ShortWay] = partial(partial, exchange)
         self.peers: dict[int, Peer] = {}
         self._number = 0  # of the newest connection
         self.standbys: StandbyFeeds | None = None
@@ -483,9 +487,7 @@ class Acceptor:
 
         From here on; the model's exchanges are looked for first.
         """
-        one, *others = (
-            self._measure("policy", partial(self._exchange, way)) for way in peer.short_ways
-        )
+        one, *others = (self._measure("policy", self.short_way(way)) for way in peer.short_ways)
         way = partial(_first_of, one, others[0]) if others else one
         peer.link.shortcut = self._quotas.counted(peer, way)
 

@@ -76,6 +76,9 @@ class EffectRunner:
         Whether warming yields to the event loop; False while that waits for it.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "at_once")
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

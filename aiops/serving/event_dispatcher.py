@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
+from aiops.compiled.loading import core
 from aiops.engine.events import Effect, Event, JournalEnded
 from aiops.engine.steady import ExchangeRecord, Steady
 from aiops.engine.steady_rows import SteadyRows
@@ -13,6 +17,9 @@ from aiops.net.busy_poll import BusyPoll
 from aiops.serving.effects import EffectRunner
 from aiops.serving.persistence import Persistence
 from aiops.serving.run_state import RunState
+
+ShortWay: TypeAlias = Callable[[int], bytes | memoryview | None]
+"""Answers what has come on a connection, given the number of bytes: `EventDispatcher.exchange`."""
 
 
 class EventDispatcher:
@@ -37,6 +44,9 @@ class EventDispatcher:
     changed
         Set when an event was handled or a connection ended; None: nothing waits for it.
     """
+
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "_handling", "broken")
 
     handle: Callable[..., Sequence[Effect]]
 
@@ -105,6 +115,27 @@ class EventDispatcher:
         if self.changed is not None:
             self.changed.set()
 
+    def short_way(self, way: Steady | SteadyRows) -> ShortWay:
+        """Return what calls `exchange` with a connection's way, or does the same in one call."""
+        exchange = partial(self.exchange, way)
+        compiled, library = (way.compiled, core()) if isinstance(way, Steady) else (None, None)
+        if compiled is None or library is None:
+            return exchange
+        _learn(library)
+        compiled.connect(
+            SimpleNamespace(
+                dispatcher=self,
+                runner=self._runner,
+                run_state=self._run_state,
+                persistence=self._persistence,
+                busy_poll=self._busy_poll,
+                clock=self._now,
+                exchange=exchange,
+                failed=self._failed,
+            )
+        )
+        return compiled.answer
+
     def exchange(self, way: Steady | SteadyRows, nbytes: int) -> bytes | memoryview | None:
         """Answer a steady exchange or a message about rows; None: it goes the general way."""
         files, state = self._persistence, self._run_state.kept
@@ -133,3 +164,10 @@ class EventDispatcher:
             if state is not None and state.recorder.hold(way.peer, bytes(answer)):
                 return b""
         return answer
+
+
+@cache
+def _learn(library: Any) -> None:
+    """Have compiled code find the fields that it reads of a server."""
+    classes = BusyPoll, EffectRunner, EventDispatcher, Persistence, RunState
+    library.learn_fields({each.__name__: each for each in classes})

@@ -57,6 +57,9 @@ class Persistence:
         Records steady exchanges; None: there is no record.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "exchanges")
+
     def __init__(
         self,
         config: Config,

@@ -91,6 +91,9 @@ class RunState:
         Once it has ended: what the state that it has left does not have, or an empty text.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "kept")
+
     def __init__(
         self,
         config: Config,

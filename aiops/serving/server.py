@@ -208,6 +208,8 @@ class Server:
         kept = self._persistence, run_state
         handle = self._observed(self._coordinator.handle)
         dispatcher.connect(handle, self._runner, *kept, self.connections.busy_poll)
+        if trace is None:
+            self.connections.short_way = dispatcher.short_way
         self.socket: socket.socket | None = None
         given = self.connections, self._tls, config.hello_deadline
         self._port = Port(config.host, config.port, *given)

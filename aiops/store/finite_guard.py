@@ -149,6 +149,11 @@ class FiniteGuard:
         True if larger ones may be received.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = (
+        *("__dict__", "__weakref__", "_left", "_seen", "_seen_scalars", "magnitude", "narrow"),
+    )
+
     def __init__(self, rule: Rule, largest: Sequence[tuple[float, float]]) -> None:
         self._rule, self._largest = rule, largest
         # The narrowest numbers first: if there is no proof, it is for these that there is none.

@@ -212,9 +212,18 @@ class Store:
         Bytes that an update reads and writes, at most.
     guard
         Proves that updates have finite results.
+    snapshots
+        The versions that are alive.
+    units
+        float64[tensors], the units of `sums` in a tensor's mean of 1.
     whole_at_once
         True if an update of all tensors is one call of a kernel per section, on one thread.
     """
+
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = (
+        *("__dict__", "__weakref__", "_leased", "_making", "busy", "current", "sums", "total"),
+    )
 
     def __init__(
         self,
@@ -242,7 +251,7 @@ class Store:
         self.updater = Updater(held, rule, compute, trim, momentum)
         levels = np.zeros(len(layout.tensors), np.int64)
         self.current = Version(0, arena or Arena(held), levels, 0, layout=layout)
-        self._snapshots = SnapshotPool(self.current, live, machine.memory)
+        self.snapshots = SnapshotPool(self.current, live, machine.memory)
         self._remote = device is not None
         if arena is not None:
             self.updater.load(arena)
@@ -258,7 +267,7 @@ class Store:
         self._making = False  # a version is being made, in place or not
         self._leased = False  # the current version was found leased by `freeze`
         self.sums = self._first_sums()
-        self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
+        self.units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
         self.total = int(self.sums.sum())
         self._parameters = max(layout.parameters, 1)
 
@@ -277,17 +286,17 @@ class Store:
     @property
     def alive(self) -> int:
         """The number of versions alive."""
-        return self._snapshots.alive
+        return self.snapshots.alive
 
     @property
     def spare(self) -> int:
         """The number of arenas kept for versions to come."""
-        return self._snapshots.spare
+        return self.snapshots.spare
 
     @property
     def cut(self) -> int:
         """The number of slow readers that were cut off."""
-        return self._snapshots.cut
+        return self.snapshots.cut
 
     @property
     def backend(self) -> str:
@@ -310,11 +319,11 @@ class Store:
         """Return a lease on the current version; in relaxed mode it holds nothing."""
         assert self.relaxed or not self.busy, "the current version is being overwritten"
         self._read = self.current.number
-        return Lease(self.current, None if self.relaxed else self._snapshots)
+        return Lease(self.current, None if self.relaxed else self.snapshots)
 
     def lease_of(self, version: Version) -> Lease:
         """Return a lease on a version that is alive."""
-        return self._snapshots.lease_of(version)
+        return self.snapshots.lease_of(version)
 
     def freeze(self, leased: bool | None = None) -> bool:
         """Fix whether the current version has readers, until there is a newer one.
@@ -333,7 +342,7 @@ class Store:
             What is fixed. False while a version is being made: the next one is made of that.
         """
         if leased is None:
-            leased = not self._making and self._snapshots.leased
+            leased = not self._making and self.snapshots.leased
         self._leased = leased
         return leased
 
@@ -345,7 +354,7 @@ class Store:
         ``current`` has the arena that the store was made with; ``older`` as for
         `SnapshotPool.restore`. The optimiser's state is not among them (`Updater.restore`).
         """
-        self._snapshots.restore(current, older)
+        self.snapshots.restore(current, older)
         self.current = current
 
     def restore_sums(self, sums: Ints) -> None:
@@ -393,7 +402,7 @@ class Store:
         if self.relaxed:
             self.busy = True
             return self.current
-        target = self._snapshots.target(spare or self._leased)
+        target = self.snapshots.target(spare or self._leased)
         self.busy, self._making = target is self.current, True
         if not self.busy and self.current.fill is not None:  # on a device: its leases outlast it
             self.current.arena  # noqa: B018
@@ -406,7 +415,7 @@ class Store:
             target.fill = self.updater.compute.pending_copy(target)
         target.advance(self.current.number + 1, touched)
         if target is not self.current:
-            self._snapshots.publish(target)
+            self.snapshots.publish(target)
             self.current, self._leased = target, False
         if self.rule.statistic is not None:
             if touched is self.layout.all:
@@ -435,7 +444,7 @@ class Store:
             As `step` does.
         """
         base = self.current
-        target = self._snapshots.target(self._leased)
+        target = self.snapshots.target(self._leased)
         self.busy = target is base
         sums = self.updater.whole(base, target, gradient, steps, scalars)
         self.commit(target, self.layout.all, sums)
@@ -444,7 +453,7 @@ class Store:
     def abandon(self, target: Version) -> None:
         """Publish nothing: the update that `begin` returned this target for was refused."""
         self.busy = self._making = False
-        self._snapshots.abandon(target)
+        self.snapshots.abandon(target)
 
     def step(self, job: UpdateJob, target: Version, *, finite: bool) -> Ints:
         """Run the rule for a job and write the new version (on any thread; one at a time).
@@ -476,11 +485,11 @@ class Store:
     def is_finite(self, job: UpdateJob) -> bool:
         """Return whether a job's results are proven to be finite; a new proof may be sought."""
         guard, sent = self.guard, job.sent
-        known = sent is None or sent in self._snapshots
+        known = sent is None or sent in self.snapshots
         largest = self._magnitude(job, exact=guard.narrow)
         if known and guard.covers(job.steps, job.scalars, largest):
             return True
-        others = [] if not self.rule.reads else [*self._snapshots.versions, *filter(None, [sent])]
+        others = [] if not self.rule.reads else [*self.snapshots.versions, *filter(None, [sent])]
         guard.renew(
             partial(self.updater.intervals, self.current, others),
             *(job.steps, job.scalars),
@@ -531,7 +540,7 @@ class Store:
         if self.rule.statistic is None:
             return None, b""
         vbar = self.total / kernels.STATISTIC_SCALE / self._parameters
-        return vbar, (self.sums / self._units).astype(_F4).tobytes()
+        return vbar, (self.sums / self.units).astype(_F4).tobytes()
 
     def vbar(self) -> float | None:
         """Return the mean of the rule's statistic over all parameters, or None without one."""
@@ -543,7 +552,7 @@ class Store:
         """Return the statistic's mean per tensor, float32 little endian (empty without one)."""
         if self.rule.statistic is None:
             return b""
-        return (self.sums / self._units).astype(_F4).tobytes()
+        return (self.sums / self.units).astype(_F4).tobytes()
 
     def _first_sums(self) -> Ints:
         if self.rule.statistic is None:

@@ -365,6 +365,9 @@ class SnapshotPool:
         The number of readers that were cut off.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "_until", "current", "returned")
+
     def __init__(self, current: Version, live: int, memory: Memory | None = None) -> None:
         self.current, self.live, self._memory = current, live, memory or Memory()
         self.cut = 0

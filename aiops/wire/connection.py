@@ -411,6 +411,11 @@ class Connection:
 
     # ------------------------------------------------------------ what is expected
 
+    @property
+    def head(self) -> memoryview:
+        """The head buffer, which is another one whenever `expected` changes."""
+        return self._head
+
     def expect(self, template: Template, nbytes: int) -> memoryview:
         """Have `match` look for messages of one form, each with one payload.
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.compiled.loading import COMPILED, core
 from aiops.engine.engine import Engine
 from aiops.filters.screen import LEARNT, SEEDING
 from aiops.model.parts import Part
@@ -33,6 +34,9 @@ STEADY = 19
 
 STEADY_JOURNALLED = 26
 """The same with ``--state``, and the row written to the file."""
+
+STEADY_COMPILED = {"ringmaster": 2, "record": 7, "state": 10}
+"""The same in compiled code, with a policy that is asked, and with a journal; of others it is 1."""
 
 STEADY_FILTERED = 24
 """The same with ``--filter``, of which the decision is one compiled call."""
@@ -98,16 +102,40 @@ async def least(policy: str, **settings: Any) -> Calls:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_the_short_way(policy: str) -> None:
+async def test_the_short_way(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
+    monkeypatch.setenv(COMPILED, "0")
     found = await least(policy)
     assert "engine/steady.py" in found.files
     assert found.count <= STEADY, str(found)
 
 
-@pytest.mark.parametrize("kept", ["state", "record"])
-async def test_the_short_way_with_a_journal(kept: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_the_short_way_in_compiled_code(policy: str) -> None:
     pytest.importorskip("numba")
+    if core() is None:
+        pytest.skip("there was no C compiler")
+    found = await least(policy)
+    assert "engine/steady.py" not in found.files
+    assert found.count <= STEADY_COMPILED.get(policy, 1), str(found)
+
+
+@pytest.mark.parametrize("kept", ["state", "record"])
+async def test_a_journal_in_compiled_code(kept: str, tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    if core() is None:
+        pytest.skip("there was no C compiler")
+    found = await least("asgd", **{kept: tmp_path / kept})
+    assert "engine/steady.py" not in found.files
+    assert found.count <= STEADY_COMPILED.get(kept, 1), str(found)
+
+
+@pytest.mark.parametrize("kept", ["state", "record"])
+async def test_the_short_way_with_a_journal(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv(COMPILED, "0")
     found = await least("asgd", **{kept: tmp_path / kept})
     assert "engine/steady.py" in found.files
     assert found.count <= STEADY_JOURNALLED, str(found)

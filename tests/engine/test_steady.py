@@ -8,6 +8,7 @@ the short way (`aiops.engine.steady`), and everything that can be seen of the tw
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 import aiops
 from aiops import testing
+from aiops.compiled.loading import COMPILED, core
 from aiops.engine.engine import Engine
 from aiops.engine.steady import Steady
 from aiops.model.layout import Array
@@ -52,6 +54,8 @@ MODELS: dict[str, dict[str, Array]] = {
     "the largest": {"w": np.linspace(-1, 1, SMALL // 4, dtype=np.float32)},
     "too large": {"w": np.linspace(-1, 1, SMALL // 4 + 1, dtype=np.float32)},
 }
+
+KERNELS = ("numpy", "numba") if importlib.util.find_spec("numba") else ("numpy",)
 
 POLICIES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("asgd", {}, {}),
@@ -161,6 +165,7 @@ class Seen:
     state: list[bytes]
     report: dict[str, Any]
     short: int  # exchanges that went the short way
+    compiled: int  # and of those, the ones in compiled code
 
 
 class Course:
@@ -277,18 +282,24 @@ def run(
     record: Path,
     *,
     short: bool = True,
+    compiled: bool = False,
     kernels: str = "numpy",
 ) -> Seen:
     """Run a course in virtual time."""
     name, chosen, others = policy
     count = 0
-    steady, exchange = Engine.steady, Steady.exchange
+    steady, general, make = Engine.steady, Steady.general, Steady.__init__
+    made: list[Steady] = []
 
     def counted(self: Steady, *arguments: Any) -> bytes | None:
         nonlocal count
-        answer = exchange(self, *arguments)
+        answer = general(self, *arguments)
         count += bool(answer)
         return answer
+
+    def noted(self: Steady, *arguments: Any) -> None:
+        make(self, *arguments)
+        made.append(self)
 
     async def main() -> Any:
         async with aiops.serve(
@@ -304,31 +315,45 @@ def run(
             return course.seen()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Steady, "exchange", counted)
+        patch.setattr(Steady, "general", counted)
+        patch.setattr(Steady, "__init__", noted)
+        if not compiled:
+            patch.setenv(COMPILED, "0")
         patch.setattr(Engine, "steady", steady if short else lambda *_arguments: None)
         seen = testing.run(main())
-    return Seen(*seen, count)
+    in_c = sum(each.compiled.answered for each in made if each.compiled is not None)
+    return Seen(*seen, count + in_c, in_c)
 
 
 def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
-    """Run a course both ways, and compare everything; return what came of it the short way."""
-    paths = [Path(tempfile.mkdtemp(dir=folder)) / "record" for _way in (False, True)]
-    general, short = (
-        run(*course, path, short=way, kernels=kernels)
-        for way, path in zip((False, True), paths, strict=True)
+    """Run a course all ways, and compare everything; return what came of it the short way.
+
+    That is the way in compiled code, if there is any.
+    """
+    ways = [(False, False, kernels), (True, False, kernels)]
+    if core() is not None:
+        ways += [(True, True, each) for each in (KERNELS if kernels == "numpy" else [kernels])]
+    paths = [Path(tempfile.mkdtemp(dir=folder)) / "record" for _way in ways]
+    general, *others = (
+        run(*course, path, short=short, compiled=compiled, kernels=kernels)
+        for (short, compiled, kernels), path in zip(ways, paths, strict=True)
     )
-    assert general.short == 0
-    assert short.said == general.said
-    assert short.parameters == general.parameters
-    assert short.state == general.state
-    assert short.report == general.report
+    assert general.short == others[0].compiled == 0
+    for other in others:
+        assert other.said == general.said
+        assert other.parameters == general.parameters
+        assert other.state == general.state
+        for report in (other.report, general.report):
+            report.pop("kernels", None)
+        assert other.report == general.report
+        assert other.short == others[0].short
     for path in paths:
         again = replayed(path, "numpy")
         assert again.complete
         assert again.engine.store is not None
-        assert again.engine.store.current.arena.data.tobytes() == short.parameters
-        assert again.engine.report()["warnings"] == short.report["warnings"]
-    return short
+        assert again.engine.store.current.arena.data.tobytes() == general.parameters
+        assert again.engine.report()["warnings"] == general.report["warnings"]
+    return others[-1]
 
 
 usual = st.builds(
@@ -432,6 +457,8 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
     # 1 − c is 0 in the first update alone, so the second needs another proof that it is finite.
     proven = name == "schedule-free"
     assert short == (0 if never else len(USUAL) - 2 - warned - proven)
+    if core() is not None:  # which leaves a clock in examples or seconds to Python
+        assert seen.compiled == (0 if "schedule_unit" in chosen else short)
     assert warned == ("c_push" in others.get("gate", "") or "eps" in chosen)
 
 

@@ -1,0 +1,326 @@
+/* The server's half of the steady exchange: from the bytes of a push to those of its answer.
+ *
+ * `aiops/engine/steady.py` is the specification (`Steady.general`, `Shortcut.update`), with the parts
+ * of `UpdateQueue.at_once`, `Store.update` and `Connection.match` that it needs. Here only the usual
+ * case is decided, where all conditions hold. Until they are known to hold nothing is changed, and
+ * whenever one does not, the specification does the whole of it, from the same bytes. So a condition
+ * here may be narrower than Python's, and never wider. Bounds:
+ *   lengths   are fixed when an `Answers` is made; no byte of a peer's is ever a length.
+ *   integers  are read from slots of at most 8 bytes, and compared with LARGEST.
+ *   memory    an object is used as one of a class of fields.h after `is_of` only.
+ */
+
+#include "answers.h"
+
+/* Return the largest magnitude of a section, as an integer: the bits of its elements but for the
+ * sign. `aiops.kernels.scan.survey` compares it block by block, and finds the same. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define IN_VECTORS __attribute__((optimize("O3")))
+#else
+#define IN_VECTORS
+#endif
+#define LARGEST_OF(name, type)                                                                    \
+    IN_VECTORS static uint64_t name(const char *data, Py_ssize_t nbytes, type mask)               \
+    {                                                                                             \
+        type largest = 0, element;                                                                \
+        for (Py_ssize_t at = 0; at < nbytes; at += sizeof(type)) {                                \
+            memcpy(&element, data + at, sizeof element);                                          \
+            element &= mask;                                                                      \
+            largest = element > largest ? element : largest;                                      \
+        }                                                                                         \
+        return (uint64_t)largest;                                                                 \
+    }
+LARGEST_OF(largest_of_2, int16_t) /* without a sign these are as good, and processors have them */
+LARGEST_OF(largest_of_4, int32_t)
+LARGEST_OF(largest_of_8, int64_t)
+
+/* Return whether all values of a gradient are fit. */
+static int is_fit(const Answers *self, const char *data)
+{
+    for (Py_ssize_t index = 0; index < self->section_count; index++) {
+        const Surveyed *section = &self->sections[index];
+        uint64_t found = section->itemsize == 2
+                             ? largest_of_2(data, section->nbytes, (int16_t)section->mask)
+                         : section->itemsize == 4
+                             ? largest_of_4(data, section->nbytes, (int32_t)section->mask)
+                             : largest_of_8(data, section->nbytes, (int64_t)section->mask);
+        if (found >= section->limit)
+            return 0;
+        data += section->nbytes;
+    }
+    return 1;
+}
+
+/* Compare received bytes with the form of a push, as `Connection.match` does. Return 1 if they
+ * complete one, 0 if they begin it, -1 if neither: the specification is to look at them. */
+static int match(const Answers *self, Py_ssize_t nbytes, long long *first, long long *end)
+{
+    PyObject *wire = self->part[PART_wire], *state = get(wire, Connection_state);
+    long long rest, whole;
+    if (get(wire, Connection_expected) != self->part[PART_template] ||
+        get(wire, Connection__message) != Py_None ||
+        !read_integer(get(wire, Connection__begin), first) ||
+        !read_integer(get(wire, Connection__end), end) ||
+        !read_integer(get(wire, Connection__rest), &rest) ||
+        !read_integer(get(wire, Connection__whole), &whole))
+        return -1;
+    *end += nbytes;
+    if (*first != rest || *first < 0 || whole != self->form.len + self->nbytes ||
+        whole > self->head.len - *first || *end < *first + self->form.len ||
+        *end > *first + whole || !PyUnicode_Check(state) ||
+        PyUnicode_CompareWithASCIIString(state, "open") != 0)
+        return -1;
+    const unsigned char *head = (const unsigned char *)self->head.buf + *first;
+    const unsigned char *form = self->form.buf, *varies = self->varies.buf;
+    int differs = 0;
+    for (Py_ssize_t at = 0; at < self->form.len; at++)
+        differs |= (head[at] ^ form[at]) & ~varies[at];
+    return differs ? -1 : *end == *first + whole;
+}
+
+/* Return whether a push's numbers are those of one that is answered at once; read them. */
+static int has_numbers(const Answers *self, const unsigned char *head, Pushed *push)
+{
+    PyObject *member = self->part[PART_member], *store = self->part[PART_store];
+    PyObject *current = get(store, Store_current);
+    long long last;
+    for (int index = 0; index < PUSHED; index++) {
+        const PushSlot *slot = &self->pushed[index];
+        uint64_t bits = read_number(head + slot->begin, slot->width);
+        if (slot->sign && slot->width < 8 && bits >> (8 * slot->width - 1))
+            bits -= 1ULL << (8 * slot->width);
+        if (!slot->sign && bits > LARGEST)
+            return 0;
+        push->number[index] = (long long)bits;
+    }
+    if (!is_of(current, Version_class) || !is_of(member, Member_class) ||
+        !read_integer(get(current, Version_level), &push->level) ||
+        !read_integer(get(current, Version_number), &push->version) ||
+        !read_integer(get(member, Member_last_seq), &last))
+        return 0;
+    push->version++;
+    long long id = push->number[0], seq = push->number[1], have = push->number[2];
+    push->staleness = push->level - push->number[3];
+    return PyObject_RichCompareBool(get(member, Member_peer), self->peer, Py_EQ) == 1 &&
+           is_true(get(member, Member_excused)) == 0 && is_true(get(member, Member_covers)) == 0 &&
+           last < seq && seq <= LARGEST && 0 <= id && id <= LARGEST && -1 <= have &&
+           have <= LARGEST && have != push->version && 0 <= push->number[3] && push->staleness >= 0;
+}
+
+/* Return whether nothing is outstanding, queued, held or due. */
+static int is_idle(const Answers *self)
+{
+    PyObject *updates = self->part[PART_updates], *warnings = self->part[PART_warnings];
+    PyObject *values[] = {
+        get(self->part[PART_maker], UpdateMaker_job), get(updates, UpdateQueue__on_applied),
+        get(updates, UpdateQueue__queue), get(self->part[PART_held], HeldPushes_pushes),
+        get(self->part[PART_collected], CollectedSum_count), get(warnings, RunWarnings_due),
+        get(self->part[PART_closure], PushClosure_why),
+    };
+    for (size_t index = 0; index < sizeof values / sizeof *values; index++)
+        if (is_true(values[index]) != 0)
+            return 0;
+    return 1;
+}
+
+/* Return whether the connection's accounts have rows for these messages, as they have after one. */
+static int has_accounts(const Answers *self, PyObject *row[2])
+{
+    static const char *const kinds[2] = {"push", "ack"};
+    PyObject *traffic = get(self->part[PART_wire], Connection_traffic);
+    if (!is_of(traffic, Traffic_class))
+        return 0;
+    for (int index = 0; index < 2; index++) {
+        PyObject *found = get(traffic, index ? Traffic_kinds_out : Traffic_kinds_in);
+        if (!PyDict_Check(found))
+            return 0;
+        row[index] = PyDict_GetItemString(found, kinds[index]);
+        if (row[index] == NULL || !is_of(row[index], KindTraffic_class))
+            return 0;
+    }
+    return is_of(get(self->part[PART_member], Member_ledger), Ledger_class);
+}
+
+/* Return whether the policy would apply a gradient at once; -1 with an error set. */
+static int applies(const Answers *self, const Pushed *push)
+{
+    PyObject *policy = self->part[PART_policy];
+    if (policy == Py_None)
+        return 1;
+    PyObject *number = PyObject_GetAttrString(self->part[PART_member], "number");
+    PyObject *decision = number == NULL
+                             ? NULL
+                             : PyObject_CallFunction(policy, "OL", number, push->staleness);
+    int same = decision == NULL ? -1
+                                : PyObject_RichCompareBool(decision, self->part[PART_apply], Py_EQ);
+    Py_XDECREF(number);
+    Py_XDECREF(decision);
+    return same;
+}
+
+/* Find learning rates and scalars, as `UpdateMaker.whole` does. 1: new references; -1: an error. */
+static int find_rates(const Answers *self, const Pushed *push, PyObject *now, PyObject **steps,
+                      PyObject **scalars)
+{
+    PyObject *found = NULL;
+    if (!self->scheduled && !self->has_scalars) {
+        PyObject *key = PyLong_FromLongLong(push->staleness);
+        PyObject *row = key == NULL
+                            ? NULL
+                            : PyDict_GetItemWithError(self->part[PART_even], key);
+        Py_XDECREF(key);
+        if (row != NULL && PyTuple_Check(row) && PyTuple_Size(row) == 2) {
+            *steps = Py_NewRef(PyTuple_GetItem(row, 1));
+            *scalars = Py_NewRef(Py_None);
+            return 1;
+        }
+        if (PyErr_Occurred())
+            return -1;
+    }
+    found = PyObject_CallMethod(self->part[PART_maker], "whole", "LO", push->staleness, now);
+    if (found == NULL || !PyTuple_Check(found) || PyTuple_Size(found) != 2) {
+        Py_XDECREF(found);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    *steps = Py_NewRef(PyTuple_GetItem(found, 0));
+    *scalars = Py_NewRef(PyTuple_GetItem(found, 1));
+    Py_DECREF(found);
+    return 1;
+}
+
+/* Return whether an update is proven to be finite, and count it: `FiniteGuard.covers`. */
+static int is_covered(const Answers *self, PyObject *steps, PyObject *scalars)
+{
+    PyObject *guard = self->part[PART_guard], *seen = get(guard, FiniteGuard__seen), *key, *known;
+    long long left;
+    double most = PyFloat_AsDouble(get(guard, FiniteGuard_magnitude));
+    if (!read_integer(get(guard, FiniteGuard__left), &left) || left <= 0 || !(LIMIT <= most) ||
+        is_true(get(guard, FiniteGuard_narrow)) != 0 || !PyDict_Check(seen))
+        return (PyErr_Clear(), 0);
+    if ((key = PyLong_FromVoidPtr(steps)) == NULL)
+        return -1;
+    known = PyDict_GetItemWithError(seen, key);
+    Py_DECREF(key);
+    if (known == steps && get(guard, FiniteGuard__seen_scalars) == scalars)
+        return put(guard, FiniteGuard__left, PyLong_FromLongLong(left - 1)) < 0 ? -1 : 1;
+    if (PyErr_Occurred())
+        return -1;
+    PyObject *found = PyObject_CallMethod(guard, "covers", "OOd", steps, scalars, LIMIT);
+    int covered = found == NULL ? -1 : is_true(found);
+    Py_XDECREF(found);
+    return covered;
+}
+
+static void write_double(char *at, double value)
+{
+    union { double value; uint64_t bits; } number = {.value = value};
+    write_number(at, number.bits);
+}
+
+/* Return the answer: the template with its values, and the parameters. */
+static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
+{
+    PyObject *current = get(self->part[PART_store], Store_current), *data;
+    Py_buffer payload;
+    if (!is_of(current, Version_class) || !is_of(get(current, Version_room), Arena_class)) {
+        PyErr_SetString(PyExc_TypeError, "the store has no current version");
+        return NULL;
+    }
+    data = get(get(current, Version_room), Arena_data);
+    if (PyObject_GetBuffer(data, &payload, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *made = NULL;
+    if (payload.len != self->nbytes)
+        PyErr_SetString(PyExc_ValueError, "the model has another length");
+    else
+        made = PyBytes_FromStringAndSize(NULL, self->answer.len + self->nbytes);
+    if (made != NULL) {
+        char *to = PyBytes_AsString(made);
+        const Py_ssize_t *at = self->answer_at;
+        memcpy(to, self->answer.buf, (size_t)self->answer.len);
+        memcpy(to + self->answer.len, payload.buf, (size_t)self->nbytes);
+        write_number(to + at[0], (uint64_t)push->number[0]);
+        write_number(to + at[1], (uint64_t)push->version);
+        write_number(to + at[2], (uint64_t)push->version);
+        write_number(to + at[3], (uint64_t)push->staleness);
+        write_double(to + at[4], (double)push->staleness);
+        if (self->has_statistic) {
+            write_double(to + at[5], PyFloat_AsDouble(PyTuple_GetItem(said, 4)));
+            memcpy(to + at[6], PyBytes_AsString(PyTuple_GetItem(said, 5)),
+                   (size_t)self->vbars_width);
+        }
+        write_number(to + at[self->answer_count - 1], (uint64_t)push->level + 1);
+    }
+    PyBuffer_Release(&payload);
+    return made;
+}
+
+/* Count a push and its answer, as `Connection.answered` does. */
+static int count(Answers *self, PyObject *received)
+{
+    PyObject *wire = self->part[PART_wire], *row[2], **number = self->number_of;
+    if (!has_accounts(self, row)) {
+        PyErr_SetString(PyExc_TypeError, "the accounts of a connection were replaced");
+        return -1;
+    }
+    PyObject *traffic = get(wire, Connection_traffic), *in = row[0], *out = row[1];
+    PyObject *rest = get(wire, Connection__rest);
+    self->answered++;
+    return -(put(wire, Connection__begin, Py_NewRef(rest)) < 0 ||
+             put(wire, Connection__end, Py_NewRef(rest)) < 0 ||
+             add(traffic, Traffic_bytes_in, received) < 0 ||
+             add(traffic, Traffic_messages_in, self->one) < 0 ||
+             add(in, KindTraffic_messages, self->one) < 0 ||
+             add(in, KindTraffic_overhead, number[PUSH_OVERHEAD]) < 0 ||
+             add(in, KindTraffic_payload, number[PAYLOAD]) < 0 ||
+             add(traffic, Traffic_bytes_out, number[ANSWER_SIZE]) < 0 ||
+             add(traffic, Traffic_messages_out, self->one) < 0 ||
+             add(out, KindTraffic_messages, self->one) < 0 ||
+             add(out, KindTraffic_overhead, number[ANSWER_OVERHEAD]) < 0 ||
+             add(out, KindTraffic_payload, number[PAYLOAD]) < 0);
+}
+
+PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record)
+{
+    Pushed push;
+    long long nbytes, first, end;
+    PyObject *row[2], *steps = NULL, *scalars = NULL, *said, *answer = NULL;
+    int whole = read_integer(received, &nbytes) && nbytes >= 0 && nbytes <= self->head.len
+                    ? match(self, (Py_ssize_t)nbytes, &first, &end)
+                    : -1;
+    if (whole == 0) {
+        PyObject *wire = self->part[PART_wire], *traffic = get(wire, Connection_traffic);
+        if (!is_of(traffic, Traffic_class))
+            goto general;
+        if (put(wire, Connection__end, PyLong_FromLongLong(end)) < 0 ||
+            add(traffic, Traffic_bytes_in, received) < 0)
+            return NULL;
+        return PyBytes_FromStringAndSize(NULL, 0);
+    }
+    push.now = PyFloat_AsDouble(now);
+    if (push.now == -1.0 && PyErr_Occurred())
+        return NULL;
+    const char *head = (const char *)self->head.buf + first;
+    if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) ||
+        !has_accounts(self, row) || !is_fit(self, head + self->form.len) || !is_idle(self))
+        goto general;
+    int goes = applies(self, &push);
+    if (goes > 0)
+        goes = find_rates(self, &push, now, &steps, &scalars);
+    if (goes > 0) /* last: if it holds, the update is counted and must be carried out */
+        goes = is_covered(self, steps, scalars);
+    if (goes > 0) {
+        said = carry_out(self, &push, now, record, steps, scalars);
+        if (said != NULL && (answer = packed(self, &push, said)) != NULL &&
+            count(self, received) < 0)
+            Py_CLEAR(answer);
+        Py_XDECREF(said);
+    }
+    Py_XDECREF(steps);
+    Py_XDECREF(scalars);
+    if (goes != 0)
+        return answer;
+general:
+    PyErr_Clear();
+    return PyObject_CallFunctionObjArgs(self->part[PART_general], received, now, record, NULL);
+}

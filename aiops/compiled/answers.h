@@ -1,0 +1,74 @@
+/* What the files of the server's half share: the object that answers one connection's exchanges. */
+
+#ifndef AIOPS_ANSWERS_H
+#define AIOPS_ANSWERS_H
+
+#include "fields.h"
+
+#define PUSHED 4    /* numbers of a push: its id, sequence number, and two versions */
+#define ANSWERED 8  /* values of an answer, at most: with two statistics */
+#define SECTIONS 4  /* of a model: one for each dtype */
+#define STATES 8    /* arrays of a rule's state, at most */
+#define REMEMBERED 64 /* aiops.wire.messages.REMEMBERED */
+#define EXACT 1024    /* aiops.engine.staleness.EXACT */
+#define LIMIT 1e18    /* aiops.store.finite_guard.LIMIT */
+#define SCALE 16777216.0 /* aiops.kernels.interface.STATISTIC_SCALE */
+
+/* The objects that an `Answers` is made of: attributes of the object it is given; and those by which
+ * it answers without `EventDispatcher.exchange`, given later. */
+#define PARTS(X)                                                                                  \
+    X(steady) X(general) X(template) X(wire) X(member) X(store) X(pool) X(updates) X(held)        \
+    X(maker) X(collected) X(warnings) X(closure) X(guard) X(even) X(histogram) X(recent) X(pace)  \
+    X(policy) X(apply) X(gain) X(kernels) X(masters) X(states) X(spans) X(compiled_kernel)        \
+    X(gradient) X(update) X(units) X(concatenate) X(push_parts)
+#define SERVER_PARTS(X)                                                                           \
+    X(dispatcher) X(runner) X(run_state) X(persistence) X(busy_poll) X(clock) X(exchange) X(failed)
+
+#define PART(name) PART_##name,
+enum { PARTS(PART) ENGINE_PARTS, BEFORE = ENGINE_PARTS - 1, SERVER_PARTS(PART) PART_COUNT };
+#undef PART
+
+typedef struct {
+    Py_ssize_t begin, width;
+    int sign; /* whether an integer is signed */
+} PushSlot;
+
+typedef struct {
+    Py_ssize_t nbytes, itemsize; /* of a section, and of an element */
+    uint64_t mask, limit;        /* as of aiops.kernels.scan: the magnitude, and the first unfit one */
+} Surveyed;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *part[PART_COUNT]; /* None where there is none */
+    PyObject *peer, *one, *number_of[5]; /* integers: see `make` */
+    Py_buffer head, form, varies, answer;
+    Py_ssize_t nbytes, cost, section_count;
+    PushSlot pushed[PUSHED];
+    Py_ssize_t answer_at[ANSWERED], vbars_width;
+    int answer_count, scheduled, has_scalars, has_statistic;
+    long long parameters, answered; /* exchanges that were answered here */
+    Surveyed sections[SECTIONS];
+} Answers;
+
+/* Of `number_of`: bytes of a push beside its payload, of a payload, of an answer beside its payload,
+ * and of all of an answer. */
+enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE };
+
+/* An exchange under way. */
+typedef struct {
+    long long number[PUSHED]; /* id, seq, have, base */
+    long long level, version, staleness;
+    double now;
+} Pushed;
+
+/* aiops.engine.steady: what is changed by an exchange that has passed all conditions. Returns the
+ * fields of the acknowledgement, or NULL with an error set. `steps` and `scalars` are of the update.
+ */
+PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *record,
+                    PyObject *steps, PyObject *scalars);
+
+/* Answer a push if `received` bytes complete it, as `Steady.exchange` does. */
+PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record);
+
+#endif
