@@ -125,6 +125,7 @@ def compiler(environment: Mapping[str, str]) -> list[str]:
     apple = sys.platform == "darwin"
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if apple else ["-shared"]
     own = shlex.split(environment.get("CFLAGS", ""))
+    own += shlex.split(environment.get("ARCHFLAGS", "")) if apple else []
     return [*(given or found[:1]), *own, *shared, *_FLAGS, f"-I{headers}"]
 
 
@@ -180,13 +181,32 @@ def compile_core(
     return library
 
 
+def platform_of(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the platform of a wheel's tag: that which the compiler builds for.
+
+    On macOS a compiler heeds ``MACOSX_DEPLOYMENT_TARGET``, and is given ``ARCHFLAGS``. On Linux
+    auditwheel finds the oldest systems that have what the library needs, and renames the wheel.
+    """
+    from packaging.tags import platform_tags
+
+    own = next(tag for tag in platform_tags() if not tag.startswith(("many", "musl")))
+    apple = re.fullmatch(r"macosx_(\d+)_(\d+)_(\w+)", own)
+    if apple is None:
+        return own
+    target = environment.get("MACOSX_DEPLOYMENT_TARGET") or f"{apple[1]}.{apple[2]}"
+    machines = {*re.findall(r"-arch\s+(\S+)", environment.get("ARCHFLAGS", ""))} or {apple[3]}
+    machine = machines.pop() if len(machines) == 1 else "universal2"
+    major, minor = (*map(int, target.split(".")), 0)[:2]
+    if machine == "arm64":  # of which there is none before
+        major, minor = max((major, minor), (11, 0))
+    return f"macosx_{major}_{minor if major < 11 else 0}_{machine}"
+
+
 class CustomBuildHook(BuildHookInterface[Any]):
     """Adds compiled code to a wheel, or puts it beside its sources, if it can be built."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build it."""
-        from packaging.tags import sys_tags
-
         wanted = os.environ.get("AIOPS_COMPILED", "")
         if wanted == "0":
             return
@@ -204,10 +224,8 @@ class CustomBuildHook(BuildHookInterface[Any]):
             self._made = None if editable else into
         if not editable:
             build_data["force_include"][str(library)] = str(_SOURCES / _LIBRARY)
-        platforms = (tag.platform for tag in sys_tags())
-        platform = next(each for each in platforms if not each.startswith(("many", "musl")))
         build_data["pure_python"] = False
-        build_data["tag"] = f"cp311-abi3-{platform}"
+        build_data["tag"] = f"cp311-abi3-{platform_of()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was built elsewhere."""

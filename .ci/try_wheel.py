@@ -1,6 +1,8 @@
-"""A new user's first hour, from the package alone: ``python .ci/try_wheel.py dist/*.whl``.
+"""A new user's first hour, from the package alone: ``python .ci/try_wheel.py dist/``.
 
-It uses the Python that runs it; another one, named behind the wheel, runs a worker of its server.
+The package is a wheel, or a folder of some, of which pip takes the one that fits best; what else is
+installed comes from the index. It uses the Python that runs it; another one, named behind the
+package, runs a worker of its server.
 In a folder outside the repository it makes an environment, installs the core, and trains over a
 server inside the program; then it installs ``[server]`` and has ``aiops`` serve, train, go on after
 a kill, export and replay. Its exit status is 0 if all is well.
@@ -48,11 +50,21 @@ with aiops.Worker(params=model.init(seed=0)) as worker:
 """
 
 
+FITTING = """
+import sys
+from pip._vendor.packaging.tags import sys_tags
+from pip._vendor.packaging.utils import parse_wheel_filename
+
+fitting = set(sys_tags())
+print(any(parse_wheel_filename(name)[3] & fitting for name in sys.argv[1:]))
+"""
+
+
 class User:
     """A user with a folder and an environment of their own."""
 
-    def __init__(self, folder: Path, wheel: Path, python: str = sys.executable) -> None:
-        self.folder, self.wheel = folder, wheel
+    def __init__(self, folder: Path, package: Path, python: str = sys.executable) -> None:
+        self.folder, self.package = folder, package
         self.programs = folder / "env" / "bin"
         # Nothing of the machine's own settings, nor of the repository.
         self.environment = {
@@ -64,8 +76,20 @@ class User:
         subprocess.run([python, "-m", "venv", folder / "env"], check=True)
 
     def install(self, extras: str) -> None:
-        """Install the wheel with extras."""
-        self.run("python", "-m", "pip", "install", "--quiet", f"{self.wheel}{extras}", seconds=600)
+        """Install the package with extras."""
+        pip = ("python", "-m", "pip", "install", "--quiet")
+        if self.package.is_dir():  # from it alone, whatever the index has
+            own = ("--no-index", "--find-links", str(self.package), "--no-deps", "aiops-ps")
+            self.run(*pip, *own, seconds=600)
+            self.run(*pip, f"aiops-ps{extras}", seconds=600)
+        else:
+            self.run(*pip, f"{self.package}{extras}", seconds=600)
+
+    def compiled(self) -> bool:
+        """Return whether the package has compiled code for this Python and machine."""
+        wheels = self.package.glob("*.whl") if self.package.is_dir() else [self.package]
+        names = [path.name for path in wheels if not path.name.endswith("-none-any.whl")]
+        return self.run("python", "-c", FITTING, *names).strip() == "True"
 
     def run(self, *words: str, status: int = 0, seconds: float = PATIENCE) -> str:
         """Run a command of the environment; return what it printed."""
@@ -114,7 +138,12 @@ def try_core(user: User) -> None:
 def try_server(user: User) -> None:
     """Serve, train, kill the server, go on, export and replay."""
     user.install("[server]")
-    assert "aiops " in user.run("aiops", "--version")
+    version = user.run("aiops", "--version")
+    assert version.startswith("aiops ")
+    said = re.search(r"^compiled exchange: (\w+)", version, re.MULTILINE)
+    assert said is not None, version
+    assert (said[1] == "yes") == user.compiled(), version
+    print(version.strip(), flush=True)
     assert " bench " not in user.run("aiops", "--help")
     user.run("aiops", "policies", "fasgd")
     kept = ("--state", "state", "--keep-journal")
@@ -154,15 +183,15 @@ def values(path: Path) -> bytes:
 
 
 def main() -> None:
-    """Try the wheel that is named on the command line, and another Python, if one is."""
-    wheel, *others = sys.argv[1:]
+    """Try the package that is named on the command line, and another Python, if one is."""
+    package, *others = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        user = User(Path(folder), Path(wheel).resolve())
+        user = User(Path(folder), Path(package).resolve())
         try_core(user)
         try_server(user)
         for number, python in enumerate(others):
             other = Path(folder, f"other-{number}")
-            try_mixed(user, User(other, user.wheel, python))
+            try_mixed(user, User(other, user.package, python))
     print(f"all well, with Python {sys.version.partition(' ')[0]}")
 
 

@@ -138,3 +138,56 @@ class TestBuild:
         monkeypatch.setenv("AIOPS_COMPILED", "1")
         with pytest.raises(hook.CannotCompile):
             made.initialize("standard", data)
+
+    @pytest.mark.parametrize(
+        ("own", "environment", "found"),
+        [
+            (("manylinux_2_40_x86_64", "linux_x86_64"), {}, "linux_x86_64"),
+            (("musllinux_1_2_aarch64", "linux_aarch64"), {}, "linux_aarch64"),
+            (("macosx_15_0_arm64",), {}, "macosx_15_0_arm64"),
+            (("macosx_15_0_arm64",), {"MACOSX_DEPLOYMENT_TARGET": "11.0"}, "macosx_11_0_arm64"),
+            (("macosx_15_0_arm64",), {"MACOSX_DEPLOYMENT_TARGET": "10.9"}, "macosx_11_0_arm64"),
+            (("macosx_15_0_arm64",), {"MACOSX_DEPLOYMENT_TARGET": "14.2"}, "macosx_14_0_arm64"),
+            (("macosx_15_0_x86_64",), {"MACOSX_DEPLOYMENT_TARGET": "10.13"}, "macosx_10_13_x86_64"),
+            (("macosx_15_0_arm64",), {"ARCHFLAGS": "-arch x86_64"}, "macosx_15_0_x86_64"),
+            (
+                ("macosx_15_0_arm64",),
+                {"MACOSX_DEPLOYMENT_TARGET": "12", "ARCHFLAGS": "-arch arm64 -arch x86_64"},
+                "macosx_12_0_universal2",
+            ),
+        ],
+    )
+    def test_the_platform_is_that_which_the_compiler_builds_for(
+        self,
+        hook: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        own: tuple[str, ...],
+        environment: dict[str, str],
+        found: str,
+    ) -> None:
+        monkeypatch.setattr("packaging.tags.platform_tags", lambda: iter(own))
+        assert hook.platform_of(environment) == found
+
+    def test_a_mac_s_compiler_is_told_the_processor(
+        self, hook: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = {"CC": "cc", "ARCHFLAGS": "-arch x86_64"}
+        assert "-arch" not in hook.compiler(given) or sys.platform == "darwin"
+        monkeypatch.setattr(hook.sys, "platform", "darwin")
+        command = hook.compiler(given)
+        assert command[command.index("-arch") + 1] == "x86_64"
+
+
+def test_what_tries_a_wheel_tells_whether_compiled_code_carries_exchanges() -> None:
+    """It is cibuildwheel's test of each wheel."""
+    program = [sys.executable, str(ROOT / ".ci" / "try_compiled.py")]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    settings.pop(compiled.COMPILED, None)
+    without = {**settings, compiled.COMPILED: "0"}
+    done = subprocess.run(program, env=without, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has no compiled code that can be used" in done.stderr
+    if compiled.exchange_type({}) is not None:
+        done = subprocess.run(program, env=settings, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("compiled code carries exchanges: ")

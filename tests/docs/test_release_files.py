@@ -48,6 +48,8 @@ class TestWorkflows:
         for step in steps(workflow):
             if action := step.get("uses"):
                 assert re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", action), action
+                if action.startswith("actions/checkout@"):  # what runs later finds no token
+                    assert step["with"]["persist-credentials"] is False
 
     @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
     def test_what_they_run_is_there(self, path: Path) -> None:
@@ -59,6 +61,33 @@ class TestWorkflows:
         named = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: 3." in text]
         assert matrix["matrix"]["python"] == named
         assert {name.partition("-")[0] for name in matrix["matrix"]["os"]} == {"ubuntu", "macos"}
+
+    def test_wheels_with_compiled_code_are_for_the_machines_that_it_is_tried_on(self) -> None:
+        jobs = read(ROOT / ".github" / "workflows" / "wheel.yml")["jobs"]
+        built = set(jobs["compiled"]["strategy"]["matrix"]["os"])
+        assert built == {"ubuntu-24.04", "ubuntu-24.04-arm", "macos-15", "macos-15-intel"}
+        # Of Numba there are no wheels for new Pythons on Macs of Intel: no server is tried there.
+        assert set(jobs["try"]["strategy"]["matrix"]["os"]) == built - {"macos-15-intel"}
+        chosen = SETTINGS["tool"]["cibuildwheel"]
+        assert (chosen["build"], chosen["environment"]) == ("cp311-*", {"AIOPS_COMPILED": "1"})
+        [program] = re.findall(r"\{project\}/(\S+)", chosen["test-command"])
+        assert (ROOT / program).is_file()
+
+    def test_all_that_is_built_is_tried_and_published(self) -> None:
+        folder = ROOT / ".github" / "workflows"
+        wheel, release = read(folder / "wheel.yml"), read(folder / "release.yml")
+
+        def artifacts(job: dict[str, Any], action: str) -> list[dict[str, Any]]:
+            return [s["with"] for s in job["steps"] if s.get("uses", "").startswith(action)]
+
+        for name in ("build", "compiled"):
+            [kept] = artifacts(wheel["jobs"][name], "actions/upload-artifact@")
+            assert kept["name"].startswith("dist-")
+        whole = {"pattern": "dist-*", "merge-multiple": True, "path": "dist/"}
+        taking = [wheel["jobs"]["try"], wheel["jobs"]["mixed"]]
+        for job in (*taking, release["jobs"]["publish"], release["jobs"]["page"]):
+            assert artifacts(job, "actions/download-artifact@") == [whole]
+        assert [job["needs"] for job in taking] == [["build", "compiled"]] * 2
 
     def test_what_may_write_runs_last_and_does_one_thing(self) -> None:
         jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
