@@ -1,13 +1,15 @@
 """The dashboard benchmark: the live page of a server with many workers, and exchanges beside it.
 
-    python -m benchmarks.dashboard [--workers 1000] [--tensors 100] [--rounds 9] [--seconds 4]
+    python -m benchmarks.dashboard [--workers 1000] [--tensors 100] [--rounds 15] [--seconds 4]
                                    [--watch 10] [--json out.json] [--plot out.png]
 
-Two servers, one with ``--dashboard``, have that many connected workers each. By turns one worker of
-each exchanges without a pause: at the server without the page, at the other while no viewer is
-there, and at the other beside a viewer that reads all events. Compared are the exchanges of a round
-with those of the same round without the page. Beside that, without any exchange, the processor time
-of the server is taken with a viewer and without.
+Three servers, one with ``--dashboard``, have that many connected workers each. By turns, in an
+order that rotates, one worker of each exchanges without a pause: at a server without the page, at
+another one without it, and at the one with it, first while no viewer is there and then beside a
+viewer that reads all events. Compared is the server's processor time for an exchange with that of
+the same round without the page: other work of the machine has part in exchanges a second, and much
+less in that. By what two servers without the page differ, nothing can be told. Beside that, without
+any exchange, the processor time of the servers is taken with a viewer and without.
 
 Where Playwright and Chromium are installed the page is then opened in a browser, while all workers
 step by turns, so that each row changes. Taken down are the time of its first paint, and the time of
@@ -18,16 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import shutil
 import socket
 import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -42,8 +43,9 @@ from benchmarks.serving import crowd, free_port, serving
 _ELEMENTS = 64  # of a tensor
 _SETTLE = 1.0  # seconds from a viewer's first event on before exchanges are counted
 _GLANCE = 0.05  # seconds between a viewer's looks at whether it is to end
-_TICK = os.sysconf("SC_CLK_TCK")
-_WAYS = ("without", "unseen", "seen")
+_WAYS = ("without", "again", "unseen", "seen")
+_SERVER = {"without": 0, "again": 1, "unseen": 2, "seen": 2}
+_CPUCLOCK_SCHED = 2  # of Linux, whose processor clocks of processes have ids of this kind
 _FRAME = 1000 / 60  # milliseconds
 
 
@@ -53,7 +55,7 @@ class Options:
 
     workers: Annotated[int, "connected to each server"] = 1000
     tensors: Annotated[int, "of the model"] = 100
-    rounds: int = 9
+    rounds: int = 15
     seconds: Annotated[float, "of exchanges each way, per round"] = 4.0
     watch: Annotated[float, "seconds that a browser watches; 0: none does"] = 10.0
 
@@ -74,57 +76,54 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     options.check()
     about, port = machine(), free_port()
     page = ("--dashboard", f"--metrics-port={port}", "--no-shm")
-    with serving("fasgd", "--no-shm") as plain, serving("fasgd", *page) as shown:
-        values = asyncio.run(_measured(options, plain, shown, port, log))
+    with (
+        serving("fasgd", "--no-shm") as plain,
+        serving("fasgd", "--no-shm") as again,
+        serving("fasgd", *page) as shown,
+    ):
+        values = asyncio.run(_measured(options, (plain, again, shown), port, log))
     cell = {"cell": f"{options.workers:,} workers", "workers": options.workers, **values}
     return record("benchmark", "dashboard", options, {"cells": [cell]}, about)
 
 
 async def _measured(
     options: Options,
-    plain: tuple[str, int],
-    shown: tuple[str, int],
+    servers: Sequence[tuple[str, int]],
     port: int,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
     model = {f"w{k}": np.zeros(_ELEMENTS, np.float32) for k in range(options.tensors)}
     draw = np.random.default_rng(1)
     gradients = {name: draw.standard_normal(_ELEMENTS, np.float32) for name in model}
-    rates: dict[str, list[float]] = {name: [] for name in _WAYS}
+    laps: dict[str, list[_Lap]] = {name: [] for name in _WAYS}
     async with AsyncExitStack() as stack:
-        log(f"{options.workers:,} workers connect to each of two servers")
-        others = await crowd(stack, plain[0], model, gradients, options.workers)
-        workers = await crowd(stack, shown[0], model, gradients, options.workers)
+        log(f"{options.workers:,} workers connect to each of three servers")
+        crowds = [
+            await crowd(stack, url, model, gradients, options.workers) for url, _pid in servers
+        ]
         viewer = _Viewer(port)
-        for _ in range(options.rounds):
-            rates["without"].append(await _exchanges(options, others[0], gradients))
-            rates["unseen"].append(await _exchanges(options, workers[0], gradients))
-            async with viewer:
-                rates["seen"].append(await _exchanges(options, workers[0], gradients))
+        for number in range(options.rounds):
+            for place in range(len(_WAYS)):
+                way = _WAYS[(number + place) % len(_WAYS)]
+                worker, pid = crowds[_SERVER[way]][0], servers[_SERVER[way]][1]
+                async with viewer if way == "seen" else nullcontext():
+                    laps[way].append(await _exchanges(options, worker, gradients, pid))
         log("the server's processor time, without exchanges")
-        used = {"without": await _processor(plain[1], options.seconds)}
-        used["unseen"] = await _processor(shown[1], options.seconds)
-        async with viewer:
-            used["seen"] = await _processor(shown[1], options.seconds)
+        used = {}
+        for way in _WAYS:
+            async with viewer if way == "seen" else nullcontext():
+                used[way] = await _processor(servers[_SERVER[way]][1], options.seconds)
         browser = None
         if options.watch and (chromium := _browser()) is not None:
             log("a browser watches while all workers step")
-            stepping = asyncio.ensure_future(_step_all(workers, gradients))
+            stepping = asyncio.ensure_future(_step_all(crowds[-1], gradients))
             try:
                 browser = await asyncio.to_thread(_watched, chromium, port, options)
             finally:
                 stepping.cancel()
                 await asyncio.wait([stepping])
-    shares = {
-        name: [
-            100 * (each / base - 1)
-            for each, base in zip(rates[name], rates["without"], strict=True)
-        ]
-        for name in ("unseen", "seen")
-    }
     return {
-        "exchanges_per_second": {name: _spread(values) for name, values in rates.items()},
-        "difference_percent": {name: _spread(values) for name, values in shares.items()},
+        **_compared(laps),
         "processor_percent": {name: 100 * share for name, share in used.items()},
         "bytes_per_second": viewer.nbytes / max(viewer.seconds, 1e-9),
         "whole_bytes": viewer.whole,
@@ -132,16 +131,42 @@ async def _measured(
     }
 
 
+class _Lap(NamedTuple):
+    """One worker's exchanges for a while."""
+
+    rate: float  # a second
+    processor: float  # seconds of the server's, for an exchange
+
+
+def _compared(laps: Mapping[str, Sequence[_Lap]]) -> dict[str, Any]:
+    """Return each way's figures, and their ratios to those of the same round without a page."""
+
+    def more(way: str, base: str) -> dict[str, float]:
+        pairs = zip(laps[way], laps[base], strict=True)
+        return _spread([100 * (one.processor / other.processor - 1) for one, other in pairs])
+
+    return {
+        "exchanges_per_second": {
+            way: _spread([lap.rate for lap in found]) for way, found in laps.items()
+        },
+        "processor_us": {
+            way: _spread([1e6 * lap.processor for lap in found]) for way, found in laps.items()
+        },
+        "more_percent": {way: more(way, "without") for way in _WAYS[1:]},
+        "viewer_percent": more("seen", "unseen"),
+    }
+
+
 async def _exchanges(
-    options: Options, worker: aiops.AsyncWorker, gradients: Mapping[str, Any]
-) -> float:
-    """Return how many exchanges a second a worker has made, one after the other."""
-    count, begin = 0, time.perf_counter()
+    options: Options, worker: aiops.AsyncWorker, gradients: Mapping[str, Any], pid: int
+) -> _Lap:
+    """Have a worker exchange, one after the other, at the server that is a process."""
+    count, used, begin = 0, _used(pid), time.perf_counter()
     until = begin + options.seconds
     while time.perf_counter() < until:
         await worker.step(gradients)
         count += 1
-    return count / (time.perf_counter() - begin)
+    return _Lap(count / (time.perf_counter() - begin), (_used(pid) - used) / count)
 
 
 async def _step_all(workers: Sequence[aiops.AsyncWorker], gradients: Mapping[str, Any]) -> None:
@@ -159,9 +184,11 @@ async def _processor(pid: int, seconds: float) -> float:
 
 
 def _used(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
+    """Return the seconds that all threads of a process have run, to the nanosecond.
+
+    The id of its clock is clock_getcpuclockid(3)'s.
+    """
+    return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
 class _Viewer:
@@ -252,52 +279,62 @@ def _watched(chromium: str, port: int, options: Options) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    """Return the spread of some figures, and between what half of them lie."""
+    quarters = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    )
+    return {**report.spread(values), "low": quarters[0], "high": quarters[-1]}
 
 
 def table(result: Mapping[str, Any]) -> Table:
     """Return the report as a table."""
+
+    def more(found: Mapping[str, float]) -> list[str]:
+        return [f"{found['median']:+.1f} %", f"{found['low']:+.1f} to {found['high']:+.1f}"]
+
     rows = []
     for cell in result["cells"]:
-        rates, more = cell["exchanges_per_second"], cell["difference_percent"]
-        for name in _WAYS:
-            difference = "" if name == "without" else f"{more[name]['median']:+.1f} %"
-            spread = (
-                "" if name == "without" else f"{more[name]['min']:+.1f} to {more[name]['max']:+.1f}"
-            )
-            used = f"{cell['processor_percent'][name]:.2f} %"
-            rows.append([_NAMES[name], f"{rates[name]['median']:,.0f}", difference, spread, used])
-        rows.append(["a viewer reads", f"{cell['bytes_per_second'] / 1e3:,.1f} kB/s", "", "", ""])
+        for way in _WAYS:
+            beside = ["", ""] if way == "without" else more(cell["more_percent"][way])
+            rate, each = (cell[key][way] for key in ("exchanges_per_second", "processor_us"))
+            used = f"{cell['processor_percent'][way]:.2f} %"
+            figures = [f"{rate['median']:,.0f}", f"{each['median']:.1f} us"]
+            rows.append([_NAMES[way], *figures, *beside, used])
+        rows.append(["a viewer beside none", "", "", *more(cell["viewer_percent"]), ""])
+        lines = [("a viewer reads", f"{cell['bytes_per_second'] / 1e3:,.1f} kB/s")]
         browser = cell["browser"]
         if browser is not None:
             script = browser["script_ms"]
             took = f"{script['median']:.1f} ms, p99 {script['p99']:.1f}, most {script['most']:.1f}"
-            rows += [
-                ["first paint", f"{browser['first_paint_ms']:,.0f} ms", "", "", ""],
-                ["script of an event or frame", took, "", "", ""],
-                ["most while it loads", f"{browser['load_most_ms']:.1f} ms", "", "", ""],
+            lines += [
+                ("first paint", f"{browser['first_paint_ms']:,.0f} ms"),
+                ("script of an event or frame", took),
+                ("most while it loads", f"{browser['load_most_ms']:.1f} ms"),
             ]
+        rows += [[*line, "", "", "", ""] for line in lines]
     workers = result["cells"][0]["workers"]
-    columns = ("", "exchanges/s", "beside no page", "spread", "processor, idle")
+    columns = ("", "exchanges/s", "processor", "beside no page", "half of all", "processor, idle")
     return report.table(f"The live page of a server with {workers:,} workers", columns, rows)
 
 
 _NAMES = {
     "without": "a server without the page",
+    "again": "another one without it",
     "unseen": "with it, no viewer",
     "seen": "with it and a viewer",
 }
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
-    """Draw the exchanges a second."""
+    """Draw the server's processor time for an exchange."""
     cells = result["cells"]
     lines = [
-        plots.rows(_NAMES[way], {n: c["exchanges_per_second"][way] for n, c in enumerate(cells)})
+        plots.rows(_NAMES[way], {n: c["processor_us"][way] for n, c in enumerate(cells)})
         for way in _WAYS
     ]
     ticks = [cell["cell"] for cell in cells]
-    panel = Panel("exchanges beside the live page", "per second", "", lines, bottom=0, ticks=ticks)
+    title = "the server's processor time for an exchange"
+    panel = Panel(title, "microseconds", "", lines, bottom=0, ticks=ticks)
     return Figure("The live page", [panel], 1)
 
 
