@@ -10,7 +10,12 @@ from aiops.errors import UsageError
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale
 from aiops.lab.experiments.papers import one_rule_findings
 from aiops.lab.experiments.papers.one_rule_findings import Ends, Ran
-from aiops.lab.experiments.papers.one_rule_rivals import RULES, TRIAL_SEED, Contender, simulation
+from aiops.lab.experiments.papers.one_rule_rivals import (
+    TRIAL_SEED,
+    Contender,
+    rules_of,
+    simulation,
+)
 from aiops.lab.experiments.papers.one_rule_tasks import DEFAULT, OF_FULL, TASKS, LearnedTask
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import RunGroups, Runs
@@ -53,6 +58,11 @@ class OneRuleScale(Scale):
     def task(self) -> LearnedTask:
         """The task, trained as long as is asked for."""
         return replace(TASKS[self.task_name], base=self.base)
+
+    @property
+    def rules(self) -> tuple[Contender, ...]:
+        """The rules that are compared on it."""
+        return rules_of(self.task_name)
 
     @property
     def unequal(self) -> bool:
@@ -103,7 +113,7 @@ def chosen_rate(scale: OneRuleScale, runs: Runs, rule: Contender, workers: int) 
 
 def cases(scale: OneRuleScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield the trials, and of the rates that they choose the runs that are reported."""
-    running = [(rule, n) for n in scale.workers for rule in RULES if rule.runs_with(n)]
+    running = [(rule, n) for n in scale.workers for rule in scale.rules if rule.runs_with(n)]
     for rule, workers in running:
         yield from scale.trials(rule, workers).values()
     for seed in range(scale.seeds):
@@ -116,14 +126,14 @@ def cases(scale: OneRuleScale, runs: Runs) -> Iterator[PlannedRun]:
 def _ends(scale: OneRuleScale, groups: RunGroups) -> Ends:
     ran = {}
     for workers in scale.workers:
-        for rule in RULES:
+        for rule in scale.rules:
             rate = chosen_rate(scale, groups.runs, rule, workers)
             if rate is None:
                 continue
             group = groups[_panel(scale.task, workers), f"{rule.name} at {rate:g}"]
             if group:
                 ran[workers, rule.name] = Ran(rate, rule.rates(scale.task, workers), group)
-    return Ends(scale.task, scale.workers, ran)
+    return Ends(scale.task, scale.rules, scale.workers, ran)
 
 
 def findings(scale: OneRuleScale, groups: RunGroups) -> Findings:

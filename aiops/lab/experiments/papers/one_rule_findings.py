@@ -14,7 +14,6 @@ from aiops.lab.experiments.papers.one_rule_rivals import (
     OURS,
     PARTS,
     RIVALS,
-    RULES,
     TUNED,
     Contender,
 )
@@ -64,6 +63,8 @@ class Ends:
     ----------
     task
         What was learnt.
+    rules
+        By which.
     workers
         The numbers of workers.
     ran
@@ -71,6 +72,7 @@ class Ends:
     """
 
     task: LearnedTask
+    rules: Sequence[Contender]
     workers: Sequence[int]
     ran: Mapping[tuple[int, str], Ran]
 
@@ -94,7 +96,7 @@ class Ends:
 
     def complete(self) -> bool:
         """Return whether all rules have run with all numbers of workers."""
-        wanted = {(n, rule.name) for n in self.workers for rule in RULES if rule.runs_with(n)}
+        wanted = {(n, rule.name) for n in self.workers for rule in self.rules if rule.runs_with(n)}
         return wanted <= self.ran.keys()
 
     def text(self, value: float) -> str:
@@ -106,7 +108,7 @@ def table(ends: Ends) -> list[dict[str, str]]:
     """Return a row for each number of workers and rule."""
     rows = []
     for workers in ends.workers:
-        for rule in RULES:
+        for rule in ends.rules:
             found = ends.ran.get((workers, rule.name))
             if found is not None:
                 rows.append(_row(ends, workers, rule, found))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.experiments import run_planning
+from aiops.lab.experiments import click_tables, run_planning
 from aiops.lab.experiments.catalog import EXPERIMENTS
 from aiops.lab.experiments.execution import LSTMSimulation, TaskSimulation
 from aiops.lab.experiments.experiment import Findings
@@ -129,6 +129,18 @@ class TestProtocol:
         for rule in RULES:
             for unequal in (False, True):
                 simulation(task, rule, 4, 0.01, 0, unequal=unequal).engine()
+
+    def test_a_tasks_own_row_is_no_rival_and_changes_the_rate_of_its_tables_alone(self) -> None:
+        scale = scale_of("task=tables")
+        (own,) = set(scale.rules) - set(RULES)
+        assert own.name not in {rule.name for rule in RIVALS}
+        assert scale_of("task=lstm").rules == RULES
+        algorithm = simulation(scale.task, own, 4, 0.008, 0, unequal=False).engine().algorithm
+        usual = simulation(scale.task, OURS, 4, 0.008, 0, unequal=False).engine().algorithm
+        for name, shape in click_tables._shapes().items():
+            times = 2 if name.startswith("table") else 1
+            rate = algorithm.lr * algorithm.rate_factor(name, shape)
+            assert rate == pytest.approx(times * usual.lr * usual.rate_factor(name, shape))
 
 
 class TestTime:
