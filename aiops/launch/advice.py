@@ -23,6 +23,9 @@ _WORTH = {"transformer": 4.0}  # the same, before local steps learn more; of oth
 _LOCAL_STEPS = 20  # of diloco's workers, by default
 _MOST_LOCAL_STEPS = 10_000_000
 _DIRECTION = 1.5e-8  # seconds that one thread takes for a parameter's share of its direction
+_OF_SERVER = 2.1e-8  # the same of the server's, whose bits are the same on every machine
+_COLLECTED, _EACH = 32, 16  # workers from which on the server makes them, and for each gradient
+_BUSY = 0.5  # of the time between two updates that they may take it
 _LARGEST, _MOST, _SLOWEST = 3_360_000, 16, 3.0  # bytes, workers and times that were measured
 
 
@@ -83,6 +86,16 @@ class TrainingJob:
     def directions(self) -> float:
         """Seconds that directions of matrices take a worker's thread, if all are matrices."""
         return self.nbytes / 4 * _DIRECTION
+
+    @property
+    def apart(self) -> float:
+        """Seconds between two updates, if the server collects gradients and links take none."""
+        return self.step * max(1, self.workers // _EACH) / self.workers
+
+    @property
+    def of_server(self) -> float:
+        """Seconds that the directions of an update take the server's thread."""
+        return self.nbytes / 4 * _OF_SERVER
 
     @property
     def small_steps(self) -> bool:
@@ -212,7 +225,7 @@ class Advice:
         return [shlex.join(server), f"{ahead}AIOPS_URL=aiops://SERVER:7171 python train.py"]
 
 
-COUNTED = {"diloco": 1, "schedule-free": 32}
+COUNTED = {"diloco": 1, "schedule-free": _COLLECTED}
 """Of those advised, which go by the number of workers, and from how many workers on."""
 
 
@@ -313,23 +326,43 @@ def advise(job: TrainingJob) -> Advice:
     bound = EXCHANGES[-1].seconds(job) > _WORTH.get(job.kind, _BOUND) * job.step
     rule = next(each for each in RULES if each.applies(job, bound))
     local = () if rule.exchanged else _local_steps(job)
-    if rule.directed:
+    makers = _makers(job) if rule.directed else None
+    if rule.directed and makers is not _SERVER:
         job = replace(job, step=job.step + job.directions)
     ways = [each for each in EXCHANGES if rule.coded or not each.codec]
     way = next((each for each in ways if each.seconds(job) <= _BOUND * job.step), ways[-1])
     if not rule.exchanged:
         way = Exchange(EXCHANGES[0].name, codec="int8")
     warm = _LONG_WARM_UP if rule.directed and way.overlap and job.kind == "transformer" else ()
+    alone = ("collect=1",) if makers is _WORKERS else ()
     return Advice(
         policy=rule.policy,
-        settings=(*rule.settings, *local, *warm),
+        settings=(*rule.settings, *local, *alone, *warm),
         codec=way.codec,
         overlap=way.overlap,
         state=job.may_vanish,
-        reasons=tuple(_reasons(job, rule, way)),
-        unmeasured=tuple(_unmeasured(job, rule, bool(local))),
+        reasons=tuple(_reasons(job, rule, way, makers)),
+        unmeasured=tuple(_unmeasured(job, rule, makers, bool(local))),
         steps=tuple((each.name, each.seconds(job)) for each in EXCHANGES),
     )
+
+
+_SERVER = (
+    "The server makes directions of the mean of {gathered} gradients, which trains better than"
+    " those of single ones: an update takes a thread of it {took}, and updates are {apart} apart."
+)
+_WORKERS = (
+    "Each worker makes the directions of its own gradients (collect=1): those of the mean of"
+    " {gathered}, which train better, would take a thread of the server {took}, and updates are"
+    " {apart} apart. Several servers (--shards) share them; then leave collect out."
+)
+
+
+def _makers(job: TrainingJob) -> str | None:
+    """Return the reason for which the server makes directions, or workers; None: they do anyway."""
+    if job.workers < _COLLECTED:
+        return None
+    return _SERVER if job.of_server <= _BUSY * job.apart else _WORKERS
 
 
 def _local_steps(job: TrainingJob) -> tuple[str, ...]:
@@ -345,8 +378,18 @@ def _local_steps(job: TrainingJob) -> tuple[str, ...]:
     return (f"local_steps={needed}",) if needed > _LOCAL_STEPS else ()
 
 
-def _reasons(job: TrainingJob, rule: AdviceRule, way: Exchange) -> Iterator[Reason]:
+def _reasons(
+    job: TrainingJob, rule: AdviceRule, way: Exchange, makers: str | None
+) -> Iterator[Reason]:
     yield Reason(rule.why, rule.section)
+    if makers is not None:
+        own = job.directions if makers is _WORKERS else 0.0  # they are in a worker's step
+        text = makers.format(
+            gathered=job.workers // _EACH,
+            took=formatting.seconds(job.of_server),
+            apart=formatting.seconds(replace(job, step=job.step - own).apart),
+        )
+        yield Reason(text, "many-workers")
     computed = formatting.seconds(job.step)
     if not rule.exchanged:
         last = EXCHANGES[-1]
@@ -368,8 +411,11 @@ def _reasons(job: TrainingJob, rule: AdviceRule, way: Exchange) -> Iterator[Reas
         yield Reason(text, "machines-that-may-vanish")
 
 
-def _unmeasured(job: TrainingJob, rule: AdviceRule, local: bool) -> Iterator[str]:
-    if rule.directed and job.directions > job.step / 2:  # which they are a part of
+def _unmeasured(
+    job: TrainingJob, rule: AdviceRule, makers: str | None, local: bool
+) -> Iterator[str]:
+    own = rule.directed and makers is not _SERVER
+    if own and job.directions > job.step / 2:  # which they are a part of
         took = formatting.seconds(job.directions)
         yield (
             f"Directions of matrices beside so short a mini-batch: {took} of a thread, computed."

@@ -154,6 +154,33 @@ class TestLinks:
         assert (steps - 1) * job.step < coded <= steps * job.step
 
 
+class TestManyWorkers:
+    def test_the_server_makes_directions_of_what_it_collects(self) -> None:
+        few, many = (advise(TrainingJob("transformer", 672_000, n, step=0.5)) for n in (31, 32))
+        assert few.settings == many.settings == ()
+        assert "The server makes directions of the mean of 2 gradients" in many.reasons[1].text
+        assert "31 ms apart" in many.reasons[1].text
+        assert not any("directions" in each.text for each in few.reasons)
+        raw = dict(many.steps)["raw"]
+        assert raw == 0.5, "workers make none"
+        assert dict(few.steps)["raw"] > raw
+
+    def test_each_worker_makes_its_own_where_a_thread_of_the_server_cannot(self) -> None:
+        """An update of 64 workers has 4 gradients, and comes every 62 ms."""
+        fits, not_so = 0.031, 0.032  # seconds of directions: half of that, and more
+        of = [int(4 * seconds / advice._OF_SERVER) for seconds in (fits, not_so)]
+        jobs = [TrainingJob("transformer", nbytes, 64, step=1.0) for nbytes in of]
+        assert [advise(job).settings for job in jobs] == [(), ("collect=1",)]
+        found = advise(jobs[1])
+        assert "a thread of the server 32 ms, and updates are 62 ms apart" in found.reasons[1].text
+        assert dict(found.steps)["raw"] == pytest.approx(1.0 + jobs[1].directions)
+
+    def test_what_has_no_directions_needs_no_maker(self) -> None:
+        found = advise(TrainingJob("mlp", 636_000, 64, step=0.001))
+        assert found.settings == ("orthogonal=false", "lr=0.003")
+        assert len(found.reasons) == 1
+
+
 def test_rows_of_tables_cross_raw() -> None:
     found = advise(TrainingJob("tables", 4_000_000, 4, 2.5e6, step=0.01))
     assert (found.codec, found.overlap) == ("", True)
