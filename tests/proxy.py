@@ -27,7 +27,7 @@ class Fault:
     happened: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
 
-    def wait(self, timeout: float = 20.0) -> None:
+    def wait(self, timeout: float = 60.0) -> None:
         """Wait until it has happened."""
         assert self.happened.wait(timeout), f"no {self.kind}: {self.after} bytes have not passed"
 

@@ -1,8 +1,8 @@
 """Typical mistakes: what is printed, and the exit status.
 
-Each is answered within `PATIENCE` by one line that names what is wrong, and what to do where that
-can be known; never by a traceback. docs/guide-running.md has the statuses. Mistakes of a command
-are rows of `COMMANDS`, those of a program with a worker rows of `PROGRAMS`.
+Each is answered, before a time-out of its own is over, by one line that names what is wrong, and
+what to do where that can be known; never by a traceback. docs/guide-running.md has the statuses.
+Mistakes of a command are rows of `COMMANDS`, those of a program with a worker rows of `PROGRAMS`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ import pytest
 import aiops
 from aiops import errors
 from aiops.cli import main
-from tests.support import ServerThread
+from tests.support import PATIENCE, ServerThread
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 3.0
-"""Seconds without a word after which a user believes that nothing happens."""
 
 COMMANDS = [
     # command line                                  status  printed
@@ -188,7 +186,7 @@ def test_of_a_command(
         arguments += ["--port", "0"]
     begun = time.monotonic()
     assert told(monkeypatch, arguments) == status
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - begun < PATIENCE / 2  # that of a client is 60 s
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1), err
     assert err.startswith("aiops: ")
@@ -402,6 +400,6 @@ def test_of_a_program(
     begun = time.monotonic()
     with pytest.raises(error) as caught:
         run(training.url)
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - begun < PATIENCE / 2  # that of a client is 60 s
     assert said in str(caught.value), mistake
     assert "\n" not in str(caught.value)

@@ -30,7 +30,7 @@ from aiops.serving.in_turns import in_turns
 from aiops.serving.monitoring import Monitoring
 from tests.metrics.lint import families
 from tests.peers import eventually
-from tests.support import PATIENCE, ServerThread, server_process
+from tests.support import PATIENCE, Process, ServerThread, server_process
 
 pytest.importorskip("prometheus_client")
 
@@ -457,7 +457,16 @@ async def test_beyond_loopback_it_says_who_can_read(caplog: pytest.LogCaptureFix
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_stalled_scraper_does_not_delay_the_end(number: signal.Signals) -> None:
-    with server_process("--metrics-port", "0", "--kernels", "numpy") as server:
+    """Its deadline, of 5 s, is an hour here, which nothing waits for."""
+    program = (
+        "import runpy; from aiops.net.http_listener import HttpListener\n"
+        "HttpListener.__init__.__kwdefaults__['patience'] = 3600.0\n"
+        "runpy.run_module('aiops.server', run_name='__main__')"
+    )
+    flags = ("--port", "0", "--metrics-port", "0", "--kernels", "numpy")
+    with contextlib.ExitStack() as stack:
+        server = Process("-c", program, *flags)
+        stack.callback(server.kill)
         assert server.popen.stderr is not None
         lines = iter(server.popen.stderr.readline, "")
         [port] = next(
@@ -466,11 +475,9 @@ def test_a_stalled_scraper_does_not_delay_the_end(number: signal.Signals) -> Non
         with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as stalled:
             stalled.sendall(b"GET /metrics HT")
             assert get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
-            begun = time.monotonic()
             server.signal(number)
             status, _out, _err = server.end()
             assert status == 0
-            assert time.monotonic() - begun < 4, "its deadline alone is 5 s"
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from aiops.wire import checked_connection
 from aiops.wire.checked_connection import PREAMBLE, CheckedConnection, checked_instead
 from aiops.wire.connection import Connection, Messages, with_sinks
 from aiops.wire.messages import Ack, Fetch, Hello, Message, Ping, Push, Welcome
-from tests.rows import each_row
 from tests.wire.test_connection import Landing
 
 HELLO = Hello(0, 1, "c", 1, "w", "worker", False, b"n" * 16, "test")
@@ -83,7 +82,7 @@ def opened() -> tuple[CheckedConnection, CheckedConnection, bytes]:
     return client, server, hello
 
 
-@each_row("piece", [1, 7, 100, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 7, 100, 1 << 20])
 def test_the_same_messages_in_any_pieces(piece: int) -> None:
     client, server, _hello = opened()
     told = conversation(1000 if piece < 100 else LARGE)
@@ -120,7 +119,7 @@ def test_no_flipped_bit_is_accepted() -> None:
         data[bit // 8] ^= 1 << bit % 8
 
 
-@each_row("how", ["repeated", "left out", "in another order"])
+@pytest.mark.parametrize("how", ["repeated", "left out", "in another order"])
 def test_messages_that_were_moved_are_noticed(how: str) -> None:
     client, server, _hello = opened()
     one, two = joined(client.send(Ping(1))), joined(client.send(Fetch(2, -1)))
@@ -151,7 +150,7 @@ def test_a_server_turns_to_checks_when_the_first_byte_asks_for_them() -> None:
     assert checked_instead(checked) is None
 
 
-@each_row("first", [b"\xce", b"\x00", PREAMBLE[:1]])
+@pytest.mark.parametrize("first", [b"\xce", b"\x00", PREAMBLE[:1]])
 def test_no_other_first_byte_does(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     if first == PREAMBLE[:1]:  # then it is the package that is missing
         without_xxhash(monkeypatch)

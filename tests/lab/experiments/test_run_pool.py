@@ -15,6 +15,7 @@ from aiops.lab.experiments.run_pool import RunPool
 from aiops.lab.processes import ONE_THREAD
 from aiops.sim.turns.simulation import Simulation
 from tests.lab.experiments.small_experiment import TINY
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def obey(work: RunWork, on_progress: OnProgress) -> Result:
     if work.what == "die":
         os._exit(9)
     while work.what == "hang":
-        time.sleep(60)  # until it is ended from outside
+        time.sleep(600)  # until it is ended from outside
     return {"process": os.getpid(), "threads": [os.environ.get(name) for name in ONE_THREAD]}
 
 
@@ -97,7 +98,7 @@ def test_interrupted_it_ends_at_once_and_leaves_nobody_behind(pool: RunPool) -> 
     members = [member.process.popen for member in pool._members]
     began = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 30, "the case takes a minute"
+    assert time.monotonic() - began < PATIENCE, "the case takes ten minutes"
     assert members
     assert all(process.returncode is not None for process in members)
 
