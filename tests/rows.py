@@ -27,7 +27,7 @@ _TIMEOUT = "Timeout ("
 _OUTPUT = {"capfd", "capsys"}
 
 Test = Callable[..., Any]
-Named = str | Callable[[Any], Any] | Sequence[Any] | None
+Named = str | Callable[[Any], Any] | Iterable[Any] | None
 
 
 class _Row(NamedTuple):
@@ -58,7 +58,10 @@ def each_row(names: str | Sequence[str], values: Iterable[Any], ids: Named = Non
     ids
         Their names, or what makes a name of a value.
     """
-    wanted = [*filter(None, map(str.strip, names.split(",")))] if type(names) is str else [*names]
+    wanted = (
+        [*filter(None, map(str.strip, names.split(",")))] if isinstance(names, str) else [*names]
+    )
+    ids = ids if ids is None or callable(ids) else list(ids)
     table = list(_table(wanted, isinstance(names, str) and len(wanted) == 1, list(values), ids))
     assert table, "a test without rows tests nothing"
     assert len({row.name for row in table}) == len(table), "two rows have one name"

@@ -19,8 +19,8 @@ from aiops.serving.server import Server
 from aiops.testing import ServerMachine
 from tests import transports
 from tests.certificates import ours
-from tests.seeds import seeds
 from tests.proxy import Proxy
+from tests.seeds import seeds
 from tests.support import PATIENCE, ServerThread
 
 START: dict[str, Array] = {"w": np.zeros(8, np.float32), "b": np.zeros(3, np.float64)}

@@ -30,6 +30,7 @@ from tests.engine.seeded_run import Case, Driver, Script
 from tests.hands import Gradient, Hand, crew_of, train
 from tests.inline import Inline
 from tests.recording import Recording
+from tests.rows import each_row
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -285,7 +286,7 @@ def test_settings_survive_the_wire(case: tuple[str, dict[str, Any]]) -> None:
     assert find(name).make(as_text) == algorithm
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@each_row("name", sorted(BUILT_IN))
 def test_bad_settings_are_refused(name: str) -> None:
     algorithm = find(name)
     for settings, words in (
@@ -298,7 +299,7 @@ def test_bad_settings_are_refused(name: str) -> None:
             algorithm.make(settings)
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@each_row("name", sorted(BUILT_IN))
 def test_its_page(name: str) -> None:
     """Equations, settings, source and an example that runs."""
     algorithm = find(name)
@@ -540,7 +541,7 @@ class TestBounds:
         assert set(report["staleness"]) == {"0"}
         assert report["gradients"] // 3 == inline.version
 
-    @pytest.mark.parametrize(("variant", "tau_max"), [(1, 1), (1, 4), (2, 4)])
+    @each_row(("variant", "tau_max"), [(1, 1), (1, 4), (2, 4)])
     def test_no_delay_bounds_the_lead(self, variant: int, tau_max: int) -> None:
         """With the slowest at rest, everybody else stops after τ_max steps."""
         settings = {"variant": variant, "tau_max": tau_max}
@@ -653,7 +654,7 @@ class TestEnds:
 class TestSteps:
     """The numbers that the pages state under Steps."""
 
-    @pytest.mark.parametrize("name", BUILT_IN)
+    @each_row("name", BUILT_IN)
     def test_the_page_says_what_a_step_is(self, name: str) -> None:
         [paragraph] = read(find(name).__doc__).sections["Steps"]
         for word in ("tep of a worker is ", "schedule``", "version", "mini-batch of µ examples"):
@@ -661,7 +662,7 @@ class TestSteps:
         local = issubclass(find(name), LocalTraining)
         assert ("inner_lr" in paragraph.text) is local
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("name", "settings", "versions"),
         [
             *((name, {}, 4 * 24) for name in ("asgd", "sasgd", "exponential", "fasgd", "ssp")),
@@ -698,7 +699,7 @@ class TestSteps:
             inline.push(count % 4 + 1, {"w": np.ones(4)}, 0)
         assert inline.version == 1
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("name", "settings", "own"),
         [
             ("easgd", {"p": 4}, True),
@@ -723,7 +724,7 @@ class TestSteps:
 
 
 class TestSettings:
-    @pytest.mark.parametrize(
+    @each_row(
         ("name", "settings", "words"),
         [
             ("gap-aware", {"scale_lr": True}, "cannot be scaled"),
@@ -744,7 +745,7 @@ class TestSettings:
         with pytest.raises(ConflictError, match="no whole versions"):
             find("dcasgd").make({}).check(None, relaxed=True)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("name", "settings", "words"),
         [
             ("no-delay", {"clip": 1}, "workers take the steps"),

@@ -14,6 +14,7 @@ from aiops.model.layout import Array
 from tests.contract.cases import CASES, PLACES, WORKERS, at_its_rate
 from tests.contract.test_algorithms import quadratic, started
 from tests.hands import Gradient, crew_of, train
+from tests.rows import each_row
 
 ARRAYS = {
     "layer.weight": np.full((7, 9), 2, np.float32),
@@ -114,7 +115,7 @@ def test_a_tensor_is_trained_as_if_its_value_were_that_of_all(
         assert trained(case, place, **{setting: usual}, per_tensor=clauses) == expected
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@each_row("name", sorted(BUILT_IN))
 def test_other_settings_are_the_same_for_all_tensors(name: str) -> None:
     algorithm = find(name)
     for setting in {"schedule", "momentum", "clip", "lr", "weight_decay"}:

@@ -22,6 +22,7 @@ import pytest
 import aiops
 from aiops.metrics.catalog import METRICS
 from tests.metrics.lint import families
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 yaml = pytest.importorskip("yaml")
@@ -184,7 +185,7 @@ def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not()
 
 
 @promtool
-@pytest.mark.parametrize(
+@each_row(
     "arguments",
     [
         ("check", "rules", "aiops.rules.yaml"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from docs._tools.api.surface import CORE
 from docs._tools.api.types import unknown
+from tests.rows import each_row
 
 
 def symbol(name: str, *texts: str, known: bool = False, ambiguous: bool = False) -> dict[str, Any]:
@@ -24,7 +23,7 @@ TLS = "aiops.common.tls_files.Tls"
 INFERRED = "Type is missing type annotation and could be inferred differently by type checkers"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("found", "faults"),
     [
         (symbol(f"{TLS}.ca", known=True), []),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
 from aiops.cli.policy_catalog import (
@@ -19,11 +17,12 @@ from aiops.cli.policy_catalog import (
     grouped,
     neighbours,
 )
+from tests.rows import each_row
 
 NAMES = sorted(built_in())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "waits_for", "worker", "memory"),
     [
         ("asgd", "no worker", "pushes each gradient", "0"),
@@ -46,7 +45,7 @@ def test_facts_of_those_whose_workers_train() -> None:
     assert "versions that workers hold" in facts(find("dcasgd")).memory
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_it_is_of_a_family_and_has_neighbours(name: str) -> None:
     kind = find(name)
     assert family(kind) in FAMILIES
@@ -56,13 +55,13 @@ def test_it_is_of_a_family_and_has_neighbours(name: str) -> None:
     assert set(compared) <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_the_command_works(name: str) -> None:
     workers = 4 if command(name, find(name)).endswith(" --workers N") else None
     find(name)().check(workers)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_every_setting_is_in_one_group_with_a_meaning(name: str) -> None:
     kind = find(name)
     groups = grouped(kind)

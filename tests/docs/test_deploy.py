@@ -19,6 +19,7 @@ import pytest
 
 from aiops.cli import main
 from aiops.common.launchers import LAUNCHERS, OVERRIDES
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ def test_there_are_calls() -> None:
     assert {"Dockerfile", "compose.yaml", "server.yaml", "aiops.sbatch", "hosts.sh"} <= found
 
 
-@pytest.mark.parametrize("words", CALLS)
+@each_row("words", CALLS)
 def test_flags_exist(words: list[str]) -> None:
     command = main.command(words[0])
     known = {option for parameter in command.params for option in parameter.opts}
@@ -78,7 +79,7 @@ def test_flags_exist(words: list[str]) -> None:
         assert any(word.endswith((".py", "$@")) for word in words)
 
 
-@pytest.mark.parametrize("path", [p for p in TEXTS if p.suffix in (".sh", ".sbatch")], ids=str)
+@each_row("path", [p for p in TEXTS if p.suffix in (".sh", ".sbatch")], ids=str)
 def test_scripts_are_well_formed(path: Path) -> None:
     shell = "bash" if path.read_text().startswith("#!/bin/bash") else "sh"
     subprocess.run([shell, "-n", path], check=True)
@@ -115,7 +116,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(path.read_text()) if each]
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.name}")
+@each_row("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_manifests_are_yaml(path: Path) -> None:
     for each in documents(path):
         assert "kind" in each or path.name == "compose.yaml"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiops.algorithms import find
+from tests.rows import each_row
 from tests.support import PATIENCE, Process, ServerThread
 from tests.zygote import IMPORTED, NESTED
 
@@ -85,7 +86,7 @@ def test_at_a_server_that_runs_somewhere(example: str, capsys: pytest.CaptureFix
     assert_has_learnt(example, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@each_row("example", EXAMPLES)
 def test_begins_by_saying_how_to_run_it(example: str) -> None:
     text = ast.get_docstring(ast.parse((FOLDER / example).read_text())) or ""
     assert f"python examples/{example}" in text

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
 from docs._tools.api.surface import CORE, INTERNAL, PROVISIONAL, provisional
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -123,13 +122,13 @@ def programs(path: Path) -> Iterator[str]:
             yield doctest.script_from_examples(block) if kind == "pycon" else block
 
 
-@pytest.mark.parametrize("path", [*PAGES, *FILES], ids=lambda path: str(path.relative_to(ROOT)))
+@each_row("path", [*PAGES, *FILES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_its_programs_use_what_is_public(path: Path) -> None:
     found = [fault for program in programs(path) for fault in faults(program)]
     assert not found, "not on docs/api.md: name it there, or use what is there"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "found"),
     [
         ("import aiops\naiops.Worker", []),

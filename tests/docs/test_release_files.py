@@ -12,6 +12,7 @@ import yaml
 
 from aiops import __version__
 from aiops.algorithms import BUILT_IN
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -35,7 +36,7 @@ class TestWorkflows:
     def test_there_are_some(self) -> None:
         assert {path.stem for path in WORKFLOWS} >= {"ci", "wheel", "release"}
 
-    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+    @each_row("path", WORKFLOWS, ids=lambda path: path.stem)
     def test_actions_have_a_version_and_jobs_an_end(self, path: Path) -> None:
         workflow = read(path)
         assert True in workflow, "YAML reads `on` as true"
@@ -51,7 +52,7 @@ class TestWorkflows:
                 if action.startswith("actions/checkout@"):  # what runs later finds no token
                     assert step["with"]["persist-credentials"] is False
 
-    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+    @each_row("path", WORKFLOWS, ids=lambda path: path.stem)
     def test_what_they_run_is_there(self, path: Path) -> None:
         for name in re.findall(r"(?<![\w/])(\.ci/\w+(?:\.py)?)\b", path.read_text()):
             assert (ROOT / name).is_file(), name
@@ -113,7 +114,7 @@ class TestWorkflows:
         assert phony == set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+@each_row("path", TEMPLATES, ids=lambda path: path.stem)
 def test_a_template_of_issues(path: Path) -> None:
     content = read(path)
     if path.stem == "config":

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from aiops.cli import bench
 from aiops.cli.main import COMMANDS, command
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
@@ -35,13 +35,18 @@ def code(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def exists(node: str) -> bool:
     """Return whether a test's id, a file's or a folder's name is one of this repository."""
     name, *inside = node.split("::")
     path = ROOT / name
     if not inside:
         return path.exists()
-    body: list[Any] = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
+    body: list[Any] = parsed(path).body if path.is_file() else []
     for wanted in inside:
         kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         found = [each for each in body if isinstance(each, kinds) and each.name == wanted]
@@ -77,7 +82,7 @@ def problem(line: str) -> str | None:
     return f"there is no {flags - known}" if flags - known else None
 
 
-@pytest.mark.parametrize("row", rows(PROMISES), ids=lambda row: row[0][:40])
+@each_row("row", rows(PROMISES), ids=lambda row: row[0][:40])
 def test_a_promise_has_a_figure_and_its_command_or_is_none_yet(row: list[str]) -> None:
     _promise, figure, how = row
     if figure.startswith(PLANNED):
@@ -88,7 +93,7 @@ def test_a_promise_has_a_figure_and_its_command_or_is_none_yet(row: list[str]) -
     assert problem(line) is None, line
 
 
-@pytest.mark.parametrize("row", rows(DEFECTS), ids=lambda row: row[0])
+@each_row("row", rows(DEFECTS), ids=lambda row: row[0])
 def test_a_defect_has_its_test_and_is_fixed_or_open(row: list[str]) -> None:
     _number, _defect, _by, shown, fixed = row
     tests = code(shown)

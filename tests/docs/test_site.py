@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from docs._tools.site import versions
 from docs._tools.site.links import OUTSIDE, of_site
 from docs._tools.site.pages import BELOW, SECTIONS
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 PAGES = frozenset({"readme.md", "guide-ray.md", "results/README.md", "wire.md", "live-page.png"})
@@ -27,7 +26,7 @@ def test_every_page_is_in_the_menu_once() -> None:
     assert set(listed) == wanted | {*OUTSIDE.values(), "reference/index.md"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "link", "there"),
     [
         ("README.md", "[ray](docs/guide-ray.md#tune)", "[ray](guide-ray.md#tune)"),

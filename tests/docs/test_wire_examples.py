@@ -36,6 +36,7 @@ from docs._tools.wire.meanings import ANSWERS, MEANINGS
 from tests import foreign
 from tests.driven import Driven, no_sink
 from tests.foreign import ForeignClient
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 from tests.wire.test_connection import OTHER, Landing, feed
 
@@ -50,8 +51,8 @@ EXAMPLES: list[dict[str, Any]] = [
 ]
 NAMES = [example["name"] for example in EXAMPLES]
 
-each_example = pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
-each_talk = pytest.mark.parametrize("talk", TALKS, ids=[talk["title"] for talk in TALKS])
+each_example = each_row("example", EXAMPLES, ids=NAMES)
+each_talk = each_row("talk", TALKS, ids=[talk["title"] for talk in TALKS])
 
 
 def plain(value: Any) -> Any:
@@ -105,7 +106,7 @@ def stream_of(talk: dict[str, Any], side: Side) -> bytes:
     )
 
 
-each_page = pytest.mark.parametrize("name", PAGES)
+each_page = each_row("name", PAGES)
 
 SHOWN = re.compile(
     r"^(client|server): (\{.*\})\n((?:[0-9a-f]{10}(?: [0-9a-f]+)?\n(?: {11}[0-9a-f]+\n)*)+)",
@@ -336,7 +337,7 @@ class TestBytes:
             assert ends["client"].state == ends["server"].state
 
     @each_talk
-    @pytest.mark.parametrize("side", ["client", "server"])
+    @each_row("side", ["client", "server"])
     def test_each_direction_is_one_messagepack_stream(
         self, talk: dict[str, Any], side: Side
     ) -> None:
@@ -351,12 +352,12 @@ class TestBytes:
                 wanted += [len(said["header_hex"]) // 2, plain(said["header"]), *payloads]
         assert objects == wanted
 
-    @pytest.mark.parametrize("row", VECTORS["broken"], ids=lambda row: row["why"])
+    @each_row("row", VECTORS["broken"], ids=lambda row: row["why"])
     def test_what_breaks_the_rules_ends_the_connection(self, row: dict[str, str]) -> None:
         with pytest.raises(RemoteProtocolError):
             feed(Driven("server", no_sink), bytes.fromhex(row["frame_hex"]))
 
-    @pytest.mark.parametrize("row", VECTORS["proofs"])
+    @each_row("row", VECTORS["proofs"])
     def test_proofs(self, row: dict[str, Any]) -> None:
         nonces = bytes.fromhex(row["client_nonce"]), bytes.fromhex(row["server_nonce"])
         for make in (our_proof, foreign.proof):

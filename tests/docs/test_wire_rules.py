@@ -16,6 +16,7 @@ from aiops.bandwidth import gates
 from tests import foreign
 from tests.docs.test_wire_examples import connected
 from tests.foreign import ForeignClient, Wide
+from tests.rows import each_row
 from tests.support import ServerThread
 
 NONCE = b"0123456789abcdef"
@@ -148,7 +149,7 @@ class TestVersions:
             ack = client.push([[0, 16, "raw", 16, 0], [16, 24, "raw", 8, 0]], [ONES, B])
             assert (ack["staleness"], ack["mean_staleness"]) == (1, pytest.approx(16 / 24))
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("have", "wants"),
         [(99, []), (0, [[0, 2, 99]]), (99, [[0, 1, 99], [1, 2, -1]])],
     )
@@ -266,7 +267,7 @@ class TestBadPush:
             "no such table": ("fetch_rows", [bytes(8)], rows),
         }
 
-    @pytest.mark.parametrize("which", range(14))
+    @each_row("which", range(14))
     def test_what_it_covers(self, shared: ServerThread, which: int) -> None:
         with worker(shared, f"worker {which}") as client:
             before = client.version
@@ -316,7 +317,7 @@ class TestGates:
             ack = client.reapply()
             assert (ack["used"], ack["version"], ack["staleness"]) == (True, 2, 1)
 
-    @pytest.mark.parametrize(
+    @each_row(
         "spec",
         [
             "bfasgd:c_push=0.08,c_fetch=0.125",

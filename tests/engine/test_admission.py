@@ -23,6 +23,7 @@ from aiops.wire.messages import Define, Fetch, Message, Ping, Push
 from aiops.wire.sinks import Discard, Sink
 from tests.driven import Driven
 from tests.model.test_layout import pushes
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC, cut
 from tests.wire.test_connection import feed, frame
 
@@ -127,8 +128,8 @@ class TestSurvey:
         sink.free()
         assert intake.pool.out == 0
 
-    @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-    @pytest.mark.parametrize("size", [300_000, 4096, 65_537, 1 << 20])
+    @each_row("dtype", ["float64", "float32", "bfloat16", "float16"])
+    @each_row("size", [300_000, 4096, 65_537, 1 << 20])
     def test_a_bad_value_is_found_at_the_edges_of_what_is_surveyed(
         self, dtype: str, size: int
     ) -> None:
@@ -182,7 +183,7 @@ class TestPushes:
         assert "bytes 0 to 20, which is not whole tensors" in str(fault)
         assert intake.pool.out == intake.pool.peak == 0
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("parts", "why"),
         [
             ((Part(8, 32, "raw", 24, 0), Part(0, 8, "raw", 8, 0)), "'d' comes twice or out of"),
@@ -233,7 +234,7 @@ class TestOffers:
         assert sink.layout.rows == LAYOUT.rows
         assert intake.pool.out == 0
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("rows", "parts", "why"),
         [
             (

@@ -20,6 +20,7 @@ from aiops.state.plain import pack, unpack
 from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
 from aiops.wire.messages import Ack, Error, Leave, Push, Stats
 from tests.inline import Inline
+from tests.rows import each_row
 
 MODEL = {"w": np.zeros(2, np.float32)}
 BAD = np.full(2, np.nan, np.float32).tobytes()
@@ -199,7 +200,7 @@ class TestPushes:
         assert world.step(1, 2, (1, 0, 5))
         assert world.row["seen"] == 5
 
-    @pytest.mark.parametrize(
+    @each_row(
         "ranges",
         [((9, 0, 5),), ((1, 0, 6),), ((1, 0, 2), (1, 1, 5)), ((1, 0, 5), (2, 5, 10)), ((1, 7, 9),)],
     )
@@ -364,7 +365,7 @@ class TestWorkersThatGo:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
+    @each_row(
         ("changes", "words"),
         [
             ({"examples": 21}, "has examples=20, and this worker says examples=21"),

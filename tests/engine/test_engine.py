@@ -15,6 +15,7 @@ from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Model, Report, Welcome
 from aiops.wire.ring_messages import JoinRound
 from tests.inline import Inline
+from tests.rows import each_row
 
 W = {"w": np.zeros(3, np.float32)}
 G = {"w": np.ones(3, np.float32)}
@@ -154,7 +155,7 @@ class TestPushes:
         assert "'w' was computed at version 3, but the server is at 0" in answer.text
         assert inline.version == 0
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e18])
+    @each_row("value", [np.nan, np.inf, -np.inf, 1e18])
     def test_bad_values_are_refused_whole(self, value: float) -> None:
         inline = running("fasgd")
         inline.push(1, G)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aiops.engine.events import Stopping
 from aiops.engine.push_closure import PushClosure
+from tests.rows import each_row
 
 
 def test_pushes_are_taken_at_first_and_after_a_pause() -> None:
@@ -26,8 +25,8 @@ def test_the_end_outweighs_a_pause_that_outlasts_it() -> None:
     assert closure.why.endswith("disk full.")
 
 
-@pytest.mark.parametrize("paused", ["", "disk full."])
-@pytest.mark.parametrize("ending", [None, Stopping(1.0, kept=True)])
+@each_row("paused", ["", "disk full."])
+@each_row("ending", [None, Stopping(1.0, kept=True)])
 def test_it_goes_on_from_its_state(ending: Stopping | None, paused: str) -> None:
     closure, other = PushClosure(), PushClosure()
     closure.pause(paused)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aiops.engine.rate_gain import RateGain
+from tests.rows import each_row
 
 
 def noted(most: float, *counts: tuple[int, int]) -> RateGain:
@@ -23,7 +24,7 @@ def test_it_rises_after_the_first_updates_and_doubles_in_as_many() -> None:
     assert noted(8, (5, 48)).factor == 4
 
 
-@pytest.mark.parametrize("most", [1.0, 3.0, 8.0])
+@each_row("most", [1.0, 3.0, 8.0])
 def test_it_stays_between_1_and_the_most(most: float) -> None:
     assert most / 1.02 < noted(most, (7, 1000)).factor <= most
     assert noted(most, (-7, 1000)).factor == 1

@@ -14,6 +14,7 @@ from aiops.errors import UsageError
 from aiops.wire.messages import Error, Fetch, Leave, Message
 from aiops.wire.ring_messages import JoinRound, Round
 from tests.inline import Inline
+from tests.rows import each_row
 
 W = {"w": np.zeros(3, np.float32)}
 INTERVAL, GRACE = 0.5, 1.0
@@ -255,7 +256,7 @@ class TestNewcomers:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
+    @each_row(
         ("changes", "words"),
         [
             ({"digest": b"other"}, "is not the one that the others average"),
@@ -346,7 +347,7 @@ def test_same_events_same_answers() -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("setting", [{"interval": -1}, {"grace": 0}, {"warmup": -1}, {"lr": 0}])
+@each_row("setting", [{"interval": -1}, {"grace": 0}, {"warmup": -1}, {"lr": 0}])
 def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Average.make(setting)
@@ -470,7 +471,7 @@ class TestGroups:
         ]
         assert sum(not one.members for one in told) == 4, "they ask again"
 
-    @pytest.mark.parametrize("settings", [{"group": 1}, {"group": -2}, {"seed": -1}])
+    @each_row("settings", [{"group": 1}, {"group": -2}, {"seed": -1}])
     def test_settings_that_cannot_work(self, settings: dict[str, int]) -> None:
         with pytest.raises(UsageError, match=next(iter(settings))):
             Average(**settings)
@@ -531,7 +532,7 @@ class TestBudget:
         assert len(found.members) == peers
         return found.base, found.codec
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("peers", "budget", "codec"),
         [
             (2, 17_600, ""),  # 4,400 bytes each way, twice a second

@@ -12,6 +12,7 @@ from aiops.wire.data_messages import GivenTask, TakeTask
 from aiops.wire.messages import Leave
 from aiops.wire.ring_messages import JoinRound, Round, RoundSettled, SettleRound
 from tests.inline import Inline
+from tests.rows import each_row
 
 W = {"w": np.zeros(3, np.float32)}
 GRACE, INTERVAL, DEADLINE = 1.0, 0.5, 30.0
@@ -84,7 +85,7 @@ def test_the_last_report_settles_it() -> None:
     assert report(inline, 1, number) == TAKEN  # its connection was lost, say
 
 
-@pytest.mark.parametrize("how", ["gives up", "leaves", "joins another"])
+@each_row("how", ["gives up", "leaves", "joins another"])
 def test_one_member_that_fails_voids_it(how: str) -> None:
     inline = gathered(1, 2, 3)
     number = join(inline, 1, 2, 3).number

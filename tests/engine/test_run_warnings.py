@@ -15,6 +15,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.engine.restore import restore
 from tests.inline import Inline
+from tests.rows import each_row
 
 MODEL = {"w": np.zeros(6, np.float32), "a": np.zeros(2, np.float32)}
 
@@ -115,7 +116,7 @@ class TestCrowd:
         assert again.engine.report()["warnings"] == [text]
         assert not again.notes
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "settings", "options"),
         [
             ("schedule-free", {}, {"workers": 50}),
@@ -167,7 +168,7 @@ class TestGate:
         [text] = warned(inline)
         assert "of 'a', at its v̄ =" in text
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("gate", "words"),
         [
             ("constant:p_push=0.01", "lets 1.0% of the pushes pass, under 5%"),
@@ -205,7 +206,7 @@ class TestGate:
 
 
 class TestSettings:
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "settings", "options", "words"),
         [
             ("diloco", {"lr": 3e-4}, {}, r"lr=0.0003 is the outer .* --set inner_lr=0.0003"),
@@ -229,7 +230,7 @@ class TestSettings:
         [text] = engine.report()["warnings"]
         assert re.search(words, text)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "settings", "options"),
         [
             ("diloco", {}, {"push_codec": ("topk:0.01",)}),  # its outer optimiser has none

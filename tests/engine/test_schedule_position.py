@@ -13,6 +13,7 @@ from aiops.engine.events import Paused, Resumed
 from aiops.errors import ConflictError, UsageError
 from aiops.wire.messages import Push, Reapply
 from tests.inline import Inline
+from tests.rows import each_row
 
 ONE = {"w": np.ones(1)}
 EXAMPLES = {"lr": 1.0, "schedule": "warmup:1000", "schedule_unit": "examples", "mini_batch": 10}
@@ -45,7 +46,7 @@ def test_examples_are_those_of_the_pushes_that_were_used(unit: str) -> None:
     assert run.engine.report()["schedule"] == 39.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gate", "count", "counted"),
     [
         ("constant:longest=7", 7, 7),
@@ -165,7 +166,7 @@ def test_the_time_in_which_no_server_ran_does_not_count() -> None:
     assert run.rate() == 0.7
 
 
-@pytest.mark.parametrize("unit", ["updates", "examples", "seconds"])
+@each_row("unit", ["updates", "examples", "seconds"])
 def test_it_begins_where_it_is_told(unit: str) -> None:
     told = {"schedule_unit": unit, "schedule_start": 40, "mini_batch": 1}
     run = Run("asgd", {**SECONDS, **told})
@@ -187,7 +188,7 @@ def test_settings_that_say_too_little_or_contradict_are_refused() -> None:
     assert tables_obstacle(find("asgd").make(SECONDS), alone=True) is None
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@each_row("name", sorted(BUILT_IN))
 def test_workers_that_follow_the_schedule_themselves_count_updates(name: str) -> None:
     algorithm, own = find(name), {"downpour", "easgd", "eamsgd", "no-delay", "average"}
     if name not in own:

@@ -22,6 +22,7 @@ from tests.kernels.rules import (
     outcome,
     spans_over,
 )
+from tests.rows import each_row
 
 WIDE = (np.dtype(np.float32), np.dtype(np.float64))
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -89,8 +90,8 @@ def test_backends_agree_to_the_bit(name: str, dtype: np.dtype, special: bool) ->
                 assert outcome(rule, fused, spans, factor, arrays, in_place=in_place) == expected
 
 
-@pytest.mark.parametrize("dtype", WIDE, ids=str)
-@pytest.mark.parametrize("rule", ALL.values(), ids=ALL.keys())
+@each_row("dtype", WIDE, ids=str)
+@each_row("rule", ALL.values(), ids=ALL.keys())
 def test_the_reference_is_the_rule_itself(rule: Rule, dtype: np.dtype) -> None:
     random = np.random.default_rng(3)
     size = 2 * BLOCK + 11
@@ -126,8 +127,8 @@ def test_one_step_of_fasgd_by_hand(backend: str) -> None:
     assert sums[0] / STATISTIC_SCALE == pytest.approx(v.sum(), abs=2 / STATISTIC_SCALE)
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-@pytest.mark.parametrize("dtype", [*WIDE, *HALF], ids=str)
+@each_row("backend", ["numba", "numpy"])
+@each_row("dtype", [*WIDE, *HALF], ids=str)
 def test_elements_outside_the_spans_stay(dtype: np.dtype, backend: str) -> None:
     random = np.random.default_rng(1)
     arrays = arrays_for(FASGD, random, 100, 100, dtype, special=False)
@@ -236,10 +237,10 @@ def test_every_word_is_exercised() -> None:
         assert f" {operator} " in text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("dtype", "step"), [(np.float16, 2e5), (ml_dtypes.bfloat16, 3.4e38)], ids=["half", "bfloat16"]
 )
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
+@each_row("backend", ["numba", "numpy"])
 def test_a_master_beyond_16_bits_becomes_infinite_in_silence(
     dtype: type, step: float, backend: str
 ) -> None:
@@ -261,8 +262,8 @@ def test_updates_too_small_for_16_bits_add_up_in_the_master(backend: str) -> Non
     assert target[0] == np.float16(1.0 - 2.0**-10)
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), *HALF], ids=str)
+@each_row("backend", ["numba", "numpy"])
+@each_row("dtype", [np.dtype(np.float32), *HALF], ids=str)
 def test_each_tensor_has_its_own_scalars_and_its_part_of_what_is_read(
     dtype: np.dtype, backend: str
 ) -> None:

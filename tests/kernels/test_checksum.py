@@ -9,6 +9,7 @@ import pytest
 
 from aiops.kernels import checksum
 from aiops.kernels.checksum import LARGE, crc32, warm_crc32
+from tests.rows import each_row
 
 DATA = np.random.default_rng(1).integers(0, 256, 4 * LARGE, np.uint8).tobytes()
 
@@ -19,8 +20,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     warm_crc32(request.param)
 
 
-@pytest.mark.parametrize("offset", [0, 1, 8, 63])
-@pytest.mark.parametrize("length", [0, 1, LARGE - 1, LARGE, LARGE + 1, LARGE + 64, 3 * LARGE + 77])
+@each_row("offset", [0, 1, 8, 63])
+@each_row("length", [0, 1, LARGE - 1, LARGE, LARGE + 1, LARGE + 64, 3 * LARGE + 77])
 def test_it_is_the_checksum_of_zlib(length: int, offset: int) -> None:
     data = memoryview(DATA)[offset : offset + length]
     assert crc32(data) == zlib.crc32(data)

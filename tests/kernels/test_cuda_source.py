@@ -22,6 +22,7 @@ from aiops.kernels.vocabulary import where
 from benchmarks.kernels import rules
 from tests.kernels.lifted import Lifted
 from tests.kernels.rules import EVERYTHING, FASGD, bits
+from tests.rows import each_row
 
 FOLDER = Path(__file__).parent / "golden"
 SINGLE = ArrayTypes("float32", "float32", "float32")
@@ -53,7 +54,7 @@ def agreed() -> dict[str, KernelSource]:
 AGREED = agreed()
 
 
-@pytest.mark.parametrize("name", AGREED)
+@each_row("name", AGREED)
 def test_the_text_is_as_agreed(name: str) -> None:
     """Read the difference; if it is meant, run ``make golden``."""
     assert AGREED[name].source == (FOLDER / f"{name}.cu").read_text()
@@ -149,8 +150,8 @@ def nvrtc() -> Nvrtc:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", [75, 80, 86, 89, 90])
-@pytest.mark.parametrize("name", AGREED)
+@each_row("architecture", [75, 80, 86, 89, 90])
+@each_row("name", AGREED)
 def test_nvidia_compiles_it_exactly(nvrtc: Nvrtc, name: str, architecture: int) -> None:
     """Nothing is contracted, approximated or flushed, and float32 is nowhere widened."""
     code = nvrtc.ptx(AGREED[name].source, architecture)

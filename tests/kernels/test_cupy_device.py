@@ -26,6 +26,7 @@ from aiops.serving.shard_processes import FOLLOWERS_SETTINGS
 from tests.contract.cases import CASES
 from tests.devices import DEVICES, device_named, gpu
 from tests.emulated import EmulatedDevice
+from tests.rows import each_row
 from tests.support import ServerThread
 
 PARAMS = {"w": np.linspace(-1, 1, 3000, dtype=np.float32), "b": np.ones(5, np.float32)}
@@ -41,7 +42,7 @@ def test_a_gpu() -> None:
 
 
 class TestSettings:
-    @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cpu:0", ""])
+    @each_row("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cpu:0", ""])
     def test_names_that_are_none(self, name: str) -> None:
         with pytest.raises(UsageError, match=r"write cpu, cuda or cuda:N, such as cuda:0"):
             Config(device=name)
@@ -91,7 +92,7 @@ class TestRefused:
         with pytest.raises(UsageError, match=r"needs CuPy.*pip install 'aiops-ps\[cuda12\]'"):
             cupy_device.opened("cuda")
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("found", "text"),
         [
             (0, "cuda:2: there is no such GPU, but none; see nvidia-smi -L"),

@@ -15,6 +15,7 @@ from aiops.kernels import Kernel, Spans, build, build_later, deferred
 from aiops.kernels.deferred import DeferredKernel
 from aiops.kernels.vocabulary import Array
 from tests.kernels.rules import FASGD, SGD
+from tests.rows import each_row
 
 SIZES = np.array([3, 700, 0, 250, 99])
 
@@ -51,8 +52,8 @@ def updated(kernel: Kernel, dtype: Any = np.float32) -> list[bytes]:
     return [array.tobytes() for array in (sums, base, target, *state)]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("calls", [0, 1, 3, 99])
+@each_row("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+@each_row("calls", [0, 1, 3, 99])
 def test_whoever_does_it_the_bits_are_the_same(
     calls: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,22 +6,20 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 
 from aiops.kernels import exact_orthogonalise
 from aiops.kernels.exact_orthogonalise import exact_product, orthogonalised_exactly
 from aiops.kernels.orthogonalise import orthogonalised
+from tests.rows import each_row
 
 
 def drawn(*shape: int, seed: int = 1) -> Any:
     return np.random.default_rng(seed).normal(size=shape)
 
 
-@pytest.mark.parametrize(
-    "shape", [(8, 8), (4, 32), (32, 4), (1, 5), (64, 70), (65, 130), (300, 130), (2, 2000)]
-)
-@pytest.mark.parametrize("scale", [1.0, 1e-29, 1e20])
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@each_row("shape", [(8, 8), (4, 32), (32, 4), (1, 5), (64, 70), (65, 130), (300, 130), (2, 2000)])
+@each_row("scale", [1.0, 1e-29, 1e20])
+@each_row("dtype", ["f4", "f8"])
 def test_it_is_what_workers_make(shape: tuple[int, int], scale: float, dtype: str) -> None:
     matrix = (drawn(*shape) * scale).astype(dtype)
     before = matrix.copy()
@@ -33,7 +31,7 @@ def test_it_is_what_workers_make(shape: tuple[int, int], scale: float, dtype: st
     np.testing.assert_array_equal(matrix, before)
 
 
-@pytest.mark.parametrize("shape", [(7, 300), (128, 400), (130, 131)])
+@each_row("shape", [(7, 300), (128, 400), (130, 131)])
 def test_its_bits_do_not_depend_on_the_order_of_sums(shape: tuple[int, int]) -> None:
     """Were any sum rounded, columns in another order would have other bits."""
     matrix = drawn(*shape)
@@ -43,7 +41,7 @@ def test_its_bits_do_not_depend_on_the_order_of_sums(shape: tuple[int, int]) -> 
     np.testing.assert_array_equal(found, wanted[:, order])
 
 
-@pytest.mark.parametrize("terms", [1, 2, 3, 100, 128, 5000])
+@each_row("terms", [1, 2, 3, 100, 128, 5000])
 def test_a_product_is_exact_of_rounded_factors(terms: int) -> None:
     a, b = drawn(3, terms), 1e-7 * drawn(terms, 2, seed=2)
     a[0], b[:, 0] = 1.0 - 2.0**-53, 1e-7 * (1 - 2.0**-53)  # the largest sums
@@ -69,7 +67,7 @@ def test_factors_are_as_precise_as_sums_allow() -> None:
         assert bits == 26 or terms * 2 ** (2 * (bits + 1)) > 2**53
 
 
-@pytest.mark.parametrize("value", [0, 1.4e-45, 1e-38, 9e-31])
+@each_row("value", [0, 1.4e-45, 1e-38, 9e-31])
 def test_of_next_to_nothing_it_makes_zeros(value: float) -> None:
     assert not orthogonalised_exactly(np.full((3, 4), value, np.float32)).any()
     assert orthogonalised_exactly(np.zeros((0, 4))).shape == (0, 4)
@@ -83,7 +81,7 @@ def test_a_block_of_zeros_beside_another() -> None:
     np.testing.assert_array_equal(found[128:], orthogonalised_exactly(matrix[128:]))
 
 
-@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-200, 1e-40, 1e-20, 1e-15, 1e-9, 1e-3])
+@each_row("scale", [5e-324, 1e-310, 1e-200, 1e-40, 1e-20, 1e-15, 1e-9, 1e-3])
 def test_a_block_of_next_to_nothing_beside_another(scale: float) -> None:
     """As workers' directions: of zeros, or as long as the others."""
     matrix = drawn(256, 300)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from aiops.kernels import orthogonalise
 from aiops.kernels.orthogonalise import BLOCK, operations, orthogonalised
+from tests.rows import each_row
 
 NEAR, FAR = 0.91, 1.09
 """Where singular values come to."""
@@ -28,10 +28,8 @@ def blocks(matrix: Any) -> list[Any]:
     return np.array_split(rows, -(-len(rows) // BLOCK))
 
 
-@pytest.mark.parametrize(
-    "shape", [(8, 8), (4, 32), (32, 4), (1, 5), (64, 70), (65, 130), (300, 130), (200, 200)]
-)
-@pytest.mark.parametrize("scale", [1.0, 1e-29, 1e17])
+@each_row("shape", [(8, 8), (4, 32), (32, 4), (1, 5), (64, 70), (65, 130), (300, 130), (200, 200)])
+@each_row("scale", [1.0, 1e-29, 1e17])
 def test_singular_values_of_each_block_become_about_one(
     shape: tuple[int, int], scale: float
 ) -> None:
@@ -59,7 +57,7 @@ def test_blocks_are_as_equal_as_can_be() -> None:
         assert firsts == [0, rows.count(rows[0]) * rows[0]][: len(firsts)]
 
 
-@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (100, 150)])
+@each_row("shape", [(5, 9), (9, 5), (100, 150)])
 def test_it_points_where_the_matrix_does(shape: tuple[int, int]) -> None:
     """The left and right singular vectors of each block stay."""
     matrix = drawn(*shape)
@@ -78,12 +76,12 @@ def test_small_singular_values_grow_230_times() -> None:
     assert 0.02 < found[2] < 0.025
 
 
-@pytest.mark.parametrize("value", [0, 1.4e-45, 1e-38, 9e-31])
+@each_row("value", [0, 1.4e-45, 1e-38, 9e-31])
 def test_of_next_to_nothing_it_makes_zeros(value: float) -> None:
     assert not orthogonalised(np.full((3, 4), value, np.float32)).any()
 
 
-@pytest.mark.parametrize("scale", [0, 1e-40, 1e-22, 1e-20, 1e-15])
+@each_row("scale", [0, 1e-40, 1e-22, 1e-20, 1e-15])
 def test_a_block_of_next_to_nothing_beside_another(scale: float) -> None:
     matrix = drawn(2 * BLOCK, 3 * BLOCK)
     matrix[:BLOCK] *= np.float32(scale)
@@ -121,7 +119,7 @@ def best_step(least: float, most: float) -> Any:
     return a, b, c, error
 
 
-@pytest.mark.parametrize("shape", [(128, 512), (128, 128), (1024, 1024)])
+@each_row("shape", [(128, 512), (128, 128), (1024, 1024)])
 def test_operations_grow_with_the_matrix(shape: tuple[int, int]) -> None:
     small, large = shape
     assert operations(*shape) == operations(*shape[::-1])

@@ -16,6 +16,7 @@ from aiops.algorithms import find
 from aiops.kernels import Spans, build, parallel, surveyor
 from aiops.kernels.parallel import add, beside, copy, cut, filled, serial_map, survey, update
 from aiops.kernels.payloads import FORMATS
+from tests.rows import each_row
 
 BACKENDS = ("numpy", "numba")
 
@@ -32,14 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "PIECE", 400)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("backend", "dtype"),
     [
         *(("numpy", dtype) for dtype in (np.float32, np.float64, ml_dtypes.bfloat16)),
         *(("numba", dtype) for dtype in (np.float32, ml_dtypes.bfloat16)),
     ],
 )
-@pytest.mark.parametrize("policy", ["asgd", "fasgd"])
+@each_row("policy", ["asgd", "fasgd"])
 def test_an_update(backend: str, policy: str, dtype: Any) -> None:
     rule, random = find(policy).make({}).rule(), np.random.default_rng(3)
     kernel = build(rule, dtype, backend)
@@ -82,8 +83,8 @@ def test_pieces_are_the_whole(sizes: list[int], most: int) -> None:
     assert set(rows) == set(range(len(sizes)))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bad", [(), (0,), (999,), (500, 120, 700)])
+@each_row("backend", BACKENDS)
+@each_row("bad", [(), (0,), (999,), (500, 120, 700)])
 def test_a_survey(backend: str, bad: tuple[int, ...]) -> None:
     array = np.ones(1000, np.float32)
     array[list(bad)] = np.nan
@@ -110,9 +111,9 @@ def test_a_sum() -> None:
         assert np.array_equal(target, expected)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, 0.1])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("size", [0, 7, 1001])
+@each_row("value", [0.0, -0.0, 1.0, 0.1])
+@each_row("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@each_row("size", [0, 7, 1001])
 def test_a_new_array_that_holds_a_value(size: int, dtype: Any, value: float) -> None:
     for parallel_map in (serial_map, backwards):
         found = filled(size, np.dtype(dtype), value, parallel_map)
@@ -121,8 +122,8 @@ def test_a_new_array_that_holds_a_value(size: int, dtype: Any, value: float) -> 
         assert found.tobytes() == np.full(size, value, dtype).tobytes()
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8", "onebit"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_row("codec", ["fp16", "int8", "onebit"])
+@each_row("backend", BACKENDS)
 def test_an_update_from_payloads(backend: str, codec: str) -> None:
     """They are not cut: each lies as a whole."""
     rule, sizes = find("fasgd").make({}).rule(), np.array([1, 700, 0, 3, 1500, 99, 64])

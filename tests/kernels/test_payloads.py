@@ -16,6 +16,7 @@ from aiops.errors import UsageError
 from aiops.kernels import Rule, Spans, build, numba_kernel
 from aiops.kernels.payloads import FORMATS, format_named
 from tests.kernels.rules import EVERYTHING, FASGD, PASSED_ON, SGD
+from tests.rows import each_row
 
 BACKENDS = ["numba", "numpy"]
 SIZES = [1, 300, 0, 1024, 40_000, 33, 1025]
@@ -85,9 +86,9 @@ def test_the_bits_are_those_of_decoding_first(
     assert model.update(packed, model.src, model.payloads, in_place) == wanted
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("src", [-1, 4])
+@each_row("name", FORMATS)
+@each_row("backend", BACKENDS)
+@each_row("src", [-1, 4])
 def test_a_payload_that_does_not_lie_in_the_buffer(name: str, backend: str, src: int) -> None:
     kernel = build(FASGD, np.float32, backend, grad=name)
     length = FORMATS[name].length(40)
@@ -132,7 +133,7 @@ def test_a_codec_that_kernels_do_not_read() -> None:
     assert format_named("int8") is FORMATS["int8"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each_row("name", FORMATS)
 def test_lengths_are_the_codecs(name: str) -> None:
     sizes = np.array([0, 1, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 70_000])
     lengths = [find(name).most((size,)) for size in sizes.tolist()]
@@ -159,8 +160,8 @@ def test_the_loops_run_in_vectors(
         del sys.modules[module.__name__]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+@each_row("name", FORMATS)
+@each_row("policy", sorted(BUILT_IN))
 def test_no_name_of_a_loader_is_one_of_a_rule(policy: str, name: str) -> None:
     """A state `u` is `_u_` in the loops: no parameter of a loader may be that."""
     kernel = build(algorithm(policy).make({}).rule(), np.float32, "numba", grad=name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from aiops.algorithms import find
 from aiops.algorithms.optimizers import OPTIMIZERS
 from aiops.kernels import Spans, build
 from aiops.kernels.ranges import bounded_for
 from aiops.kernels.rule import Rule
+from tests.rows import each_row
 
 BIG = {"w": 1e38}
 
@@ -25,7 +25,7 @@ def numbers(rule: Rule, gradient: float, step: float) -> dict[str, tuple[float, 
     return found | dict.fromkeys(rule.scalars, (0.001, 1000.0))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "settings"),
     [
         *((name, {}) for name in ("asgd", "sasgd", "fasgd", "exponential", "easgd", "diloco")),
@@ -40,7 +40,7 @@ def test_updates_of_any_gradients_are_proven(name: str, settings: dict[str, Any]
     assert bounded_for(rule, boxes(rule), given, limits, 1e38, updates=65_536)
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@each_row("optimizer", sorted(OPTIMIZERS))
 def test_optimisers_are_proven(optimizer: str) -> None:
     rule = find("asgd").make({"optimizer": optimizer}).rule()
     limits = dict.fromkeys(boxes(rule), 1e38)
@@ -49,7 +49,7 @@ def test_optimisers_are_proven(optimizer: str) -> None:
     assert bounded_for(rule, boxes(rule), given, limits, 1e38, updates=updates)
 
 
-@pytest.mark.parametrize("name", ["fasgd", "dcasgd", "gap-aware", "easgd", "diloco", *OPTIMIZERS])
+@each_row("name", ["fasgd", "dcasgd", "gap-aware", "easgd", "diloco", *OPTIMIZERS])
 def test_what_is_proven_holds(name: str) -> None:
     """Updates at the edge of what is proven stay within it, and a small limit is not proven."""
     algorithm = find("asgd").make({"optimizer": name}) if name in OPTIMIZERS else None

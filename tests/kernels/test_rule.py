@@ -12,6 +12,7 @@ from aiops.kernels import Rule, build
 from aiops.kernels import vocabulary as words
 from aiops.kernels.rule_parser import parse
 from aiops.kernels.vocabulary import sqrt, where
+from tests.rows import each_row
 
 EPSILON = 1e-4
 
@@ -39,7 +40,7 @@ def test_a_rule_keeps_what_it_is_given() -> None:
     assert rule == Rule(momentum, {"m": 0.0}, {"decay": 0.9}, "m")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("function", "options", "message"),
     [
         (momentum, {}, r"written as \(w, g, m, step, decay\).*must be \(w, g, step\)"),
@@ -344,8 +345,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
+@each_row("backend", ["numpy", "numba"])
+@each_row("function", REFUSED, ids=lambda function: function.__name__)
 def test_what_lies_outside_the_vocabulary_is_refused_by_name_and_line(function, backend) -> None:
     with open(__file__) as file:
         lines = file.read().splitlines()
@@ -357,7 +358,7 @@ def test_what_lies_outside_the_vocabulary_is_refused_by_name_and_line(function, 
     assert f"rule {function.__name__!r} ({__file__}:{marked}) " in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("function", "phrase"),
     [
         (loop, "uses a loop, `for _ in range(3):`"),
@@ -413,7 +414,7 @@ def test_a_rule_without_source_is_refused() -> None:
         build(Rule(scope["hidden"]), np.float32, "numpy")
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.dtype(">f4"), np.longdouble])
+@each_row("dtype", [np.int32, np.dtype(">f4"), np.longdouble])
 def test_other_dtypes_are_refused(dtype) -> None:
     with pytest.raises(UsageError, match="choose native float32, float64, float16 or bfloat16"):
         build(Rule(sgd), dtype)

@@ -11,6 +11,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.kernels import largest_magnitude, sum_squares, survey, surveyor
 from aiops.kernels.scan import LANES, SUM_BLOCK, SURVEY_BLOCK
+from tests.rows import each_row
 
 BACKENDS = ["numba", "numpy"]
 DTYPES = [np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
@@ -24,8 +25,8 @@ def largest_good(dtype: np.dtype) -> float:
     return float((limit.view(f"u{dtype.itemsize}") - 1).view(dtype)[0])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_row("backend", BACKENDS)
+@each_row("dtype", DTYPES, ids=str)
 def test_good_values_pass(dtype: np.dtype, backend: str) -> None:
     top = largest_good(dtype)
     tiny = float(ml_dtypes.finfo(dtype).smallest_subnormal)
@@ -34,9 +35,9 @@ def test_good_values_pass(dtype: np.dtype, backend: str) -> None:
     assert survey(values[:0], backend) == -1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, 1e18, -1e18, 1e30])
+@each_row("backend", BACKENDS)
+@each_row("dtype", DTYPES, ids=str)
+@each_row("bad", [np.nan, -np.nan, np.inf, -np.inf, 1e18, -1e18, 1e30])
 def test_the_first_bad_value_is_found(dtype: np.dtype, bad: float, backend: str) -> None:
     with np.errstate(over="ignore"):
         value = np.array(bad).astype(dtype)
@@ -82,8 +83,8 @@ def by_definition(array: np.ndarray) -> float:
     return total
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_row("backend", BACKENDS)
+@each_row("dtype", DTYPES, ids=str)
 def test_the_sum_of_squares_is_its_definition_to_the_bit(dtype: np.dtype, backend: str) -> None:
     random = np.random.default_rng(8)
     for size in (0, 1, 15, 16, 17, 63, 64, 65, 129, SUM_BLOCK, 5 * SUM_BLOCK + 77):
@@ -103,8 +104,8 @@ def test_the_sum_of_squares_of_what_is_not_finite(backend: str) -> None:
     assert sum_squares(np.full(2, 3e38, np.float32), backend) == pytest.approx(1.8e77)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@each_row("backend", ["numpy", "numba"])
+@each_row("dtype", ["float16", "float32", "float64"])
 def test_a_surveyor_finds_what_survey_finds(backend: str, dtype: str) -> None:
     look = surveyor(np.dtype(dtype), backend)
     values = np.ones(40_000, dtype)

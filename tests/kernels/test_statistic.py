@@ -10,6 +10,7 @@ import pytest
 
 from aiops.kernels import STATISTIC_CAP, STATISTIC_SCALE, Rule, Spans, build
 from tests.kernels.rules import SGD
+from tests.rows import each_row
 
 
 def keep(w, g, v, step):
@@ -51,9 +52,9 @@ def test_it_is_the_exact_sum_of_what_each_element_counts(dtype: type, backend: s
     assert sums_of(values, spans, backend) == expected
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
+@each_row("backend", ["numba", "numpy"])
+@each_row("dtype", [np.float32, np.float64])
+@each_row(
     ("value", "units"),
     [
         (1.0, 2**24),
@@ -74,8 +75,8 @@ def test_what_one_element_counts(value: float, units: int, dtype: type, backend:
     assert sums_of(np.full(3, value, dtype), Spans.whole(3, 1.0), backend) == [3 * units]
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-@pytest.mark.parametrize("units", [2**30, -(2**30), 2**16 - 1, -1, -(2**16) - 1])
+@each_row("backend", ["numba", "numpy"])
+@each_row("units", [2**30, -(2**30), 2**16 - 1, -1, -(2**16) - 1])
 def test_many_of_the_largest_do_not_overflow(units: int, backend: str) -> None:
     values = np.full(70_000, units / STATISTIC_SCALE, np.float32)
     assert sums_of(values, Spans.whole(70_000, 1.0), backend) == [70_000 * units]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aiops.kernels.row_initialiser import CELLS, KINDS, RowInitialiser, first_rows, quantiles
 from aiops.kernels.table_rows import mover
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -37,8 +38,8 @@ def drawn(seed: int, row: int, width: int) -> list[int]:
 
 
 class TestFirstRows:
-    @pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
-    @pytest.mark.parametrize("row", [0, 1, 12_345_678_901])
+    @each_row("seed", [0, 7, 2**63 - 1])
+    @each_row("row", [0, 1, 12_345_678_901])
     def test_uniform_by_its_definition(self, seed: int, row: int) -> None:
         got = first_rows(RowInitialiser("uniform", 0.25, seed), np.array([row]), 5, F64)
         wanted = [((z >> 11) * 2.0**-52 - 1.0) * 0.25 for z in drawn(seed, row, 5)]
@@ -191,8 +192,8 @@ class TestMoving:
         assert work.tolist() == [[5, 5], [5, 5], [6, 6]]
         assert moving.scatter(unique, work) == 0
 
-    @pytest.mark.parametrize("backend", ["numpy", "numba"])
-    @pytest.mark.parametrize("dtype", [F32, F64])
+    @each_row("backend", ["numpy", "numba"])
+    @each_row("dtype", [F32, F64])
     def test_any_values_may_be_stored(self, dtype: np.dtype[Any], backend: str) -> None:
         """A record tells by its first element whether it was written, whatever that is."""
         moving = Moving("uniform", dtype, backend, 40, 2, (3.0,))

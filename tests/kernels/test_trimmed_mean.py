@@ -8,6 +8,7 @@ import pytest
 from aiops.kernels import Spans, build
 from aiops.kernels.trimmed_mean import left_out, trimmed_mean
 from aiops.model.layout import Array
+from tests.rows import each_row
 
 COUNTS = [
     (2, 0),
@@ -41,7 +42,7 @@ def taken(values: Array, cut: int, backend: str) -> Array:
     return base
 
 
-@pytest.mark.parametrize(("count", "cut"), COUNTS)
+@each_row(("count", "cut"), COUNTS)
 def test_it_is_that_of_a_sort(count: int, cut: int) -> None:
     values = np.random.default_rng(count).normal(size=(count, 100)).astype(np.float32)
     values[:, 7] = -0.0
@@ -74,7 +75,7 @@ def test_hostile_values_leave_it_among_the_honest_ones() -> None:
         assert (found <= honest.max(axis=0)).all()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("share", "count", "cut"),
     [
         (0.0, 9, 0),

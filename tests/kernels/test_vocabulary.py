@@ -11,6 +11,7 @@ import pytest
 from aiops.kernels import Rule, Spans, build, numba_jit, vocabulary
 from aiops.kernels.vocabulary import where
 from tests.kernels.rules import bits, stored
+from tests.rows import each_row
 
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38]
 PAIRS = np.array([(x, y) for x in AWKWARD for y in AWKWARD], np.float32)
@@ -26,7 +27,7 @@ def test_extrema_are_numpys_with_positive_zeros(word: str) -> None:
     assert not np.signbit(getattr(vocabulary, word)(np.float32(-0.0), -0.0))
 
 
-@pytest.mark.parametrize("word", ["maximum", "minimum", "sign", "sqrt", "absolute"])
+@each_row("word", ["maximum", "minimum", "sign", "sqrt", "absolute"])
 def test_compiled_words_equal_numpys_on_scalars(word: str) -> None:
     compiled, plain = getattr(numba_jit, word), getattr(vocabulary, word)
     arguments = PAIRS if word in ("maximum", "minimum") else PAIRS[:: len(AWKWARD), :1]

@@ -19,13 +19,14 @@ from aiops.serving.config import Config, read_file
 from aiops.serving.safetensors_io import write_model
 from aiops.serving.shard_count import held_shards, settle_shards
 from aiops.shards.automatic import ALONE, LEAST, MOST, choose_shards
+from tests.rows import each_row
 
 MIB = 1 << 20
 SETTINGS: dict[str, Any] = {"policy": "asgd", "kernels": "numpy", "port": 0}
 
 
 class TestRule:
-    @pytest.mark.parametrize(
+    @each_row(
         ("nbytes", "processors", "hosts", "shards"),
         [
             (MIB, 64, 0, 1),
@@ -49,7 +50,7 @@ class TestRule:
         assert choose_shards(MIB, 1, held=3).shards == 3
         assert choose_shards(1 << 40, 8, held=1).why == "1 server, as in the state"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("link", "hosts", "shards"),
         [
             (1, 0, 1),

@@ -20,6 +20,7 @@ from aiops.model.placement import Placement
 from aiops.net.paced_transport import PacedTransport
 from aiops.shards.budget_shares import BudgetShares, first_share
 from aiops.wire.server_messages import BudgetUsed, PaceClients
+from tests.rows import each_row
 from tests.support import assert_same
 
 KB = 1000
@@ -158,8 +159,8 @@ def test_a_lead_connects_again_without_a_limit() -> None:
     assert budget.next(0.0) is not None
 
 
-@pytest.mark.parametrize("rate", [16_000, 1_000_003, 10**12])
-@pytest.mark.parametrize("held", [(0, 0, 0), (5, 5, 5), (100, 0, 0), (7, 900, 1), (1, 1, 10**9)])
+@each_row("rate", [16_000, 1_000_003, 10**12])
+@each_row("held", [(0, 0, 0), (5, 5, 5), (100, 0, 0), (7, 900, 1), (1, 1, 10**9)])
 def test_shares_make_up_the_budget(rate: int, held: tuple[int, ...]) -> None:
     shares = shares_of(rate, held)
     assert sum(shares) == rate

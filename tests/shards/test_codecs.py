@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
+from tests.rows import each_row
 from tests.shards.test_hostile import done, ones
 from tests.shards.world import Actor, World
 
@@ -66,7 +67,7 @@ def test_coded_gradients_of_groups_are_clipped_by_followers_as_by_one_server(cod
         assert array.tobytes() == spread[name].tobytes() != free[name].tobytes(), name
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@each_row("codec", CODECS)
 def test_pieces_are_coded_each_as_a_tensor_of_its_own(codec: str) -> None:
     spread = trained(3, CUT, codec)
     random = np.random.default_rng(3)

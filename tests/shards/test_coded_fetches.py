@@ -15,6 +15,7 @@ from aiops.model.parts import Part
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import _codecs
 from aiops.wire.server_messages import ShardParts
+from tests.rows import each_row
 from tests.shards.test_hostile import done, ones
 from tests.shards.world import Actor, World
 
@@ -181,7 +182,7 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
     assert isinstance(request.refusal, Unavailable)
 
 
-@pytest.mark.parametrize("what", ["codec", "raw", "too long", "another version"])
+@each_row("what", ["codec", "raw", "too long", "another version"])
 def test_a_shard_that_sends_other_increments_than_announced(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from aiops.shards.common_moment import CommonMoment, History
 from aiops.state.directory import StateListing, journal_name
 from aiops.state.frames import SegmentScan
 from aiops.wire.server_messages import ShardState
+from tests.rows import each_row
 from tests.seeds import seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_kept_shards import MODEL as SMALL
@@ -41,7 +42,7 @@ class TestHistories:
 
     mine = ((1, 0), (3, 60), (5, 50))
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("reached", "theirs", "newest", "ahead", "end"),
         [
             (80, mine, 80, {}, LARGEST),  # of the same start

@@ -24,6 +24,7 @@ from aiops.state.directory import GenerationFile
 from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL, Error
 from aiops.wire.server_messages import LeadHello, ShardHello, ShardState, ShardWelcome, ShareSecret
+from tests.rows import each_row
 from tests.serving.standby.test_fence import answers
 from tests.support import PATIENCE, ServerThread
 
@@ -77,8 +78,8 @@ def test_a_client_that_comes_before_the_lead_tries_again() -> None:
     assert (type(refused), refused.code, refused.fatal) == (Error, "protocol", True)
 
 
-@pytest.mark.parametrize("standby", [False, True])
-@pytest.mark.parametrize("proof", WRONG.values(), ids=WRONG)
+@each_row("standby", [False, True])
+@each_row("proof", WRONG.values(), ids=WRONG)
 def test_a_lead_without_the_right_proof_is_refused(proof: bytes, standby: bool) -> None:
     found = follower()
     refused, drop = joined(found, 2, hello(RUN, HIGHER, proof, standby=standby))
@@ -92,7 +93,7 @@ def test_a_lead_without_the_right_proof_is_refused(proof: bytes, standby: bool) 
 TERM = [next_term(0, 0), next_term(next_term(0, 0), 0)]  # the generations of two promotions
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("led_by", "fed_by", "taken"),
     [
         (0, TERM[0], True),  # it was promoted, and has had no lead yet
@@ -129,7 +130,7 @@ def test_a_follower_without_a_part_was_promoted_if_it_had_one_before(replayed: b
     assert isinstance(said, ShardState if replayed else Drop)
 
 
-@pytest.mark.parametrize("generation", [3, 4, HIGHER])
+@each_row("generation", [3, 4, HIGHER])
 def test_a_lead_with_the_right_one_is_taken(generation: int) -> None:
     found = follower()
     proof = generation_proof(SECRET, RUN, generation, lead=True)

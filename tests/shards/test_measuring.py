@@ -19,6 +19,7 @@ from aiops.model.placement import Placement
 from aiops.shards.measuring import PARAMS, SAMPLE, SAMPLES, Measuring, PartSampler
 from aiops.store.parameters import MeasureJob
 from aiops.wire.server_messages import RunUpdate, UpdateDone
+from tests.rows import each_row
 from tests.shards.test_filtered import servers
 
 SEED = struct.pack(">q", 77)
@@ -33,7 +34,7 @@ LAYOUT = Layout(
 )
 
 
-@pytest.mark.parametrize("shards", range(1, 9))
+@each_row("shards", range(1, 9))
 def test_the_parts_of_a_sample_are_the_sample(shards: int) -> None:
     """However a model is cut, its servers' values in their order are those of one server."""
     sample, placement = Sample(LAYOUT, 5), Placement.even(LAYOUT, shards)
@@ -91,9 +92,7 @@ class TestAsking:
         lead.measuring.computed(1, 0, SEED, lead.values())
         assert lead.begin() == []
 
-    @pytest.mark.parametrize(
-        ("version", "seed", "count"), [(1, SEED, None), (0, FIRST_SEED, None), (0, SEED, 3)]
-    )
+    @each_row(("version", "seed", "count"), [(1, SEED, None), (0, FIRST_SEED, None), (0, SEED, 3)])
     def test_for_another_version_and_for_other_positions(
         self, version: int, seed: bytes, count: int | None
     ) -> None:
@@ -127,7 +126,7 @@ class TestAsking:
         with pytest.raises(RemoteProtocolError, match="that are not finite"):
             lead.done(1.0, *[1.0] * lead.count, *[np.inf] * lead.count)
 
-    @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+    @each_row("wrong", [np.inf, -np.inf, np.nan])
     def test_parameters_that_are_not_finite_are_refused(self, wrong: float) -> None:
         """One would be in the means of a worker for good."""
         lead = Lead()
@@ -208,7 +207,7 @@ class TestFollowers:
             with pytest.raises(ValueError, match="true or false was expected"):
                 PartSampler(LAYOUT, held, compares)
 
-    @pytest.mark.parametrize("work", [{SAMPLE: b"1"}, {SAMPLE: 5}, {SAMPLE: SEED, PARAMS: 1}])
+    @each_row("work", [{SAMPLE: b"1"}, {SAMPLE: 5}, {SAMPLE: SEED, PARAMS: 1}])
     def test_work_that_makes_no_sense_is_refused(self, work: dict[str, Any]) -> None:
         store: Any = None
         sampler = PartSampler(LAYOUT, Placement.even(LAYOUT, 2).layouts[1], False)

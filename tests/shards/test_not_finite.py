@@ -18,6 +18,7 @@ from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Layout
 from aiops.store.parameters import Store, UpdateJob
 from aiops.wire.messages import Ack, Error
+from tests.rows import each_row
 from tests.seeds import seeds
 from tests.shards.kept_world import KeptWorld
 from tests.shards.test_orders_of_events import Checker, final
@@ -69,7 +70,7 @@ class Servers:
         return b"".join(array.tobytes() for array in (*self.engine.arenas, *arrays))
 
 
-@pytest.mark.parametrize("shards", [2, 3, 4])
+@each_row("shards", [2, 3, 4])
 def test_it_is_refused_by_all_where_one_part_would_be_infinite(shards: int) -> None:
     """The last server alone has no proof, and no finite result."""
     servers = Servers(shards, "asgd", {"lr": 1e21})

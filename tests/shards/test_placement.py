@@ -11,6 +11,7 @@ from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout
 from aiops.model.parts import Part
 from aiops.model.placement import Placement
+from tests.rows import each_row
 
 LAYOUT = Layout(
     [
@@ -24,7 +25,7 @@ LAYOUT = Layout(
 )
 
 
-@pytest.mark.parametrize("shards", range(1, 12))
+@each_row("shards", range(1, 12))
 def test_even(shards: int) -> None:
     placement = Placement.even(LAYOUT, shards)
     assert len(placement) == shards
@@ -48,7 +49,7 @@ def test_more_shards_than_rows() -> None:
     assert sorted(held.nbytes for held in placement.layouts) == [0] * 5 + [12, 12]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rows", "least", "used"), [(1, 100, 1), (49, 100, 1), (50, 100, 2), (74, 100, 2), (99, 100, 3)]
 )
 def test_a_small_model_lies_on_few_shards(rows: int, least: int, used: int) -> None:
@@ -61,13 +62,13 @@ def test_a_small_model_lies_on_few_shards(rows: int, least: int, used: int) -> N
     assert min(held[:used]) >= min(least, layout.nbytes)
 
 
-@pytest.mark.parametrize("starts", [[4], [0, 30, 20], [0, 4], [0, 90], [0, 1 << 20], []])
+@each_row("starts", [[4], [0, 30, 20], [0, 4], [0, 90], [0, 1 << 20], []])
 def test_cuts_that_cannot_be(starts: list[int]) -> None:
     with pytest.raises(UsageError):
         Placement(LAYOUT, starts)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_row("seed", range(20))
 def test_what_is_divided_makes_up_the_whole(seed: int) -> None:
     rng = random.Random(seed)
     placement = Placement.even(LAYOUT, rng.randint(1, 9))

@@ -19,6 +19,7 @@ from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
 from aiops.model.tables import Table
 from aiops.serving.config import Config
 from aiops.serving.shard_processes import FOLLOWERS_SETTINGS, ShardProcesses
+from tests.rows import each_row
 from tests.support import PATIENCE, Process, assert_same, server_process
 from tests.zygote import NESTED
 
@@ -288,7 +289,7 @@ def test_an_address_twice_is_refused() -> None:
         Client("aiops://127.0.0.1:1,127.0.0.1:1")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("processors", "settings", "threads"),
     [
         (8, {"shards": 3}, 2),

@@ -13,6 +13,7 @@ from aiops.shards.followers import Followers
 from aiops.shards.readmission import Readmission
 from aiops.shards.reports import OWN_GENERATION, PLACE
 from aiops.wire.server_messages import ShardState
+from tests.rows import each_row
 
 EMPTY = ShardState(0, True, "", 0, 0, 0, 0, False, {})
 HISTORY = ((1, 0), (3, 40))
@@ -111,7 +112,7 @@ class TestStandbys:
         other = ShardState(0, True, "other", 1, 3, 7, 7, False, {})
         assert "of run other" in self.lead(Model()).place_refusal(other)
 
-    @pytest.mark.parametrize("shard", [0, 3, 1 << 40])
+    @each_row("shard", [0, 3, 1 << 40])
     def test_not_one_that_there_is_none_of(self, shard: int) -> None:
         found = self.lead(Model()).place_refusal(state(shard))
         assert found == f"this server leads no shard {shard} with a state"

@@ -31,6 +31,7 @@ from aiops.wire.handshake import generation_proof
 from aiops.wire.messages import PROTOCOL
 from aiops.wire.server_messages import ShardState, TrafficCounted
 from aiops.wire.standby_messages import StandbyWelcome
+from tests.rows import each_row
 from tests.shards.test_filtered import run, servers
 
 refused = pytest.raises(RemoteProtocolError)
@@ -55,7 +56,7 @@ def test_a_state_that_is_right() -> None:
     )
 
 
-@pytest.mark.parametrize("largest", [-1e-9, 1.1e18, np.inf, -np.inf, np.nan])
+@each_row("largest", [-1e-9, 1.1e18, np.inf, -np.inf, np.nan])
 def test_a_largest_magnitude_that_no_push_has(largest: float) -> None:
     """An infinite one would be in the norm filter's medians."""
     check_largest(0.0, 1)
@@ -64,7 +65,7 @@ def test_a_largest_magnitude_that_no_push_has(largest: float) -> None:
         check_largest(largest, 1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "holds",
     [
         {"portions": 5},
@@ -137,7 +138,7 @@ def test_the_statistic_of_a_follower_is_as_large_as_its_part_of_each_tensor_allo
     assert placement.sizes(1, np.array([0, 2])).tolist() == [10]
 
 
-@pytest.mark.parametrize("squares", [-1.0, np.nan, np.inf])
+@each_row("squares", [-1.0, np.nan, np.inf])
 def test_a_norm_that_is_none(squares: float) -> None:
     check_squares(np.array([4.0]).view(np.int64), 1)
     with refused:

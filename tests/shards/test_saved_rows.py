@@ -19,6 +19,7 @@ from aiops.shards.follower_rows import rows_given
 from aiops.shards.stored_rows import CollectedRows
 from aiops.store import sparse_table
 from aiops.wire.server_messages import LoadShard, StoredRows
+from tests.rows import each_row
 
 TABLES = {"a": Table(1000, 4), "b": Table(50, 2, "float64"), "none": Table(9, 1)}
 DENSE = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
@@ -106,7 +107,7 @@ def test_rows_are_saved_at_intervals_beside_pushes(tmp_path: Path) -> None:
     assert np.array_equal(load_file(path)["tables/a/rows"], rows[IDS])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "plan",
     [
         {GIVEN_ROWS: (1,)},
@@ -123,7 +124,7 @@ def test_orders_that_bring_rows_which_make_no_sense(plan: Any) -> None:
         rows_given(LoadShard(0, plan, (), (), 1))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("table", "parts"),
     [
         (3, (Part(0, 1, "raw", 24, 0),)),

@@ -20,6 +20,7 @@ from aiops.model.row_shards import (
 from aiops.model.tables import Table
 from aiops.serving.config import Config
 from aiops.shards.follower import Follower
+from tests.rows import each_row
 from tests.shards.kept_world import KeptWorld
 from tests.shards.world import Actor, World
 
@@ -93,7 +94,7 @@ def test_the_bits_are_those_of_one_server_though_connections_are_cut(
         assert not any(pool.out for pool in follower.pools), "the rows' buffers are free again"
 
 
-@pytest.mark.parametrize("bad", [9e17, np.nan, 1e18])
+@each_row("bad", [9e17, np.nan, 1e18])
 def test_a_bad_value_of_one_shard_is_refused_before_any_is_sent(bad: float) -> None:
     world, found = World(1, 3, spread_tables=True), list[Any]()
     many = np.r_[np.arange(ROWS), 7, 7]
@@ -199,7 +200,7 @@ def test_the_hash_is_the_one_that_is_documented() -> None:
         assert shards_of(ids, shards).tolist() == [shard(int(id), shards) for id in ids]
 
 
-@pytest.mark.parametrize("stride", [1, 2, 4, 1 << 10, 1 << 20, 1_000_003])
+@each_row("stride", [1, 2, 4, 1 << 10, 1 << 20, 1_000_003])
 def test_rows_of_any_stride_lie_evenly(stride: int) -> None:
     counts = np.bincount(shards_of(np.arange(40_000) * stride, 4), minlength=4)
     assert (np.abs(counts - 10_000) < 500).all(), "six standard deviations"

@@ -27,6 +27,7 @@ from aiops.store.parameters import Store, UpdateJob, UpdateRound
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, DeviceEvent, EmulatedDevice
 from tests.inline import Inline
+from tests.rows import each_row
 from tests.store.test_parameters import gradient_of
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no g++ to compile with")
@@ -199,7 +200,7 @@ class TestBits:
         both.do(both.gradient(), scales=np.linspace(0.1, 1, len(arrays)))
         both.check()
 
-    @pytest.mark.parametrize("measured", ["gradient", "sum"])
+    @each_row("measured", ["gradient", "sum"])
     def test_norms_are_measured_for_other_shards(self, device: Device, measured: str) -> None:
         both = Both(device, "fasgd", *MIXED)
         arrays = both.gradient()
@@ -220,7 +221,7 @@ class TestBits:
         assert found[0] == found[1]
         assert [each > 0 for each in found[0]] == [True, True, False]
 
-    @pytest.mark.parametrize(("rate", "fits"), [(0.01, True), (1e38, False)])
+    @each_row(("rate", "fits"), [(0.01, True), (1e38, False)])
     def test_a_step_is_rehearsed_for_other_shards(
         self, device: Device, rate: float, fits: bool
     ) -> None:
@@ -289,7 +290,7 @@ class TestBits:
             lease.release()
         assert sums[0] == sums[1]
 
-    @pytest.mark.parametrize("how", ["int8", "topk:0.1"])
+    @each_row("how", ["int8", "topk:0.1"])
     def test_coded_gradients_of_other_dtypes(self, device: Device, how: str) -> None:
         both = Both(device, "fasgd", *MIXED)
         both.do(both.gradient(), how)

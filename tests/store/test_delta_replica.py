@@ -18,6 +18,7 @@ from aiops.store import delta_replica as module
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.snapshots import Lease, Version
 from aiops.store.wanted import Wanted
+from tests.rows import each_row
 
 BACKENDS = ("numpy", "numba")
 CODECS = ("fp16", "bf16", "int8", "topk:0.05", "onebit", "lowrank:2")
@@ -98,8 +99,8 @@ def deliver(params: Params, parts: Parts, payloads: Any, have: int, wants: Any =
 
 
 class TestFollowing:
-    @pytest.mark.parametrize("backend", BACKENDS)
-    @pytest.mark.parametrize("codec", CODECS)
+    @each_row("backend", BACKENDS)
+    @each_row("codec", CODECS)
     def test_it_comes_to_a_model_that_stands_still(self, codec: str, backend: str) -> None:
         """What a codec leaves out of one increment is in the next difference."""
         model = Model(codec, backend=backend)
@@ -126,7 +127,7 @@ class TestFollowing:
         assert max(steps) < 0.9 * alone
         assert np.mean(steps[-50:]) < 2 * np.mean(steps[50:100]) + 1e-9, "it does not drift"
 
-    @pytest.mark.parametrize("codec", CODECS)
+    @each_row("codec", CODECS)
     def test_backends_agree_to_the_bit(self, codec: str) -> None:
         seen = set()
         for backend in BACKENDS:
@@ -147,7 +148,7 @@ class TestFollowing:
         model.move(np.array([big]))
         assert model.replica.follow(model.version).pieces.tolist() == sorted([big, tall])
 
-    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+    @each_row("bad", [np.nan, np.inf, -np.inf, 3e38])
     def test_a_model_that_runs_away_is_sent_as_it_is(self, bad: float) -> None:
         model = Model("int8")
         params = Params(LAYOUT)
@@ -374,7 +375,7 @@ class TestLag:
         assert [replica.due(version) for version in (6, 7)] == [False, True]
 
 
-@pytest.mark.parametrize("run", [(0, 1 << 20), (LAYOUT.nbytes, LAYOUT.nbytes + 4), (8, 8)])
+@each_row("run", [(0, 1 << 20), (LAYOUT.nbytes, LAYOUT.nbytes + 4), (8, 8)])
 def test_bytes_that_are_not_on_a_shard_are_not_sent(run: tuple[int, int]) -> None:
     """The header of the answer had them, and its payload was shorter: a client lost its place."""
     replica = Model("int8").replica

@@ -10,6 +10,7 @@ import pytest
 from aiops.kernels.rule import Rule
 from aiops.store import finite_guard
 from aiops.store.finite_guard import LIMIT, FiniteGuard
+from tests.rows import each_row
 
 STEPS = np.full(2, 0.1)
 
@@ -39,7 +40,7 @@ def renewed(monkeypatch: pytest.MonkeyPatch, proofs: Proofs) -> FiniteGuard:
     return guard
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("updates", "step", "gradient", "found", "rate", "narrow", "asked"),
     [
         (65_536, 1e9, LIMIT, 65_536, 1024.0, False, 1),

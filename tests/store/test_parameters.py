@@ -20,6 +20,7 @@ from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.model.parts import Part
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob
+from tests.rows import each_row
 
 
 def store_of(arrays: dict[str, Array], rule: Rule | None = None, **options: object) -> Store:
@@ -291,7 +292,7 @@ def test_no_torn_read_while_another_thread_updates() -> None:
 
 
 class TestDtypes:
-    @pytest.mark.parametrize("name", ["float64", "bfloat16", "float16"])
+    @each_row("name", ["float64", "bfloat16", "float16"])
     def test_coded_gradients_of_other_dtypes_are_rounded_from_float32(self, name: str) -> None:
         """docs/codecs.md: a value that float16 cannot hold becomes its largest."""
         layout, codec = Layout([("w", name, (8,))]), BF16()

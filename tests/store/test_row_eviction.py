@@ -17,6 +17,7 @@ from aiops.model.tables import NamedTable, Table, Tables
 from aiops.store.sparse_table import SparseTable
 from aiops.wire.fields import CHECKS
 from aiops.wire.messages import TableRows
+from tests.rows import each_row
 from tests.store.test_sparse_table import Tabled, ones
 from tests.strategies import DETERMINISTIC
 
@@ -148,7 +149,7 @@ def test_its_description() -> None:
     assert other.difference(back) == "the max_age of its table 't' is 0, not 7"
 
 
-@pytest.mark.parametrize("bounds", [{"max_rows": -1}, {"max_age": 1.5}, {"max_age": 2**60}])
+@each_row("bounds", [{"max_rows": -1}, {"max_age": 1.5}, {"max_age": 2**60}])
 def test_bounds_out_of_range(bounds: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"a table's max_\w+ must be 0 \(no bound\) to"):
         Table(10, 2, **bounds)

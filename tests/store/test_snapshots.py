@@ -13,6 +13,7 @@ from aiops.model.layout import Ints, Layout
 from aiops.model.parts import Part, Wants
 from aiops.store.snapshots import SnapshotPool, Version
 from aiops.store.wanted import Wanted
+from tests.rows import each_row
 
 LAYOUT = Layout(
     [
@@ -80,7 +81,7 @@ def touched_by(rng: np.random.Generator) -> Ints:
     return np.flatnonzero(rng.random(TENSORS) < rng.choice([0.1, 0.5, 0.9]))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_row("seed", range(20))
 def test_readers_of_some_tensors_have_what_they_asked_for(seed: int) -> None:
     """Random partial updates and random wants: values and versions are always right."""
     rng = np.random.default_rng(seed)
@@ -163,7 +164,7 @@ class TestAnswersThatAreWrong:
         nbytes = tensor.nbytes if nbytes < 0 else nbytes
         return Part(tensor.offset, tensor.offset + tensor.nbytes, codec, nbytes, 4)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("name", "codec", "nbytes", "words"),
         [
             ("b", "raw", -1, "do not make up the tensors that were asked for"),

@@ -31,6 +31,7 @@ from aiops.wire.messages import Error, FetchRows, Message, PushRows, TableRows
 from tests.driven import Driven
 from tests.inline import Inline
 from tests.recording import Recording
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC, cut
 
 TABLE = Table(50, 3, scale=0.5, seed=4)
@@ -130,8 +131,8 @@ class Oracle:
 
 
 class TestPush:
-    @pytest.mark.parametrize("backend", ["numpy", "numba"])
-    @pytest.mark.parametrize("policy", POLICIES)
+    @each_row("backend", ["numpy", "numba"])
+    @each_row("policy", POLICIES)
     def test_rows_are_updated_by_the_rule_and_no_others(self, policy: str, backend: str) -> None:
         inline, oracle = Tabled(policy, backend=backend), Oracle(policy, 50)
         rng = np.random.default_rng(3)
@@ -146,8 +147,8 @@ class TestPush:
             got = inline.values(np.arange(50))
             assert got.tobytes() == oracle.w.tobytes()
 
-    @pytest.mark.parametrize("backend", ["numpy", "numba"])
-    @pytest.mark.parametrize("optimizer", LAZY)
+    @each_row("backend", ["numpy", "numba"])
+    @each_row("optimizer", LAZY)
     def test_every_optimiser_is_lazy(self, optimizer: str, backend: str) -> None:
         settings = {"optimizer": optimizer, "weight_decay": 0.25}
         inline = Tabled(settings=settings, backend=backend)
@@ -517,7 +518,7 @@ class TestDefine:
         assert "state would stand still" in why
         assert all(tables_obstacle(find(policy).make({})) is None for policy in POLICIES)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "reason"),
         [
             ("ringmaster", "or leaves some out"),
@@ -558,7 +559,7 @@ class TestDefine:
         assert inline.push(2, {"w": np.ones(3, np.float32)}, 0, seq=2) is not None
         assert [m.kind for m in inline.said[1]].count("ack") == 1
 
-    @pytest.mark.parametrize("name", sorted(BUILT_IN))
+    @each_row("name", sorted(BUILT_IN))
     def test_every_algorithm_takes_tables_or_says_why_not(self, name: str) -> None:
         why = tables_obstacle(find(name).make({}))
         assert (why is None) if name in POLICIES else (why is None or name in why)
@@ -577,7 +578,7 @@ class TestDefine:
         assert why is not None
         assert "does not say that it suits rows" in why
 
-    @pytest.mark.parametrize("policy", POLICIES)
+    @each_row("policy", POLICIES)
     def test_clipping_is_over_whole_gradients(self, policy: str) -> None:
         for settings in ({"clip": 1.0}, {"per_tensor": "clip=1@t*"}):
             why = tables_obstacle(find(policy).make(settings), ["a", "t1", "t2"])
@@ -631,7 +632,7 @@ class TestDefine:
         assert isinstance(welcome, messages.Welcome)
         assert welcome.tables == inline.defined.tables
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("tables", "said"),
         [
             ({"t": Table(50, 4)}, "the width of its table 't' is 3, not 4"),
@@ -665,8 +666,8 @@ class TestDefine:
 
 
 class TestReplay:
-    @pytest.mark.parametrize("backend", ["numpy", "numba"])
-    @pytest.mark.parametrize("policy", POLICIES)
+    @each_row("backend", ["numpy", "numba"])
+    @each_row("policy", POLICIES)
     def test_a_recorded_run_ends_with_the_same_bits(self, policy: str, backend: str) -> None:
         again = self.record(policy).replay(backend)
         assert again.complete

@@ -20,6 +20,7 @@ from aiops.store import table_image
 from aiops.store.sparse_table import SparseTable
 from aiops.store.table_image import TableImage
 from aiops.store.untouched import untouched
+from tests.rows import each_row
 from tests.seeds import seeds
 from tests.strategies import DETERMINISTIC
 
@@ -109,8 +110,8 @@ def read_into(image: TableImage, found: list[bytes]) -> None:
     found.append(joined(both(image)))
 
 
-@pytest.mark.parametrize("backend", ["numpy", "auto"])
-@pytest.mark.parametrize("evicts", [False, True])
+@each_row("backend", ["numpy", "auto"])
+@each_row("evicts", [False, True])
 def test_a_thread_reads_while_another_pushes(
     backend: str, evicts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
