@@ -8,8 +8,8 @@ order that rotates, one worker of each exchanges without a pause: at a server wi
 another one without it, and at the one with it, first while no viewer is there and then beside a
 viewer that reads all events. Compared is the server's processor time for an exchange with that of
 the same round without the page: other work of the machine has part in exchanges a second, and much
-less in that. By what two servers without the page differ, nothing can be told. Beside that, without
-any exchange, the processor time of the servers is taken with a viewer and without.
+less in that. By what two servers without the page differ, nothing can be told. After that, without
+any exchange, the processor time that the servers take meanwhile is compared, too.
 
 Where Playwright and Chromium are installed the page is then opened in a browser, while all workers
 step by turns, so that each row changes. Taken down are the time of its first paint, and the time of
@@ -19,11 +19,7 @@ the page's script for each event and frame, first while it loads and then while 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import shutil
-import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -38,15 +34,13 @@ from aiops.errors import UsageError
 from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
+from benchmarks.page_viewers import Viewer, chromium, watched
 from benchmarks.serving import crowd, free_port, serving
 
 _ELEMENTS = 64  # of a tensor
-_SETTLE = 1.0  # seconds from a viewer's first event on before exchanges are counted
-_GLANCE = 0.05  # seconds between a viewer's looks at whether it is to end
 _WAYS = ("without", "again", "unseen", "seen")
 _SERVER = {"without": 0, "again": 1, "unseen": 2, "seen": 2}
 _CPUCLOCK_SCHED = 2  # of Linux, whose processor clocks of processes have ids of this kind
-_FRAME = 1000 / 60  # milliseconds
 
 
 @dataclass(frozen=True)
@@ -96,35 +90,36 @@ async def _measured(
     draw = np.random.default_rng(1)
     gradients = {name: draw.standard_normal(_ELEMENTS, np.float32) for name in model}
     laps: dict[str, list[_Lap]] = {name: [] for name in _WAYS}
+    idle: dict[str, list[list[float]]] = {"unseen": [], "seen": []}
     async with AsyncExitStack() as stack:
         log(f"{options.workers:,} workers connect to each of three servers")
         crowds = [
             await crowd(stack, url, model, gradients, options.workers) for url, _pid in servers
         ]
-        viewer = _Viewer(port)
+        viewer = Viewer(port)
         for number in range(options.rounds):
             for place in range(len(_WAYS)):
                 way = _WAYS[(number + place) % len(_WAYS)]
                 worker, pid = crowds[_SERVER[way]][0], servers[_SERVER[way]][1]
                 async with viewer if way == "seen" else nullcontext():
                     laps[way].append(await _exchanges(options, worker, gradients, pid))
-        log("the server's processor time, without exchanges")
-        used = {}
-        for way in _WAYS:
-            async with viewer if way == "seen" else nullcontext():
-                used[way] = await _processor(servers[_SERVER[way]][1], options.seconds)
+            for way, seen in (("unseen", nullcontext()), ("seen", viewer)):
+                async with seen:
+                    idle[way].append(await _idle(options, [pid for _url, pid in servers]))
         browser = None
-        if options.watch and (chromium := _browser()) is not None:
+        if options.watch and (executable := chromium()) is not None:
             log("a browser watches while all workers step")
             stepping = asyncio.ensure_future(_step_all(crowds[-1], gradients))
             try:
-                browser = await asyncio.to_thread(_watched, chromium, port, options)
+                browser = await asyncio.to_thread(
+                    watched, executable, port, options.workers, options.watch
+                )
             finally:
                 stepping.cancel()
                 await asyncio.wait([stepping])
     return {
         **_compared(laps),
-        "processor_percent": {name: 100 * share for name, share in used.items()},
+        **_compared_idle(idle),
         "bytes_per_second": viewer.nbytes / max(viewer.seconds, 1e-9),
         "whole_bytes": viewer.whole,
         "browser": browser,
@@ -176,11 +171,22 @@ async def _step_all(workers: Sequence[aiops.AsyncWorker], gradients: Mapping[str
             worker.log(loss=0.5)
 
 
-async def _processor(pid: int, seconds: float) -> float:
-    """Return the share of a processor that a process uses for so long."""
-    before, begin = _used(pid), time.perf_counter()
-    await asyncio.sleep(seconds)
-    return (_used(pid) - before) / (time.perf_counter() - begin)
+async def _idle(options: Options, pids: Sequence[int]) -> list[float]:
+    """Return the share of a processor, in percent, that each of some processes takes meanwhile."""
+    before, begin = [_used(pid) for pid in pids], time.perf_counter()
+    await asyncio.sleep(options.seconds)
+    after, seconds = [_used(pid) for pid in pids], time.perf_counter() - begin
+    return [100 * (late - early) / seconds for early, late in zip(before, after, strict=True)]
+
+
+def _compared_idle(idle: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """Return what idle servers take, and what more one with the page takes at the same time."""
+    plain, again, _shown = zip(*idle["unseen"], strict=True)
+    taken, more = {"without": _spread(plain), "again": _spread(again)}, {}
+    for way, rounds in idle.items():
+        taken[way] = _spread([shares[_SERVER[way]] for shares in rounds])
+        more[way] = _spread([shares[_SERVER[way]] - shares[0] for shares in rounds])
+    return {"idle_percent": taken, "idle_more_percent": more}
 
 
 def _used(pid: int) -> float:
@@ -189,93 +195,6 @@ def _used(pid: int) -> float:
     The id of its clock is clock_getcpuclockid(3)'s.
     """
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
-
-
-class _Viewer:
-    """Reads the events of a page in a thread, for as long as an ``async with`` block lasts.
-
-    Attributes
-    ----------
-    nbytes, seconds
-        Bytes of differences so far, and the time in which they came.
-    whole
-        Bytes of the last whole document.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.nbytes, self.seconds, self.whole = 0, 0.0, 0
-
-    async def __aenter__(self) -> _Viewer:
-        self._over, self._begun = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        await asyncio.to_thread(self._begun.wait)
-        await asyncio.sleep(_SETTLE)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._over.set()
-        await asyncio.to_thread(self._thread.join)
-
-    def _read(self) -> None:
-        begin, data = time.perf_counter(), b""
-        with socket.create_connection(("127.0.0.1", self._port)) as sock:
-            sock.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            sock.settimeout(_GLANCE)
-            while not self._over.is_set():
-                try:
-                    data += sock.recv(1 << 20)
-                except TimeoutError:
-                    continue
-                *events, data = data.split(b"\n\n")
-                for event in events:
-                    if b"event: whole\n" in event:
-                        self.whole, begin = len(event), time.perf_counter()
-                        self._begun.set()
-                    else:
-                        self.nbytes += len(event)
-        self.seconds += time.perf_counter() - begin
-
-
-def _browser() -> str | None:
-    """Return the path of Chromium, if it and Playwright are installed."""
-    if importlib.util.find_spec("playwright") is None:
-        return None
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-
-
-def _watched(chromium: str, port: int, options: Options) -> dict[str, Any]:
-    """Open the page, and watch it; return what it took."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.goto(f"http://127.0.0.1:{port}/")
-        while page.evaluate("aiopsPage.rows().size") < options.workers:
-            page.wait_for_timeout(100)
-        paints = page.evaluate(
-            "performance.getEntriesByType('paint').map((entry) => [entry.name, entry.startTime])"
-        )
-        page.wait_for_timeout(2000)  # the charts are drawn
-        load = page.evaluate("aiopsPage.times.splice(0)")
-        page.wait_for_timeout(1000 * options.watch)
-        times = sorted(page.evaluate("aiopsPage.times"))
-        if not times:
-            raise UsageError("no event came while the browser watched: watch it for longer")
-        browser.close()
-    return {
-        "first_paint_ms": dict(paints)["first-contentful-paint"],
-        "load_most_ms": max(load),
-        "script_ms": {
-            "median": statistics.median(times),
-            "p99": times[int(0.99 * (len(times) - 1))],
-            "most": times[-1],
-            "count": len(times),
-        },
-        "over_a_frame": sum(each > _FRAME for each in times),
-    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -292,15 +211,21 @@ def table(result: Mapping[str, Any]) -> Table:
     def more(found: Mapping[str, float]) -> list[str]:
         return [f"{found['median']:+.1f} %", f"{found['low']:+.1f} to {found['high']:+.1f}"]
 
+    def idle(cell: Mapping[str, Any], way: str) -> list[str]:
+        found = cell["idle_more_percent"].get(way)
+        told = (
+            f"{found['median']:+.2f} ({found['low']:.2f} to {found['high']:.2f})" if found else ""
+        )
+        return [f"{cell['idle_percent'][way]['median']:.2f} %", told]
+
     rows = []
     for cell in result["cells"]:
         for way in _WAYS:
             beside = ["", ""] if way == "without" else more(cell["more_percent"][way])
             rate, each = (cell[key][way] for key in ("exchanges_per_second", "processor_us"))
-            used = f"{cell['processor_percent'][way]:.2f} %"
             figures = [f"{rate['median']:,.0f}", f"{each['median']:.1f} us"]
-            rows.append([_NAMES[way], *figures, *beside, used])
-        rows.append(["a viewer beside none", "", "", *more(cell["viewer_percent"]), ""])
+            rows.append([_NAMES[way], *figures, *beside, *idle(cell, way)])
+        rows.append(["a viewer beside none", "", "", *more(cell["viewer_percent"]), "", ""])
         lines = [("a viewer reads", f"{cell['bytes_per_second'] / 1e3:,.1f} kB/s")]
         browser = cell["browser"]
         if browser is not None:
@@ -311,9 +236,9 @@ def table(result: Mapping[str, Any]) -> Table:
                 ("script of an event or frame", took),
                 ("most while it loads", f"{browser['load_most_ms']:.1f} ms"),
             ]
-        rows += [[*line, "", "", "", ""] for line in lines]
+        rows += [[*line, "", "", "", "", ""] for line in lines]
     workers = result["cells"][0]["workers"]
-    columns = ("", "exchanges/s", "processor", "beside no page", "half of all", "processor, idle")
+    columns = ("", "exchanges/s", "each", "beside no page", "half of all", "idle", "more")
     return report.table(f"The live page of a server with {workers:,} workers", columns, rows)
 
 

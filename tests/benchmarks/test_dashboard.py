@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiops.errors import UsageError
-from benchmarks import dashboard
+from benchmarks import dashboard, page_viewers
 from benchmarks.dashboard import Options
 
 pytest.importorskip("prometheus_client")
@@ -21,7 +21,7 @@ pytest.importorskip("prometheus_client")
 def test_a_tiny_run_makes_a_whole_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_SETTLE", 0.0)
+    monkeypatch.setattr(page_viewers, "SETTLE", 0.0)
     file = tmp_path / "out.json"
     line = "--workers 2 --tensors 4 --rounds 1 --seconds 0.05 --watch 0"
     dashboard.main([*line.split(), f"--json={file}"])
@@ -30,7 +30,7 @@ def test_a_tiny_run_makes_a_whole_report(
         assert word in printed
     [cell] = json.loads(file.read_text())["cells"]
     ways = {"without", "again", "unseen", "seen"}
-    for key in ("exchanges_per_second", "processor_us", "processor_percent"):
+    for key in ("exchanges_per_second", "processor_us", "idle_percent"):
         assert set(cell[key]) == ways
     assert set(cell["more_percent"]) == ways - {"without"}
     assert all(each["median"] > 0 for each in cell["processor_us"].values())
@@ -55,6 +55,14 @@ def test_figures_are_beside_those_of_the_same_round() -> None:
             assert found["more_percent"][way][key] == pytest.approx(more)
     assert found["viewer_percent"]["median"] == pytest.approx(100 * (10.2 / 10.1 - 1))
     assert found["processor_us"]["seen"]["median"] == pytest.approx(10.2)
+
+
+def test_what_the_page_takes_of_an_idle_server_is_beside_one_at_the_same_time() -> None:
+    slow = [(3.0, 3.1, 4.0), (6.0, 6.1, 7.0)]  # the machine, in the second round
+    found = dashboard._compared_idle({"unseen": slow, "seen": [(3.0, 3.1, 5.0), (6.0, 6.1, 8.0)]})
+    assert found["idle_more_percent"]["unseen"]["max"] == pytest.approx(1.0)
+    assert found["idle_more_percent"]["seen"]["min"] == pytest.approx(2.0)
+    assert found["idle_percent"]["again"]["median"] == pytest.approx(4.6)
 
 
 def test_the_processor_time_is_that_of_the_other_process() -> None:
