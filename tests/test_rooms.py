@@ -54,7 +54,7 @@ ARROWS: Mapping[str, str] = {
     "client":         "_version compiled errors common kernels model codecs wire algorithms"
                       " bandwidth averaging net tracing",
     "data":           "errors common model wire client",
-    "net":            "errors common kernels model wire bandwidth store",
+    "net":            "compiled errors common kernels model wire bandwidth store",
     "serving":        "_version access compiled errors common kernels model wire algorithms"
                       " bandwidth store engine filters averaging shards net state durable metrics"
                       " dashboard trackers tracing",

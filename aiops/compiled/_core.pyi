@@ -143,3 +143,36 @@ class Answers:
 
     def answer(self, nbytes: int, /) -> bytes | None:
         """Do what `aiops.serving.event_dispatcher.EventDispatcher.exchange` does."""
+
+class Poller:
+    """Reads connections in turn; `fd` is to be watched by the event loop, which calls `ready`.
+
+    Raises
+    ------
+    OSError
+        When the system has no descriptor for it.
+    """
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of its epoll instance; below 0 once closed."""
+
+    @property
+    def served(self) -> int:
+        """Exchanges that were answered here."""
+
+    def __new__(cls) -> Poller: ...
+    def add(self, link: Any, fd: int, shortcut: Any, /) -> int:
+        """Read from the socket of an `aiops.net.transport.MessageTransport`; return its number.
+
+        ``shortcut``: an `Answers.answer`, or what else the transport calls with received bytes.
+        """
+
+    def remove(self, number: int, /) -> None:
+        """Read from it no longer; to be called before its socket is closed."""
+
+    def ready(self) -> None:
+        """Read from those that are ready, for a millisecond at most."""
+
+    def close(self) -> None:
+        """End."""

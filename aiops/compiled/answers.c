@@ -11,6 +11,8 @@
  */
 
 #include "answers.h"
+#include <sys/socket.h>
+#include <sys/uio.h>
 
 /* Return the largest magnitude of a section, as an integer: the bits of its elements but for the
  * sign. `aiops.kernels.scan.survey` compares it block by block, and finds the same. */
@@ -217,10 +219,38 @@ static void write_double(char *at, double value)
     write_number(at, number.bits);
 }
 
-/* Return the answer: the template with its values, and the parameters. */
+/* Write the values of an answer into its header. */
+static void fill_in(const Answers *self, const Pushed *push, PyObject *said, char *to)
+{
+    const Py_ssize_t *at = self->answer_at;
+    write_number(to + at[0], (uint64_t)push->number[0]);
+    write_number(to + at[1], (uint64_t)push->version);
+    write_number(to + at[2], (uint64_t)push->version);
+    write_number(to + at[3], (uint64_t)push->staleness);
+    write_double(to + at[4], (double)push->staleness);
+    if (self->has_statistic) {
+        write_double(to + at[5], PyFloat_AsDouble(PyTuple_GetItem(said, 4)));
+        memcpy(to + at[6], PyBytes_AsString(PyTuple_GetItem(said, 5)), (size_t)self->vbars_width);
+    }
+    write_number(to + at[self->answer_count - 1], (uint64_t)push->level + 1);
+}
+
+/* Send an answer, or as much as the socket takes; return the bytes sent. What fails is sent again
+ * by the transport, which finds out why. */
+static Py_ssize_t send_some(int fd, char *header, Py_ssize_t header_size, const Py_buffer *payload)
+{
+    struct iovec pieces[2] = {{header, (size_t)header_size},
+                              {payload->buf, (size_t)payload->len}};
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
+    Py_ssize_t sent = fd < 0 ? 0 : sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return sent < 0 ? 0 : sent;
+}
+
+/* Return the answer, the template with its values, and the parameters: what of it is not sent. */
 static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
 {
     PyObject *current = get(self->part[PART_store], Store_current), *data;
+    Py_ssize_t size = self->answer.len;
     Py_buffer payload;
     if (!is_of(current, Version_class) || !is_of(get(current, Version_room), Arena_class)) {
         PyErr_SetString(PyExc_TypeError, "the store has no current version");
@@ -230,26 +260,21 @@ static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
     if (PyObject_GetBuffer(data, &payload, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *made = NULL;
+    char *header = self->header;
     if (payload.len != self->nbytes)
         PyErr_SetString(PyExc_ValueError, "the model has another length");
-    else
-        made = PyBytes_FromStringAndSize(NULL, self->answer.len + self->nbytes);
-    if (made != NULL) {
-        char *to = PyBytes_AsString(made);
-        const Py_ssize_t *at = self->answer_at;
-        memcpy(to, self->answer.buf, (size_t)self->answer.len);
-        memcpy(to + self->answer.len, payload.buf, (size_t)self->nbytes);
-        write_number(to + at[0], (uint64_t)push->number[0]);
-        write_number(to + at[1], (uint64_t)push->version);
-        write_number(to + at[2], (uint64_t)push->version);
-        write_number(to + at[3], (uint64_t)push->staleness);
-        write_double(to + at[4], (double)push->staleness);
-        if (self->has_statistic) {
-            write_double(to + at[5], PyFloat_AsDouble(PyTuple_GetItem(said, 4)));
-            memcpy(to + at[6], PyBytes_AsString(PyTuple_GetItem(said, 5)),
-                   (size_t)self->vbars_width);
+    else {
+        memcpy(header, self->answer.buf, (size_t)size);
+        fill_in(self, push, said, header);
+        Py_ssize_t sent = send_some(self->fd, header, size, &payload);
+        if (sent == size + self->nbytes)
+            made = Py_NewRef(Py_True);
+        else if ((made = PyBytes_FromStringAndSize(NULL, size + self->nbytes - sent)) != NULL) {
+            char *to = PyBytes_AsString(made);
+            Py_ssize_t head = sent < size ? size - sent : 0, skipped = sent < size ? 0 : sent - size;
+            memcpy(to, header + size - head, (size_t)head);
+            memcpy(to + head, (char *)payload.buf + skipped, (size_t)(self->nbytes - skipped));
         }
-        write_number(to + at[self->answer_count - 1], (uint64_t)push->level + 1);
     }
     PyBuffer_Release(&payload);
     return made;
@@ -311,9 +336,8 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
         goes = is_covered(self, steps, scalars);
     if (goes > 0) {
         said = carry_out(self, &push, now, record, steps, scalars);
-        if (said != NULL && (answer = packed(self, &push, said)) != NULL &&
-            count(self, received) < 0)
-            Py_CLEAR(answer);
+        if (said != NULL && count(self, received) == 0)
+            answer = packed(self, &push, said);
         Py_XDECREF(said);
     }
     Py_XDECREF(steps);

@@ -48,6 +48,8 @@ typedef struct {
     Py_ssize_t answer_at[ANSWERED], vbars_width;
     int answer_count, scheduled, has_scalars, has_statistic;
     long long parameters, answered; /* exchanges that were answered here */
+    char *header; /* room for one of an answer */
+    int fd; /* the socket that an answer may be sent on at once; below 0: none */
     Surveyed sections[SECTIONS];
 } Answers;
 
@@ -68,7 +70,14 @@ typedef struct {
 PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *record,
                     PyObject *steps, PyObject *scalars);
 
-/* Answer a push if `received` bytes complete it, as `Steady.exchange` does. */
+/* Answer a push if `received` bytes complete it, as `Steady.exchange` does. If `fd` is one, the
+ * answer is sent there, as far as it can be, and the rest is returned; True: all was sent. */
 PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record);
+
+/* Answer as `EventDispatcher.exchange` does; returns as `exchange`. */
+PyObject *answer(PyObject *self, PyObject *received);
+
+/* Whether an object is an `Answers`. */
+int is_answers(PyObject *object);
 
 #endif

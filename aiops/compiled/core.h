@@ -16,6 +16,7 @@
 int add_exchange(PyObject *module);
 int add_fields(PyObject *module);
 int add_answers(PyObject *module);
+int add_poller(PyObject *module);
 
 /* Big endian, as MessagePack writes numbers. */
 static inline void write_number(char *at, uint64_t number)

@@ -13,8 +13,8 @@
 
 #define CLASSES(X)                                                                                \
     X(Arena) X(BusyPoll) X(CollectedSum) X(Connection) X(EffectRunner) X(EventDispatcher)         \
-    X(FiniteGuard) X(HeldPushes) X(KindTraffic) X(Ledger) X(Member) X(Pace) X(Persistence)        \
-    X(PushClosure) X(RunState) X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(Store)      \
+    X(FiniteGuard) X(HeldPushes) X(KindTraffic) X(Ledger) X(Member) X(MessageTransport) X(Pace)   \
+    X(Persistence) X(PushClosure) X(RunState) X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(Store)      \
     X(Traffic) X(UpdateMaker) X(UpdateQueue) X(Version)
 
 #define FIELDS(X)                                                                                 \
@@ -22,7 +22,8 @@
     X(BusyPoll, idle) X(BusyPoll, received)                                                       \
     X(CollectedSum, count)                                                                        \
     X(Connection, _begin) X(Connection, _end) X(Connection, _rest) X(Connection, _whole)          \
-    X(Connection, _message) X(Connection, expected) X(Connection, state) X(Connection, traffic)   \
+    X(Connection, _message) X(Connection, expected) X(Connection, missing) X(Connection, state)   \
+    X(Connection, traffic)                                                                        \
     X(EffectRunner, at_once)                                                                      \
     X(EventDispatcher, _handling) X(EventDispatcher, broken)                                      \
     X(FiniteGuard, _left) X(FiniteGuard, _seen) X(FiniteGuard, _seen_scalars)                     \
@@ -32,6 +33,9 @@
     X(Ledger, _batches) X(Ledger, _exchanges) X(Ledger, _last) X(Ledger, _settled)                \
     X(Member, answered) X(Member, answers) X(Member, covers) X(Member, excused)                   \
     X(Member, last_seq) X(Member, ledger) X(Member, peer) X(Member, pushes) X(Member, staleness)  \
+    X(MessageTransport, _closing) X(MessageTransport, _full) X(MessageTransport, _out)            \
+    X(MessageTransport, _received) X(MessageTransport, _unread) X(MessageTransport, pumped)       \
+    X(MessageTransport, shortcut) X(MessageTransport, transport) X(MessageTransport, wire)        \
     X(Pace, due)                                                                                  \
     X(Persistence, exchanges)                                                                     \
     X(PushClosure, why)                                                                           \

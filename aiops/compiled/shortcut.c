@@ -43,6 +43,7 @@ static void end(PyObject *object)
     Py_buffer *buffers[] = {&self->head, &self->form, &self->varies, &self->answer};
     for (int index = 0; index < 4; index++)
         PyBuffer_Release(buffers[index]);
+    PyMem_Free(self->header);
     Py_CLEAR(self->peer);
     Py_CLEAR(self->one);
     for (int index = 0; index < 5; index++)
@@ -150,11 +151,13 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
+    self->fd = -1;
     self->peer = Py_NewRef(peer);
     if (names == NULL && self->nbytes > 0 && self->parameters > 0 && self->form.len > 0 &&
         self->varies.len == self->form.len && self->head.len >= self->form.len + self->nbytes &&
         take_slots(self, pushed, answered) && take_sections(self, sections) &&
-        take_parts(self, parts) && keep_numbers(self))
+        take_parts(self, parts) && keep_numbers(self) &&
+        (self->header = PyMem_Malloc((size_t)self->answer.len)) != NULL)
         return (PyObject *)self;
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "these are not the parts of a steady exchange");
@@ -168,6 +171,7 @@ static PyObject *exchange_method(PyObject *object, PyObject *const *given, Py_ss
         PyErr_SetString(PyExc_TypeError, "exchange takes bytes received, the time and a record");
         return NULL;
     }
+    ((Answers *)object)->fd = -1;
     return exchange((Answers *)object, given[0], given[1], given[2]);
 }
 
@@ -190,7 +194,7 @@ static PyObject *failed(const Answers *self)
 }
 
 /* Answer as `EventDispatcher.exchange` does, which is asked where a state is kept. */
-static PyObject *answer(PyObject *object, PyObject *received)
+PyObject *answer(PyObject *object, PyObject *received)
 {
     Answers *self = (Answers *)object;
     PyObject *dispatcher = self->part[PART_dispatcher], *runner = self->part[PART_runner];
@@ -213,7 +217,7 @@ static PyObject *answer(PyObject *object, PyObject *received)
     Py_XDECREF(now);
     if (found == NULL)
         return failed(self);
-    if (found == Py_None || !PyBytes_Check(found) || PyBytes_Size(found) == 0)
+    if (found == Py_None || (PyBytes_Check(found) && PyBytes_Size(found) == 0))
         return found;
     if (put(busy_poll, BusyPoll_received, Py_NewRef(Py_True)) < 0 ||
         is_true(get(busy_poll, BusyPoll_idle)) == 0)
@@ -244,10 +248,16 @@ static PyObject *connect_to(PyObject *object, PyObject *given)
     return NULL;
 }
 
+static PyObject *answer_method(PyObject *object, PyObject *received)
+{
+    ((Answers *)object)->fd = -1;
+    return answer(object, received);
+}
+
 static PyMethodDef methods[] = {
     {"connect", connect_to, METH_O, "See _core.pyi."},
     {"exchange", (PyCFunction)(void (*)(void))exchange_method, METH_FASTCALL, "See _core.pyi."},
-    {"answer", answer, METH_O, "See _core.pyi."},
+    {"answer", answer_method, METH_O, "See _core.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -266,11 +276,19 @@ static PyType_Spec type_spec = {
     type_slots,
 };
 
+static PyObject *type;
+
+int is_answers(PyObject *object)
+{
+    return (PyObject *)Py_TYPE(object) == type;
+}
+
 int add_answers(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&type_spec), *names = PyTuple_New(PART_COUNT);
+    PyObject *names = PyTuple_New(PART_COUNT);
     for (int index = 0; names != NULL && index < PART_COUNT; index++)
         PyTuple_SetItem(names, index, PyUnicode_FromString(part_names[index]));
+    type = PyType_FromSpec(&type_spec);
     if (type == NULL || names == NULL || PyModule_AddObjectRef(module, "PARTS", names) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Answers", type);

@@ -169,7 +169,7 @@ class PacedTransport(MessageTransport):
         self._offered = min(len(buffer), self._allowed)
         return buffer[: self._allowed]
 
-    def buffer_updated(self, nbytes: int) -> None:
+    def buffer_updated(self, nbytes: int, short: bool = True) -> None:
         """Take what was received."""
         self._allowed -= nbytes
         self._pacer.budget.crossed(self.flow, nbytes, self._pacer.now())

@@ -11,7 +11,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from aiops.common import forks
 from aiops.common.failure_waits import FailureWaits
@@ -24,6 +24,9 @@ from aiops.wire.checked_connection import checked_instead
 from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
+
+if TYPE_CHECKING:
+    from aiops.compiled._core import Poller
 
 _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # bytes: a peer with more unsent, of more than one message, is not read from
@@ -73,6 +76,12 @@ class MessageTransport(asyncio.BufferedProtocol):
         Called with their number when bytes that are no version's begin to wait for the peer.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = (
+        *("__dict__", "__weakref__", "_closing", "_full", "_out", "_received", "_unread"),
+        *("pumped", "shortcut", "transport", "wire"),
+    )
+
     paced = False  # True: each byte waits for a grant, so no `shortcut` may write an answer
     _at_once = _CHUNK  # bytes: a smaller message is written without being queued
 
@@ -97,6 +106,9 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._received: deque[tuple[Message, Sink | None]] = deque()  # complete, not passed on yet
         self.waits = FailureWaits()
         self._watch: PathWatch | None = None
+        self._poller: Poller | None = None  # reads from it, in place of the event loop
+        self._polled = -1  # its number there; below 0: it is not read from now
+        self._failure: Exception | None = None  # with which it ended while that read
 
     def hand_over(self, owner: TransportOwner, sink_for: SinkFor) -> None:
         """Report to another owner from here on, which gives the sinks."""
@@ -127,11 +139,16 @@ class MessageTransport(asyncio.BufferedProtocol):
         """Offer the connection's buffer."""
         return self.wire.next_buffer()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Parse received bytes; answer at once, if `shortcut` does."""
+    def buffer_updated(self, nbytes: int, short: bool = True) -> None:
+        """Parse received bytes; answer at once, if `shortcut` does.
+
+        ``short``: whether to ask that; False: it does not.
+        """
         shortcut = self.shortcut
-        if shortcut is not None and not (
-            self._out or self._full or self._unread or self._received or self._closing
+        if (
+            shortcut is not None
+            and short
+            and not (self._out or self._full or self._unread or self._received or self._closing)
         ):
             answer = shortcut(nbytes)
             if answer is not None:
@@ -172,6 +189,8 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
+        self._leave()
+        exc = exc or self._failure
         self.wire.lost()
         if self._watch is not None:
             self._watch.stop()
@@ -258,14 +277,73 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     def _stop_reading(self, why: str) -> None:
         if not self._unread and self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
+            if self._poller is None:
+                self.transport.pause_reading()
+            else:
+                self._leave()
         self._unread.add(why)
 
     def _go_on_reading(self, why: str) -> None:
         if why in self._unread:
             self._unread.discard(why)
             if not self._unread and self.transport is not None and not self.transport.is_closing():
-                self.transport.resume_reading()
+                if self._poller is None:
+                    self.transport.resume_reading()
+                else:
+                    self._join(self._poller)
+
+    # ------------------------------------------------------------ a poller's side
+
+    def plain_descriptor(self) -> int:
+        """Return the descriptor of the socket that it reads from itself; below 0: it has none."""
+        transport = self.transport
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
+            return -1
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        return -1 if sock is None else sock.fileno()
+
+    def poll(self, poller: Poller) -> None:
+        """Have a poller read from this connection, with the `shortcut` that it has now."""
+        transport = self.transport
+        if self._closing or transport is None or transport.is_closing():
+            return
+        if self._poller is None and not self._unread:
+            transport.pause_reading()
+        self._leave()
+        self._poller = poller
+        if not self._unread:
+            self._join(poller)
+
+    def _join(self, poller: Poller) -> None:
+        try:
+            self._polled = poller.add(self, self.plain_descriptor(), self.shortcut)
+        except OSError:  # there is no memory for one more, say
+            self.give_back()
+
+    def _leave(self) -> None:
+        """Have the poller leave the socket alone, whose number may soon be another file's."""
+        if self._polled >= 0 and self._poller is not None:
+            self._poller.remove(self._polled)
+        self._polled = -1
+
+    def give_back(self) -> None:
+        """Have the event loop read from it again: there is an end of the stream, say."""
+        self._leave()
+        self._poller, transport = None, self.transport
+        if not self._unread and transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
+    def broken(self, error: Exception) -> None:
+        """End the connection because of an error that came while the poller read from it."""
+        self._failure = error
+        if not isinstance(error, OSError):
+            text = "a connection ends: its bytes could not be taken"
+            context = {"message": text, "exception": error, "protocol": self}
+            asyncio.get_running_loop().call_exception_handler(context)
+        self._closing = True
+        self._leave()
+        if self.transport is not None:
+            self.transport.abort()
 
     # ------------------------------------------------------------ sending
 
@@ -364,6 +442,7 @@ class MessageTransport(asyncio.BufferedProtocol):
     def _close_if_sent(self) -> None:
         """End the connection if all is sent."""
         if self.transport is not None and not self._out:
+            self._leave()
             self.transport.close()
 
     def dismiss(self, why: str) -> None:
@@ -392,6 +471,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._error = self._error or error
         if self.transport is not None:
             self._closing = True
+            self._leave()
             self.transport.abort()
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from aiops.net.cpu_count import usable
 from aiops.net.environment import Environment
 from aiops.net.paced_tls import PacedTlsTransport
 from aiops.net.paced_transport import PacedTransport
+from aiops.net.socket_poller import SocketPoller
 from aiops.net.tls import CLOSE_PATIENCE
 from aiops.net.transport import MessageTransport
 from aiops.net.unix_socket import welcome
@@ -147,6 +148,8 @@ class Acceptor:
         The open connections, by number.
     busy_poll
         Has the loop poll for the next message before it sleeps.
+    poller
+        Reads connections by compiled code, where it answers their pushes.
     standbys
         Takes the connections of standbys, if the server has a journal.
     refusal
@@ -202,6 +205,7 @@ class Acceptor:
         if pacing is not None:
             self.pace(pacing)
         self.busy_poll = BusyPoll(env.spin(), usable())
+        self.poller = SocketPoller()
         self._sweeper: asyncio.TimerHandle | None = None
         self._over: AiopsError | None = None  # the error because of which all have ended
 
@@ -365,9 +369,11 @@ class Acceptor:
             self._sweeper.cancel()
         for peer in list(self.peers.values()):
             peer.link.fault(error)
+        self.poller.close()
 
     def forked(self) -> None:
         """Let go of all of them in a fork."""
+        self.poller.forked()
         for peer in self.peers.values():
             peer.link.forked()
 
@@ -489,7 +495,10 @@ class Acceptor:
         """
         one, *others = (self._measure("policy", self.short_way(way)) for way in peer.short_ways)
         way = partial(_first_of, one, others[0]) if others else one
-        peer.link.shortcut = self._quotas.counted(peer, way)
+        link = peer.link
+        link.shortcut = self._quotas.counted(peer, way)
+        if peer.steady is not None and link.shortcut == _compiled(peer.steady):
+            self.poller.take(link)
 
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link
@@ -546,6 +555,11 @@ class Acceptor:
         if peer.handshake.admitted is not None and not isinstance(hello, StandbyHello):
             self._post(Left(self._now(), link.number))
         self._gone()
+
+
+def _compiled(way: Steady) -> _ShortWay | None:
+    """Return the short way that compiled code takes alone."""
+    return None if way.compiled is None else way.compiled.answer
 
 
 def _queued(link: MessageTransport) -> int:

@@ -1,0 +1,398 @@
+/* Reads connections in turn: an epoll instance whose descriptor is one reader of the event loop.
+ *
+ * One call of the loop takes all that is ready from its connection to its answer. What is no push
+ * that is answered at once goes to the connection's `MessageTransport`, as if the loop had read it:
+ * one such message ends the call, since how long it takes is not known here, and so does a
+ * millisecond. `aiops.net.transport` pauses the loop's own reading of these connections, and takes
+ * one back (`remove`) before its descriptor is closed, or when it is not to be read from.
+ */
+
+#include "answers.h"
+
+#ifdef __linux__
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BATCH 64             /* events of one look */
+#define MOST_TIME 1000000LL  /* nanoseconds of one call */
+#define MOST_LINKS (1 << 20) /* connections, at most */
+
+typedef struct {
+    PyObject *link, *answers, *shortcut; /* NULL: the place is free */
+    int fd;
+    uint32_t turn; /* counts the connections that have had this place */
+} Polled;
+
+typedef struct {
+    PyObject_HEAD
+    int fd;
+    Polled *links;
+    uint32_t places;
+    long long served; /* exchanges that were answered without the event loop's transports */
+    struct epoll_event events[BATCH];
+    int ready, next; /* of `events`: how many there are, and the one whose turn it is */
+} Poller;
+
+static long long now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+/* Call a method for its effect, with the arguments that are not NULL; -1: it has raised. */
+static int tell(PyObject *object, const char *method, PyObject *argument, PyObject *other)
+{
+    PyObject *name = PyUnicode_FromString(method), *found = NULL;
+    if (name != NULL)
+        found = PyObject_CallMethodObjArgs(object, name, argument, other, NULL);
+    Py_XDECREF(name);
+    Py_XDECREF(found);
+    return found == NULL ? -1 : 0;
+}
+
+/* Tell a connection of the error that is set: it ends, and the others go on. */
+static int broken(PyObject *link)
+{
+    PyObject *type, *error, *trace;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    int done = tell(link, "broken", error, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return done;
+}
+
+/* Tell a connection that its socket has failed. */
+static int failed(PyObject *link, int number)
+{
+    errno = number;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return broken(link);
+}
+
+/* Return whether a value of a field is false; errors count as true. */
+static int lacks(PyObject *object, int which)
+{
+    int found = is_true(get(object, which));
+    if (found < 0)
+        PyErr_Clear();
+    return found == 0;
+}
+
+/* Return what a method of the transport without arguments says, as a number; -1 with an error. */
+static long long ask(PyObject *transport, const char *method)
+{
+    long long found = -1;
+    PyObject *said = PyObject_CallMethod(transport, method, NULL);
+    if (said != NULL && (found = PyLong_AsLongLong(said)) < 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "a transport says less than nothing");
+    Py_XDECREF(said);
+    return PyErr_Occurred() ? -1 : found;
+}
+
+/* Return where a push may be received: in the head buffer, if nothing else is under way. */
+static char *head_of(const Polled *polled, Py_ssize_t *room)
+{
+    PyObject *link = polled->link, *wire = get(link, MessageTransport_wire);
+    long long begin, end, rest;
+    if (polled->answers == NULL || get(link, MessageTransport_shortcut) != polled->shortcut)
+        return NULL;
+    Answers *answers = (Answers *)polled->answers;
+    if (wire != answers->part[PART_wire] || !lacks(wire, Connection_missing) ||
+        get(wire, Connection_expected) != answers->part[PART_template] ||
+        get(wire, Connection__message) != Py_None ||
+        !read_integer(get(wire, Connection__begin), &begin) ||
+        !read_integer(get(wire, Connection__end), &end) ||
+        !read_integer(get(wire, Connection__rest), &rest) || rest < 0)
+        return NULL;
+    if (begin == end) { /* `Connection.next_buffer` */
+        PyObject *first = Py_NewRef(get(wire, Connection__rest));
+        put(wire, Connection__begin, Py_NewRef(first));
+        put(wire, Connection__end, first);
+        begin = end = rest;
+    }
+    if (begin != rest || end < rest || end >= answers->head.len)
+        return NULL;
+    *room = answers->head.len - (Py_ssize_t)end;
+    return (char *)answers->head.buf + end;
+}
+
+/* Answer what has come in the head buffer. 1: it was a push, 0: it goes the general way, -1. */
+static int answer_push(Poller *self, const Polled *polled, PyObject *received)
+{
+    PyObject *link = polled->link, *transport = get(link, MessageTransport_transport);
+    Answers *answers = (Answers *)polled->answers;
+    if (!lacks(link, MessageTransport__out) || !lacks(link, MessageTransport__full) ||
+        !lacks(link, MessageTransport__unread) || !lacks(link, MessageTransport__received) ||
+        !lacks(link, MessageTransport__closing))
+        return 0;
+    long long waiting = ask(transport, "get_write_buffer_size");
+    if (waiting < 0)
+        return -1;
+    answers->fd = waiting ? -1 : polled->fd;
+    PyObject *found = answer((PyObject *)answers, received);
+    answers->fd = -1;
+    if (found == NULL || found == Py_None) {
+        Py_XDECREF(found);
+        return found == NULL ? -1 : 0;
+    }
+    int done = 1;
+    if (found == Py_True || PyObject_Size(found) > 0) {
+        PyObject *size = found == Py_True || PyBytes_Check(found)
+                             ? Py_NewRef(answers->number_of[ANSWER_SIZE])
+                             : PyLong_FromSsize_t(PyObject_Size(found));
+        self->served++;
+        if (size == NULL || add(link, MessageTransport_pumped, size) < 0 ||
+            (found != Py_True && tell(transport, "write", found, NULL) < 0))
+            done = -1;
+        Py_XDECREF(size);
+    }
+    Py_DECREF(found);
+    return done;
+}
+
+/* Read from a connection once. 0: the call goes on, 1: it ends, -1 with an error. */
+static int serve(Poller *self, const Polled *polled)
+{
+    Py_buffer view = {0};
+    Py_ssize_t room = 0, count;
+    PyObject *link = polled->link, *transport = get(link, MessageTransport_transport);
+    if (transport == Py_None || !lacks(link, MessageTransport__closing) ||
+        ask(transport, "is_closing") != 0)
+        return PyErr_Occurred() ? broken(link) : 0; /* its descriptor may be another's already */
+    char *into = head_of(polled, &room);
+    int fast = into != NULL;
+    if (!fast) {
+        PyObject *buffer = PyObject_CallMethod(link, "get_buffer", "i", -1);
+        int taken = buffer == NULL ? -1 : PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE);
+        Py_XDECREF(buffer);
+        if (taken < 0)
+            return broken(link);
+        into = view.buf;
+        room = view.len;
+    }
+    do
+        count = recv(polled->fd, into, (size_t)room, MSG_DONTWAIT);
+    while (count < 0 && errno == EINTR);
+    int error = errno;
+    if (!fast)
+        PyBuffer_Release(&view);
+    if (count < 0)
+        return error == EAGAIN || error == EWOULDBLOCK ? 0 : failed(link, error);
+    if (count == 0) /* the transport finds the end itself */
+        return tell(link, "give_back", NULL, NULL) == 0 ? 0 : broken(link);
+    PyObject *received = PyLong_FromSsize_t(count);
+    if (received == NULL)
+        return -1;
+    int done = fast ? answer_push(self, polled, received) : 0;
+    if (done < 0)
+        done = broken(link);
+    else if (done == 0)
+        done = tell(link, "buffer_updated", received, fast ? Py_False : Py_True) == 0 ||
+                       broken(link) == 0
+                   ? 1
+                   : -1;
+    else
+        done = 0;
+    Py_DECREF(received);
+    return done;
+}
+
+/* Called by the event loop when a connection is ready. */
+static PyObject *ready(PyObject *object, PyObject *nothing)
+{
+    (void)nothing;
+    Poller *self = (Poller *)object;
+    long long until = now() + MOST_TIME;
+    if (self->next >= self->ready) {
+        self->next = 0;
+        self->ready = self->fd < 0 ? 0 : epoll_wait(self->fd, self->events, BATCH, 0);
+    }
+    while (self->next < self->ready) {
+        uint64_t which = self->events[self->next++].data.u64;
+        uint32_t place = (uint32_t)which, turn = (uint32_t)(which >> 32);
+        if (place >= self->places || self->links[place].link == NULL ||
+            self->links[place].turn != turn)
+            continue; /* it was removed meanwhile */
+        Polled polled = self->links[place];
+        Py_INCREF(polled.link);
+        Py_XINCREF(polled.answers);
+        Py_XINCREF(polled.shortcut);
+        int done = serve(self, &polled);
+        Py_DECREF(polled.link);
+        Py_XDECREF(polled.answers);
+        Py_XDECREF(polled.shortcut);
+        if (done < 0)
+            return NULL;
+        if (done > 0 || (self->next < self->ready && now() >= until))
+            break;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Forget a connection. */
+static void forget(Poller *self, Polled *polled)
+{
+    struct epoll_event none = {0};
+    if (self->fd >= 0)
+        epoll_ctl(self->fd, EPOLL_CTL_DEL, polled->fd, &none); /* it may be closed already */
+    polled->fd = -1;
+    polled->turn++;
+    Py_CLEAR(polled->answers);
+    Py_CLEAR(polled->shortcut);
+    Py_CLEAR(polled->link);
+}
+
+static PyObject *add_link(PyObject *object, PyObject *given)
+{
+    Poller *self = (Poller *)object;
+    PyObject *link, *shortcut, *answers = NULL;
+    uint32_t place = 0;
+    int fd;
+    if (!PyArg_ParseTuple(given, "OiO", &link, &fd, &shortcut))
+        return NULL;
+    if (!is_of(link, MessageTransport_class) || self->fd < 0) {
+        PyErr_SetString(PyExc_ValueError, "this connection cannot be polled");
+        return NULL;
+    }
+    while (place < self->places && self->links[place].link != NULL)
+        place++;
+    if (place == self->places) {
+        uint32_t places = place ? 2 * place : 8;
+        Polled *links = places > MOST_LINKS ? NULL
+                                            : PyMem_Realloc(self->links, places * sizeof *links);
+        if (links == NULL)
+            return PyErr_NoMemory();
+        memset(links + place, 0, (places - place) * sizeof *links);
+        self->links = links;
+        self->places = places;
+    }
+    Polled *polled = &self->links[place];
+    struct epoll_event event = {.events = EPOLLIN,
+                                .data.u64 = (uint64_t)polled->turn << 32 | place};
+    if (epoll_ctl(self->fd, EPOLL_CTL_ADD, fd, &event) < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    answers = PyObject_GetAttrString(shortcut, "__self__"); /* of a bound method */
+    PyErr_Clear();
+    polled->fd = fd;
+    polled->link = Py_NewRef(link);
+    polled->shortcut = Py_NewRef(shortcut);
+    polled->answers = answers != NULL && is_answers(answers) ? Py_NewRef(answers) : NULL;
+    Py_XDECREF(answers);
+    return PyLong_FromUnsignedLong(place);
+}
+
+static PyObject *remove_link(PyObject *object, PyObject *number)
+{
+    Poller *self = (Poller *)object;
+    unsigned long place = PyLong_AsUnsignedLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    if (place < self->places && self->links[place].link != NULL)
+        forget(self, &self->links[place]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_it(PyObject *object, PyObject *nothing)
+{
+    (void)nothing;
+    Poller *self = (Poller *)object;
+    for (uint32_t place = 0; place < self->places; place++)
+        if (self->links[place].link != NULL)
+            forget(self, &self->links[place]);
+    if (self->fd >= 0)
+        close(self->fd);
+    self->fd = -1;
+    self->ready = self->next = 0;
+    Py_RETURN_NONE;
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Poller *self = (Poller *)object;
+    Py_VISIT(Py_TYPE(object));
+    for (uint32_t place = 0; place < self->places; place++) {
+        Py_VISIT(self->links[place].link);
+        Py_VISIT(self->links[place].answers);
+        Py_VISIT(self->links[place].shortcut);
+    }
+    return 0;
+}
+
+static int clear(PyObject *object)
+{
+    Py_XDECREF(close_it(object, NULL));
+    return 0;
+}
+
+static void end(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    PyMem_Free(((Poller *)object)->links);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
+{
+    (void)given, (void)names;
+    Poller *self = (Poller *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL)
+        return NULL;
+    if ((self->fd = epoll_create1(EPOLL_CLOEXEC)) >= 0)
+        return (PyObject *)self;
+    PyErr_SetFromErrno(PyExc_OSError);
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyMethodDef methods[] = {
+    {"add", add_link, METH_VARARGS, "See _core.pyi."},
+    {"remove", remove_link, METH_O, "See _core.pyi."},
+    {"ready", ready, METH_NOARGS, "See _core.pyi."},
+    {"close", close_it, METH_NOARGS, "See _core.pyi."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"fd", T_INT, offsetof(Poller, fd), READONLY, NULL},
+    {"served", T_LONGLONG, offsetof(Poller, served), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot type_slots[] = {
+    {Py_tp_new, make}, {Py_tp_dealloc, end}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
+    {Py_tp_methods, methods}, {Py_tp_members, members}, {0, NULL},
+};
+
+static PyType_Spec type_spec = {
+    "aiops.compiled._core.Poller", sizeof(Poller), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    type_slots,
+};
+
+int add_poller(PyObject *module)
+{
+    return PyModule_AddObjectRef(module, "Poller", PyType_FromSpec(&type_spec));
+}
+
+#else
+
+int add_poller(PyObject *module)
+{
+    return PyModule_AddObjectRef(module, "Poller", Py_None);
+}
+
+#endif

@@ -1,0 +1,393 @@
+"""Connections that compiled code reads: what they say and hear is what the event loop's would."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.compiled.loading import COMPILED, core
+from aiops.model.parts import Part
+from aiops.net.transport import MessageTransport
+from aiops.serving.server import Server
+from aiops.wire import messages
+from tests.peers import Peer, define, frame
+from tests.support import PATIENCE, ServerThread
+
+pytestmark = pytest.mark.skipif(
+    core() is None or core().Poller is None,  # type: ignore[union-attr]
+    reason="compiled code reads no sockets here",
+)
+
+SIZE = 1024
+MODEL = {"w": np.zeros(SIZE, np.float32)}
+
+
+class Served(ServerThread):
+    """A server on one kind of event loop."""
+
+    def __init__(self, loop: Callable[[], Any] | None, **settings: Any) -> None:
+        super().__init__(policy="asgd", kernels="numpy", **settings)
+        self._factory = loop
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._factory) as runner:
+                runner.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+
+    @property
+    def served(self) -> int:
+        """The exchanges that were answered without the loop's transports."""
+        found: int = self.call(lambda server: server.connections.poller.served)
+        return found
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    factory = None
+    if request.param == "uvloop":
+        factory = pytest.importorskip("uvloop").new_event_loop
+    with Served(factory) as server:
+        yield server
+
+
+class Line(Peer):
+    """A worker that pushes."""
+
+    def __init__(self, url: str, **given: Any) -> None:
+        super().__init__(url, **given)
+        self.seq = 0
+        self.send(define(MODEL, id=1 << 20))
+        assert isinstance(self.receive(), messages.Model)
+
+    def next(self) -> bytes:
+        """Return the bytes of its next push."""
+        self.seq += 1
+        data = np.full(SIZE, self.seq / 8, np.float32).tobytes()
+        return pushed(self.seq, data)
+
+    def heard(self) -> bytes:
+        """Return the parameters of the next answer, which is of the last push but for others."""
+        answer = self.receive()
+        assert isinstance(answer, messages.Ack), answer
+        return bytes(self.payloads[0])
+
+    def exchange(self) -> bytes:
+        """Push, and return the parameters of the answer."""
+        self.send(self.next())
+        return self.heard()
+
+    def polled(self) -> None:
+        """Push until the connection is read by compiled code."""
+        for _ in range(2):
+            self.exchange()
+
+
+def pushed(seq: int, data: bytes) -> bytes:
+    """Return the bytes of a push, computed on the first version."""
+    part = Part(0, 4 * SIZE, "raw", 4 * SIZE, 0)
+    return frame(messages.Push(seq, seq, True, 0, (part,)), data)
+
+
+def link_of(server: Server, number: int = -1) -> MessageTransport:
+    """Return the transport of a connection: by default of the newest."""
+    return [*server.connections.peers.values()][number].link
+
+
+def course(line: Line) -> list[bytes]:
+    """Push whole, in pieces, several at a time, and between other messages; return what is said."""
+    said = [line.exchange() for _ in range(4)]
+    for most in (1, 60, 100, 1000, 4000):  # the header is cut, or the payload
+        data = line.next()
+        for at in range(0, min(len(data), 4 * most), most):
+            line.send(data[at : at + most])
+        line.send(data[4 * most :])
+        said.append(line.heard())
+    line.send(line.next() + line.next() + line.next()[:-1])
+    said += [line.heard(), line.heard()]
+    line.send(line.next()[-1:])  # of the same values: only its header is another
+    line.seq -= 1
+    said.append(line.heard())
+    said.append(line.exchange())
+    line.send(frame(messages.Ping(7)) + line.next())
+    assert isinstance(line.receive(), messages.Pong)
+    said.append(line.heard())
+    assert isinstance(line.ask(messages.Fetch(8, -1)), messages.FetchedParams)
+    said.append(bytes(line.payloads[0]))
+    data = np.full(SIZE, np.nan, np.float32).tobytes()  # refused, and used up
+    line.seq += 1
+    line.send(pushed(line.seq, data))
+    assert isinstance(line.receive(), messages.Error)
+    return [*said, line.exchange()]
+
+
+def test_a_course_is_as_without_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Line(served.url) as line:
+        found = course(line)
+    assert served.served >= 6  # how many come in pieces depends on the system
+    monkeypatch.setenv(COMPILED, "0")
+    with Served(None) as other, Line(other.url) as line:
+        assert course(line) == found
+        assert other.served == 0
+
+
+def test_workers_take_turns(served: Served) -> None:
+    lines = [Line(served.url) for _ in range(5)]
+    for line in lines:
+        line.polled()
+    for _ in range(20):
+        for line in lines:
+            line.send(line.next())
+        for line in lines:
+            line.heard()
+    assert served.call(lambda server: server.engine.version) == 5 * 22
+    assert served.served >= 6  # how many come in pieces depends on the system0
+    for line in lines:
+        line.close()
+
+
+def why_gone(served: Served, end: Callable[[Line], None]) -> str:
+    """Return the reason for which the server takes a connection to be gone."""
+    said: list[str] = []
+    with Line(served.url) as line:
+        line.polled()
+
+        def watch(server: Server) -> None:
+            lost = server.connections.link_lost
+
+            def noted(link: MessageTransport, error: Exception) -> None:
+                said.append(str(error).replace(link.peer_name, "it"))
+                lost(link, error)  # type: ignore[arg-type]
+
+            server.connections.link_lost = noted  # type: ignore[method-assign,assignment]
+
+        served.call(watch)
+        end(line)
+        with Peer(served.url) as other:  # by then the loop has turned
+            while not said:
+                other.ask(messages.Ping(1))
+    return said[0]
+
+
+def reset(line: Line) -> None:
+    line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    line.close()
+
+
+def garbage(line: Line) -> None:
+    line.send(b"\x93" * 20)
+    line.dropped()
+
+
+@pytest.mark.parametrize("end", [Line.close, reset, garbage])
+def test_an_end_has_the_reason_that_the_loop_would_give(
+    end: Callable[[Line], None], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = why_gone(served, end)
+    monkeypatch.setenv(COMPILED, "0")
+    with Served(None) as other:
+        assert why_gone(other, end) == found
+    assert ("Errno" in found) == (end is reset)
+
+
+def test_answers_that_are_not_read_wait(served: Served) -> None:
+    """What the socket does not take at once goes to the transport, in its order."""
+    with Line(served.url, receive_buffer=4096) as line:
+        line.polled()
+        served.call(
+            lambda server: (
+                link_of(server)
+                .transport.get_extra_info("socket")  # type: ignore[union-attr]
+                .setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            )
+        )
+        for _ in range(8):
+            for _ in range(12):
+                line.send(line.next())
+            last = [line.heard() for _ in range(12)][-1]
+        assert last == line_parameters(served)
+
+
+def line_parameters(served: Served) -> bytes:
+    """Return the server's parameters."""
+    found: bytes = served.call(lambda server: server.engine.store.current.arena.data.tobytes())
+    return found
+
+
+def test_a_connection_that_is_held_is_not_read_from(served: Served) -> None:
+    with Line(served.url) as line, Peer(served.url) as other:
+        line.polled()
+        served.call(lambda server: link_of(server, 0).hold())
+        before = line_parameters(served)
+        line.send(line.next())
+        for number in range(3):
+            other.ask(messages.Ping(number))
+        assert line_parameters(served) == before
+        served.call(lambda server: link_of(server, 0).release())
+        assert line.heard() == line_parameters(served)
+        before_count = served.served
+        line.exchange()
+        assert served.served == before_count + 1
+
+
+def test_one_that_is_held_while_it_begins_is_read_later(served: Served) -> None:
+    with Line(served.url) as line:
+        line.polled()
+
+        def again(server: Server) -> None:
+            link = link_of(server)
+            link.hold()
+            server.connections.poller.take(link)
+            link.release()
+
+        served.call(again)
+        line.exchange()
+
+
+def test_an_error_ends_one_connection_alone(served: Served) -> None:
+    told: list[str] = []
+    with Line(served.url) as line, Line(served.url) as other:
+        line.polled()
+        other.polled()
+
+        def arrange(server: Server) -> None:
+            asyncio.get_running_loop().set_exception_handler(
+                lambda loop, context: told.append(str(context["exception"]))
+            )
+            owner, first = server.connections, link_of(server, 0)
+            received = owner.link_received
+
+            def fails(link: MessageTransport, *given: Any) -> None:
+                if link is first:
+                    raise ValueError("a bug")
+                received(link, *given)
+
+            owner.link_received = fails  # type: ignore[method-assign]
+
+        served.call(arrange)
+        line.send(frame(messages.Ping(1)))
+        line.dropped()
+        other.exchange()
+        assert told == ["a bug"]
+
+
+def test_one_that_another_ends_is_not_read_from(served: Served) -> None:
+    """Its descriptor may be another file's already."""
+    with Line(served.url) as line, Line(served.url) as other:
+        line.polled()
+        other.polled()
+
+        def arrange(server: Server) -> list[int]:
+            first, second = link_of(server, 0), link_of(server, 1)
+            received, seen = server.connections.link_received, list[int]()
+
+            def ends(link: MessageTransport, *given: Any) -> None:
+                seen.append(link.number)
+                (second if link is first else first).close()
+                received(link, *given)
+
+            server.connections.link_received = ends  # type: ignore[method-assign]
+            for each in (line, other):  # both are ready when the loop looks again
+                each.send(frame(messages.Ping(1)))
+            return seen
+
+        seen = served.call(arrange)
+        with Peer(served.url, greet=False) as third:
+            third.sock.settimeout(PATIENCE)
+        answered = [each for each in (line, other) if heard(each)]
+        assert len(answered) == len(seen) == 1
+
+
+def heard(line: Line) -> bool:
+    """Return whether a connection answers, and is not ended."""
+    try:
+        return isinstance(line.receive(), messages.Pong)
+    except ConnectionError:
+        return False
+
+
+def test_other_messages_come_one_a_turn(served: Served) -> None:
+    """How long they take is not known: the loop has its turn between any two."""
+    lines = [Line(served.url) for _ in range(4)]
+    for line in lines:
+        line.polled()
+
+    def arrange(server: Server) -> tuple[int, list[int]]:
+        poller, seen = server.connections.poller._poller, list[int]()
+        assert poller is not None
+        received = server.connections.link_received
+
+        def noted(link: MessageTransport, *given: Any) -> None:
+            seen.append(link.number)
+            received(link, *given)
+
+        server.connections.link_received = noted  # type: ignore[method-assign]
+        for each in lines:
+            each.send(frame(messages.Ping(1)))
+        counts = []
+        for _ in range(4):
+            poller.ready()
+            counts.append(len(seen))
+        assert counts == [1, 2, 3, 4]
+        return len(set(seen)), counts
+
+    assert served.call(arrange)[0] == 4
+    for line in lines:
+        line.close()
+
+
+def test_without_a_descriptor_the_loop_reads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(core(), "Poller", none_left)
+    with Served(None) as served, Line(served.url) as line:
+        line.polled()
+        line.exchange()
+        assert served.served == 0
+    assert "compiled code cannot: [Errno 24] Too many open files" in caplog.text
+
+
+def test_a_table_that_cannot_grow_leaves_a_connection_to_the_loop(served: Served) -> None:
+    with Line(served.url) as line:
+        line.polled()
+
+        def broken(server: Server) -> None:
+            class Full:
+                def add(self, *_given: Any) -> int:
+                    raise OSError(12, "Cannot allocate memory")
+
+                def remove(self, _number: int) -> None:
+                    pass
+
+            link = link_of(server)
+            link.give_back()
+            link.poll(Full())  # type: ignore[arg-type]
+
+        served.call(broken)
+        before = served.served
+        line.exchange()
+        assert served.served == before
+
+
+def test_it_is_closed_with_its_server() -> None:
+    with Served(None) as served:
+        with Line(served.url) as line:
+            line.polled()
+        poller = served.call(lambda server: server.connections.poller._poller)
+        assert poller.fd >= 0
+    assert poller.fd == -1
+    poller.ready()
+    with pytest.raises(ValueError, match="cannot be polled"):
+        poller.add(object(), 0, None)
