@@ -34,7 +34,7 @@ from aiops.wire.ring_messages import JoinRound
 from tests.contract.cases import CASES, WORKERS
 from tests.inline import Inline
 from tests.recording import Recording
-from tests.seeds import seeds
+from tests.seeds import by_turns, seeds
 
 MODEL: Mapping[str, Array] = {
     "wide": np.linspace(-1, 1, 384).reshape(16, 24).astype(np.float32),
@@ -407,8 +407,10 @@ def test_every_policy(case: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert world.version > 0
 
 
-@pytest.mark.parametrize("policy", ["fasgd", "asgd", "softsync"])
-@pytest.mark.parametrize("name", sorted(OPTIONS))
+# An option is of what comes before a policy, or after it: codecs, gates, filters, records.
+@pytest.mark.parametrize(
+    ("name", "policy"), by_turns(sorted(OPTIONS), ["fasgd", "asgd", "softsync"])
+)
 def test_every_option(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = OPTIONS[name]
     if policy != "fasgd" and "gate" in options:

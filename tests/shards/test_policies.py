@@ -12,6 +12,7 @@ from aiops.algorithms import find
 from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.errors import StaleGradient
+from tests.seeds import by_turns
 from tests.shards.world import Actor, World
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -280,8 +281,8 @@ def settings_of(policy: str, groups: str, clip: int) -> dict[str, Any]:
     return {**settings, "clip": clip, "per_tensor": clauses}
 
 
-@pytest.mark.parametrize("shards", [2, 7])
-@pytest.mark.parametrize("policy", POLICIES)
+# Policies decide and compute, and the number of shards cuts what they compute with.
+@pytest.mark.parametrize(("policy", "shards"), by_turns(POLICIES, [2, 7]))
 def test_bit_identical(policy: str, shards: int) -> None:
     expected, said, version = alone(policy)
     arrays, receipts, got = trained(shards, policy, POLICIES[policy])
@@ -295,10 +296,11 @@ CLIPPED = [policy for policy in POLICIES if "clip" in find(policy.split()[0])().
 APART = "clip=3@big clip=0@b clip=2@w,*o*"
 
 
-@pytest.mark.parametrize("policy", CLIPPED)
-@pytest.mark.parametrize(("groups", "shards"), [("", 2), (APART, 4)], ids=["together", "in groups"])
-def test_clipped(policy: str, groups: str, shards: int) -> None:
+# The norm of a group is taken before a policy has the gradient.
+@pytest.mark.parametrize(("policy", "limited"), by_turns(CLIPPED, [("", 2), (APART, 4)]), ids=str)
+def test_clipped(policy: str, limited: tuple[str, int]) -> None:
     """The norm is of all shards' portions; it may differ by the rounding of a double."""
+    groups, shards = limited
     expected, _said, version = alone(policy, groups, 3)
     free, _said, _version = alone(policy)
     arrays, _receipts, got = trained(shards, policy, settings_of(policy, groups, 3))

@@ -14,7 +14,7 @@ from aiops.errors import RemoteProtocolError, RolledBack
 from aiops.store.finite_guard import Proof
 from aiops.store.parameters import UpdateRound
 from aiops.wire.server_messages import UpdateDone
-from tests.seeds import seeds
+from tests.seeds import by_turns, seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_orders_of_events import MODEL, POLICIES, SINGLE, Checker, final
 from tests.shards.test_policies import trained
@@ -170,14 +170,17 @@ def test_a_journal_that_has_ended_goes_on_behind_a_snapshot(seed: int, acks: Ack
     assert all((a == -sum(c.sent for c in checkers)).all() for a in params.values())
 
 
-@pytest.mark.parametrize("seed", seeds(1))
-@pytest.mark.parametrize("acks", ACKS)
+# What is acknowledged when is decided behind the policy.
 @pytest.mark.parametrize(
-    "policy",
-    [
-        *(*POLICIES, "hardsync clipped", "fasgd clipped", "hardsync clipped-apart"),
-        *("hardsync trimmed", "asgd codec"),
-    ],
+    ("policy", "acks", "seed"),
+    by_turns(
+        [
+            *(*POLICIES, "hardsync clipped", "fasgd clipped", "hardsync clipped-apart"),
+            *("hardsync trimmed", "asgd codec"),
+        ],
+        ACKS,
+        seeds(1),
+    ),
 )
 def test_policies(policy: str, seed: int, acks: Acks) -> None:
     """Every version that is fetched is of one moment on all shards, and all go on to the end."""
@@ -203,9 +206,8 @@ def test_policies(policy: str, seed: int, acks: Acks) -> None:
         assert host.coordinator.pools[0].out == 0, "every buffer has come back"
 
 
-@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("acks", ACKS)
-@pytest.mark.parametrize("policy", ["asgd", "dcasgd"])
+@pytest.mark.parametrize(("policy", "seed"), by_turns(["asgd", "dcasgd"], seeds(4)))
 def test_coded_parameters(policy: str, seed: int, acks: Acks) -> None:
     """Small whole numbers are what they are in fp16: so whole versions are seen here too."""
     model = {"w": np.zeros((300, 5), np.float32), "b": np.zeros(7, np.float32)}
@@ -233,21 +235,24 @@ class Killed(KeptWorld):
         self.worlds.append(self)
 
 
-@pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize(
-    ("policy", "settings"),
-    [
-        ("asgd", {"lr": 0.1}),
-        ("sasgd", {"lr": 0.1}),
-        ("fasgd", {"lr": 0.01}),
-        ("asgd", {"lr": 0.1, "optimizer": "adam"}),
-        ("asgd", {"lr": 0.1, "optimizer": "momentum", "clip": 1}),
-        ("sasgd", {"lr": 0.1, "clip": 9, "per_tensor": "clip=1@big,one clip=0@b clip=0.5@*f*"}),
-        ("fedbuff", {}),
-    ],
+    ("chosen", "shards"),
+    by_turns(
+        [
+            ("asgd", {"lr": 0.1}),
+            ("sasgd", {"lr": 0.1}),
+            ("fasgd", {"lr": 0.01}),
+            ("asgd", {"lr": 0.1, "optimizer": "adam"}),
+            ("asgd", {"lr": 0.1, "optimizer": "momentum", "clip": 1}),
+            ("sasgd", {"lr": 0.1, "clip": 9, "per_tensor": "clip=1@big,one clip=0@b clip=0.5@*f*"}),
+            ("fedbuff", {}),
+        ],
+        [2, 4],  # a server is restored by itself, however many others there are
+    ),
 )
-def test_the_same_to_the_last_bit(policy: str, settings: dict[str, Any], shards: int) -> None:
+def test_the_same_to_the_last_bit(chosen: tuple[str, dict[str, Any]], shards: int) -> None:
     """As in a run in which nothing is killed."""
+    policy, settings = chosen
     expected, said, version = trained(shards, policy, settings)
     Killed.worlds.clear()
     arrays, receipts, got = trained(shards, policy, settings, kind=Killed)

@@ -23,7 +23,7 @@ from aiops.errors import AiopsError
 from aiops.model.tables import Table
 from aiops.net.disk import SystemDisk
 from aiops.state.directory import StateListing
-from tests.seeds import seeds
+from tests.seeds import by_turns, seeds
 from tests.shards.kept_world import Actor, KeptWorld
 from tests.shards.test_kept_shards import FORKED, Log
 from tests.shards.test_records import replayed
@@ -59,8 +59,8 @@ async def until_it_ends(url: str, seed: int, dense: Any, some: asyncio.Event) ->
         await train(url, seed, dense, some=some, steps=1 << 20)
 
 
-@pytest.mark.parametrize("policy", ["asgd", "fasgd", "adam"])
-@pytest.mark.parametrize("dense", [DENSE, {}], ids=["tensors", "tables alone"])
+# Of a table each optimiser has its own state, beside tensors or not.
+@pytest.mark.parametrize(("policy", "dense"), by_turns(["asgd", "fasgd", "adam"], [DENSE, {}]))
 def test_a_record_is_replayed_to_the_bits_that_were_saved(
     policy: str, dense: Any, tmp_path: Path
 ) -> None:
