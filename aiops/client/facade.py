@@ -11,6 +11,7 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client import variables
 from aiops.client.backoff import check_timeout
 from aiops.client.calls import Calls
+from aiops.client.fetch_trace import FetchTracingLedger
 from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
@@ -148,16 +149,20 @@ class Facade(SessionFacade):
         self.timeout = timeout
         self._closed = self._forked = False
         self._env = env = CURRENT_ENVIRONMENT.get()
+        client = env.token_bytes(16).hex()
+        name = name or variables.client_name(role) or f"{role}-{env.identity()}"
+        self._tracing = traced = _tracing_of(name, env.trace_clock) if role == "worker" else None
         self._session = Session(
             urls.write_all(self._servers),
-            client=env.token_bytes(16).hex(),
-            name=name or variables.client_name(role) or f"{role}-{env.identity()}",
+            client=client,
+            name=name,
             role=role,
             token=token or os.environ.get(variables.TOKEN),
             nonce=lambda: env.token_bytes(16),
             pongs=pongs,
             wire=checked_stream if variables.checksums(checksums) else stream,
             parallel_map=env.parallel_map,
+            ledger=None if traced is None else FetchTracingLedger(traced, client, _about(name)),
         )
         self._requests = Requests(self._session)
         self._calls = Calls(self._session, self._requests)
@@ -237,21 +242,31 @@ class Facade(SessionFacade):
 
     def _traced_loop(self, tracing: Tracing, *given: Any) -> TrainingLoop:
         """Return a loop whose pushes have spans."""
-        session, place = self._session, detect(os.environ)
-        about: dict[str, str | int] = {"aiops.worker": brief(session.identity.name, LONGEST_NAME)}
-        if place.rank is not None:
-            about["aiops.rank"] = place.rank
+        session = self._session
 
         def last_push() -> int:  # numbers only rise, and rows beside the step have others
             steady, seq = session.steady, session.pending.model_seq
             return seq if steady is None else max(seq, steady.seq)
 
-        client = session.identity.client
+        client, about = session.identity.client, _about(session.identity.name)
         return TracedLoop(StepTrace(tracing, client, about, last_push, self._socket_times), *given)
 
     def _socket_times(self) -> SocketTimes | None:
         """Return when the only connection sent and received last, if it is known."""
         return None
+
+
+def _tracing_of(name: str, now: Callable[[], int] | None) -> Tracing | None:
+    """Return the tracing of a worker, if the environment asks for it."""
+    about = {"service.instance.id": brief(name, LONGEST_NAME)}
+    return tracing.start(os.environ.get(tracing.VARIABLE, ""), "worker", about, now)
+
+
+def _about(name: str) -> dict[str, str | int]:
+    """Return the attributes of a worker's spans."""
+    about: dict[str, str | int] = {"aiops.worker": brief(name, LONGEST_NAME)}
+    rank = detect(os.environ).rank
+    return about if rank is None else {**about, "aiops.rank": rank}
 
 
 def initial(params: Any, tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -305,11 +320,12 @@ class WorkerFacade(SessionFacade):
         if self._closed:
             raise UsageError("this worker is closed")
 
-    def _begin_tracing(self) -> Tracing | None:
-        """Return the tracing of this worker, if the environment asks for it."""
-        about = {"service.instance.id": brief(self._session.identity.name, LONGEST_NAME)}
-        text, now = os.environ.get(tracing.VARIABLE, ""), self._client._env.trace_clock
-        return tracing.start(text, "worker", about, now)
+    def _begin_loop(self, params: Params, clock: Callable[[], float]) -> TrainingLoop:
+        """Begin to train, and take over the client's traces, which end with this worker."""
+        client = self._client
+        loop = client.begin(params, clock, self._overlap, client._tracing)
+        self._tracing, client._tracing = client._tracing, None
+        return loop
 
     def room(self) -> Params:
         """Return room for gradients; with ``overlap`` of the worker's own, else as `Client.room`.

@@ -185,6 +185,8 @@ class Session:
         Makes this side's end of a connection.
     parallel_map
         Copies large payloads to and from shared memory, and encodes large gradients, in parallel.
+    ledger
+        The account to keep, of which nothing else has part. Default: a new one.
 
     Attributes
     ----------
@@ -236,6 +238,7 @@ class Session:
         pongs: bool,
         wire: Callable[[], Connection] = stream,
         parallel_map: ParallelMap = serial_map,
+        ledger: Ledger | None = None,
     ) -> None:
         if len(name.encode()) > _LONGEST_NAME:
             text = (
@@ -246,7 +249,7 @@ class Session:
         self.on_refused: Callable[[Unavailable], None] = lambda refusal: None
         self.identity: Identity = Identity(client, name, role, token, nonce, pongs)
         self._make_wire = wire
-        self._ledger = ledger = Ledger(own=True)
+        self._ledger = ledger = Ledger(own=True) if ledger is None else ledger
         self.info: ServerInfo = ServerInfo(server, client, role, ledger, parallel_map)
         self._outbox = Outbox(parallel_map)
         self.book: Logbook = Logbook()

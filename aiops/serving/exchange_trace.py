@@ -9,8 +9,9 @@
       aiops.barrier       until the policy lets the worker go
 
 An exchange of the short way (`aiops.engine.steady`) is one call, so it has one span; if its answer
-waits for the journal (``--acks``), that ends with the wait. Pushes of rows have none. A push that
-is sent again has one span more, with ``aiops.repeated``. The tracer stands around what decides: it
+waits for the journal (``--acks``), that ends with the wait. Pushes and fetches of rows have none. A
+push that is sent again has one span more, with ``aiops.repeated``. A worker's fetch that is a
+request of its own has one span, ``aiops.fetch_params``. The tracer stands around what decides: it
 is not there without ``--trace``, and neither the engine nor the dispatcher knows it.
 """
 
@@ -32,8 +33,17 @@ from aiops.engine.steady_rows import SteadyRows
 from aiops.serving.config import Config
 from aiops.store.parameters import UpdateJob
 from aiops.tracing import Tracing
-from aiops.tracing.spans import LONGEST_NAME, Span, Value, brief, span_of, trace_of
-from aiops.wire.messages import Ack, Error, Push, Reapply
+from aiops.tracing.spans import (
+    FETCH,
+    LONGEST_NAME,
+    Span,
+    Value,
+    brief,
+    span_of,
+    trace_of,
+    trace_of_fetch,
+)
+from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Push, Reapply
 
 Exchange: TypeAlias = Callable[[Steady | SteadyRows, int], bytes | memoryview | None]
 
@@ -48,7 +58,7 @@ _END = 0.5
 class _OpenPush:
     """A push that is traced, and not answered yet; times in nanoseconds, 0: not yet.
 
-    ``about``: the attributes that are known.
+    ``about``: the attributes that are known. ``name``: of its span; that of a fetch is another's.
     """
 
     trace: int
@@ -57,6 +67,7 @@ class _OpenPush:
     received: int
     taken: int = 0
     applied: int = 0
+    name: str = _NAME
 
 
 class ExchangeTrace:
@@ -104,8 +115,11 @@ class ExchangeTrace:
 
         def traced(event: Event, *noted: Any) -> Sequence[Effect]:
             begin = self._now()
-            if type(event) is Received and isinstance(event.message, Push | Reapply):
-                self._safely(self._received, event, begin)
+            if type(event) is Received:
+                if isinstance(event.message, Push | Reapply):
+                    self._safely(self._received, event, begin)
+                elif type(event.message) is Fetch:
+                    self._safely(self._fetching, event, begin)
             effects = handle(event, *noted)
             if self._open or self._held:
                 self._safely(self._handled, event, effects, begin)
@@ -146,6 +160,16 @@ class ExchangeTrace:
             if repeated:
                 about["aiops.repeated"] = True
             self._open[event.peer, message.id] = _OpenPush(trace, event.peer, about, begin)
+
+    def _fetching(self, event: Received, begin: int) -> None:
+        """Note a fetch, if it is a worker's: others have no traces."""
+        id, member = event.message.id, self._engine.membership.at(event.peer)
+        if member is None or not member.worker:
+            return
+        trace = trace_of_fetch(member.client, id)
+        if self._takes(trace, id):
+            about = {**_of(member), "aiops.request": id}
+            self._open[event.peer, id] = _OpenPush(trace, event.peer, about, begin, name=FETCH)
 
     def _handled(self, event: Event, effects: Sequence[Effect | EncodedReply], begin: int) -> None:
         """Note what an event has brought the open pushes."""
@@ -200,9 +224,17 @@ class ExchangeTrace:
             }
             if message.why:
                 push.about["aiops.unused_reason"] = brief(message.why)
+        elif isinstance(message, FetchedParams):
+            push.about |= {
+                "aiops.version": message.version,
+                "aiops.answer_bytes": sum(part.nbytes for part in message.parts),
+            }
         elif isinstance(message, Error):
             error = push.about["aiops.refused"] = brief(message.text)
         whole, trace = _whole(push, end, error), push.trace
+        if push.name == FETCH:
+            self._tracing.offer([whole])
+            return
         times = push.received, push.taken or end, push.applied or end, end
         parts = [
             Span(name, trace, span_of(trace, f"{name}, {whole.id}"), whole.id, begin, until)
@@ -212,13 +244,13 @@ class ExchangeTrace:
         self._tracing.offer([whole, *parts])
 
 
+def _of(member: Member) -> dict[str, Value]:
+    name = brief(member.name, LONGEST_NAME)
+    return {"aiops.worker": name, "aiops.worker_number": member.number}
+
+
 def _about(member: Member, seq: int, nbytes: int) -> dict[str, Value]:
-    return {
-        "aiops.worker": brief(member.name, LONGEST_NAME),
-        "aiops.worker_number": member.number,
-        "aiops.push": seq,
-        "aiops.bytes": nbytes,
-    }
+    return {**_of(member), "aiops.push": seq, "aiops.bytes": nbytes}
 
 
 def _whole(push: _OpenPush, end: int, error: str = "") -> Span:
@@ -227,9 +259,9 @@ def _whole(push: _OpenPush, end: int, error: str = "") -> Span:
     A push that is sent again has the same trace, and another span.
     """
     trace, begin = push.trace, push.received
-    own = span_of(trace, f"{_NAME}, server, {push.peer}, {begin}")
-    worker = span_of(trace, _NAME)
-    return Span(_NAME, trace, own, worker, begin, end, "server", push.about, error)
+    own = span_of(trace, f"{push.name}, server, {push.peer}, {begin}")
+    worker = span_of(trace, push.name)
+    return Span(push.name, trace, own, worker, begin, end, "server", push.about, error)
 
 
 def start(

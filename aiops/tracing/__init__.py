@@ -1,10 +1,11 @@
 """Traces of exchanges for OpenTelemetry: ``--trace otlp:``, for servers and workers.
 
-A trace is one push: the worker's step with its parts, and the server's exchange below it. Both
-sides compute its ids from the client's id and the push's sequence number (`aiops.tracing.spans`),
-which both know. So nothing about traces is on the wire, and both sides decide alike which pushes
-have one. Spans are made when they are over, as plain values, and handed to a thread
-(`aiops.tracing.delivery`) which alone uses OpenTelemetry (`aiops.tracing.export`).
+A trace is one push: the worker's step with its parts, and the server's exchange below it; or one
+fetch of a worker's that is a request of its own. Both sides compute its ids from the client's id
+and the push's sequence number, or the fetch's request (`aiops.tracing.spans`), which both know. So
+nothing about traces is on the wire, and both sides decide alike which of them have one. Spans are
+made when they are over, as plain values, and handed to a thread (`aiops.tracing.delivery`) which
+alone uses OpenTelemetry (`aiops.tracing.export`).
 
 What is traced is asked for by ``--trace`` of a server, or the variable ``AIOPS_TRACE`` of all
 processes; or by OpenTelemetry's own ``OTEL_TRACES_EXPORTER=otlp``.

@@ -82,6 +82,19 @@ def trace_of(client: str, seq: int) -> int:
     return int.from_bytes(blake2b(f"{client}:{seq}".encode(), digest_size=16).digest()) or 1
 
 
+FETCH = "aiops.fetch_params"
+"""The name of the span of a fetch, on both sides."""
+
+
+def trace_of_fetch(client: str, request: int) -> int:
+    """Return the id of the trace of a client's fetch: by the number of the request.
+
+    A client counts its requests over all of its connections, so that no two have one number.
+    """
+    key = f"{client}:fetch:{request}"
+    return int.from_bytes(blake2b(key.encode(), digest_size=16).digest()) or 1
+
+
 def span_of(trace: int, name: str) -> int:
     """Return the id of the span of this name in a trace, which has one."""
     key = trace.to_bytes(16)
@@ -134,6 +147,7 @@ class Sampler:
     def takes(self, trace: int, seq: int, *, repeated: bool = False) -> bool:
         """Return whether a push is traced: the one with this number, whose trace this would be.
 
-        ``repeated``: it has been traced before, if it is one of the first.
+        Of a fetch it is the number of the request. ``repeated``: it has been traced before, if it
+        is one of the first.
         """
         return (not repeated and 0 < seq <= self._first) or trace % _ROUND < self._bound

@@ -9,7 +9,7 @@ import pytest
 
 from aiops import tracing
 from aiops.tracing import delivery
-from aiops.tracing.spans import Span
+from aiops.tracing.spans import FETCH, Span
 
 
 class Collected:
@@ -31,8 +31,12 @@ class Collected:
         """Do nothing: several owners have this one."""
 
     def spans(self, name: str = "", kind: str = "") -> list[Span]:
-        """Return those of a name and a kind, in order of their begin; once their owners closed."""
-        found = (s for s in self._spans if name in ("", s.name) and kind in ("", s.kind))
+        """Return those of a name and a kind, in order of their begin; once their owners closed.
+
+        Without a name they are those of pushes.
+        """
+        named = [s for s in self._spans if (s.name == name if name else s.name != FETCH)]
+        found = (span for span in named if kind in ("", span.kind))
         return sorted(found, key=lambda span: span.begin)
 
 

@@ -283,6 +283,8 @@ class AsyncClient(Facade, AsyncClosing):
         if self._forked:
             return
         self._closed = True
+        if self._tracing is not None:
+            self._tracing.end()
         connection, keeper = self._connection, self._keeper
         self._connection = self._keeper = None
         for timer in (self._watch, self._repetition, self._log_timer):
@@ -304,6 +306,8 @@ class AsyncClient(Facade, AsyncClosing):
             self._session.pending.fail(
                 ConnectionLost("this client was closed before the answer came")
             )
+            if self._tracing is not None:
+                await self._tracing.wait_closed()
 
     # ------------------------------------------------------------ inside
 

@@ -153,9 +153,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         async with self._turn("connect"):
             if self._begun is None:
                 params = await self._client.define(self._initial, self._tables, views=self._views)
-                clock = asyncio.get_running_loop().time
-                self._tracing = self._begin_tracing()
-                self._begun = self._client.begin(params, clock, self._overlap, self._tracing)
+                self._begun = self._begin_loop(params, asyncio.get_running_loop().time)
                 self._initial = {}
                 self._session.book.seconds = self._begun.seconds
                 self._client.send_log()

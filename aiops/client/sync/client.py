@@ -418,8 +418,14 @@ class Client(Facade, Closing):
         """Leave the server and close; may be called twice. In a fork it does nothing."""
         if self._forked:
             return
-        self._closed = True
-        self._connection.close()
+        self._closed, traced = True, self._tracing
+        if traced is not None:
+            traced.end()
+        try:
+            self._connection.close()
+        finally:
+            if traced is not None:
+                traced.close()
 
     def forked(self) -> None:
         """Close the descriptors in a fork, and refuse to work there."""

@@ -137,9 +137,7 @@ class Worker(WorkerFacade, Closing):
         self._session = self._client._session
         try:
             begun = self._client.define(params, tables, views=views)
-            self._tracing = self._begin_tracing()
-            clock = time.perf_counter
-            self._begun = self._client.begin(begun, clock, self._overlap, self._tracing)
+            self._begun = self._begin_loop(begun, time.perf_counter)
         except BaseException:
             self._client.close()
             raise
