@@ -9,6 +9,7 @@ a test run, each by itself, and the test fails with the names and the tracebacks
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import functools
 import inspect
@@ -47,7 +48,8 @@ def each_row(names: str | Sequence[str], values: Iterable[Any], ids: Named = Non
 
     Its arguments are those of `pytest.mark.parametrize`, and several of them make a product, too.
     Each row finds the fixtures ``monkeypatch``, ``tmp_path``, ``capsys``, ``capfd`` and ``caplog``
-    as if it were a test; it shares all others with the other rows.
+    as if it were a test, and has its own instance of a class of tests, a copy of that which the
+    fixtures have seen. It shares all other fixtures with the other rows.
 
     Parameters
     ----------
@@ -123,7 +125,7 @@ def _as_one(rows: _Rows, like: Test) -> Test:
             errors = _Errors()
             for row in _chosen(rows.tables):
                 with errors.of(row), _fixtures(fixtures, row) as found:
-                    await rows.test(*receiver, **found, **row.given)
+                    await rows.test(*map(copy.copy, receiver), **found, **row.given)
             errors.tell()
 
     else:
@@ -133,7 +135,7 @@ def _as_one(rows: _Rows, like: Test) -> Test:
             errors = _Errors()
             for row in _chosen(rows.tables):
                 with errors.of(row), _fixtures(fixtures, row) as found:
-                    rows.test(*receiver, **found, **row.given)
+                    rows.test(*map(copy.copy, receiver), **found, **row.given)
             errors.tell()
 
     left = [one for name, one in own.parameters.items() if name not in given]

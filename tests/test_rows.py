@@ -110,6 +110,13 @@ def test_coroutines_have_rows() -> None:
 
 
 class TestInAClass:
+    seen = 0
+
+    @each_row("number", ROWS)
+    def test_each_row_has_its_own_instance(self, number: int) -> None:
+        assert self.seen == 0
+        self.seen = number
+
     @pytest.mark.parametrize("other", [1, 2])
     @each_row("number", ROWS)
     def test_it_is_a_test_for_each_of_other_parameters(self, number: int, other: int) -> None:

@@ -33,6 +33,7 @@ from aiops.wire.messages import (
 from tests.inline import Inline
 from tests.peers import eventually
 from tests.proxy import Proxy
+from tests.rows import each_row
 from tests.support import ServerThread
 
 MODEL = {
@@ -342,7 +343,7 @@ class TestState:
         if rng.random() < 0.1:
             ledger.settle(Ledger(LAYOUT))
 
-    @pytest.mark.parametrize("seed", range(20))
+    @each_row("seed", range(20))
     def test_it_counts_alike(self, seed: int) -> None:
         rng, live = random.Random(seed), Ledger(LAYOUT)
         live.traffic.exchanged(("push", 20), ("ack", 9), 100)

@@ -15,6 +15,7 @@ from aiops.bandwidth.gate_controller import BudgetSample, GateController
 from aiops.bandwidth.gates import BFASGD
 from aiops.bandwidth.token_bucket import USABLE
 from aiops.state.plain import pack, unpack
+from tests.rows import each_row
 
 MB = 1_000_000
 DT, LOOK = 0.002, 0.1
@@ -261,7 +262,7 @@ def test_what_a_client_is_to_allow_for_grows_with_the_workers() -> None:
     assert controller.seconds_per_byte(10) == pytest.approx(80 / (USABLE * MB))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_row("seed", range(5))
 def test_a_restored_controller_steers_alike(seed: int) -> None:
     gate = {"kind": "bfasgd", "c_push": 0.1, "c_fetch": 0.02, "eps": 1e-3, "floor": 0.0}
     gate["relative"] = False

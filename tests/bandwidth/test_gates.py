@@ -15,6 +15,7 @@ from aiops.engine.client_plan import ClientPlan
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError
+from tests.rows import each_row
 
 GATES = [
     BFASGD(),
@@ -30,22 +31,22 @@ GATES = [
 
 
 class TestSettings:
-    @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.spec)
+    @each_row("gate", GATES, ids=lambda gate: gate.spec)
     def test_what_it_says_makes_it_again(self, gate: Gate) -> None:
         assert gates.find(gate.spec) == gate
         assert gates.find(f" {gate.spec.replace(',', ' , ')}") == gate
 
-    @pytest.mark.parametrize("name", sorted(KINDS))
+    @each_row("name", sorted(KINDS))
     def test_defaults_need_no_words(self, name: str) -> None:
         assert gates.find(name) == KINDS[name]()
         assert gates.find(f"{name}:") == KINDS[name]()
         assert KINDS[name]().spec == name
 
-    @pytest.mark.parametrize("word", ["true", "Yes", "1"])
+    @each_row("word", ["true", "Yes", "1"])
     def test_words_for_yes(self, word: str) -> None:
         assert gates.find(f"bfasgd:floor_free={word}") == BFASGD(floor_free=True)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("spec", "words"),
         [
             ("bfasg", "no gate is called 'bfasg'; did you mean 'bfasgd'"),
@@ -145,7 +146,7 @@ class TestChances:
         push, _fetch = gate.chances(1, statistic, (), gate.followed(None, statistic))
         assert np.asarray(push).tolist() == [1 / 8] * 3
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("gate", "share"),
         [
             (BFASGD(c_push=0.3), 0.25),
@@ -175,7 +176,7 @@ class TestChances:
 
 
 class TestWhatGoesTogether:
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "spec", "words"),
         [
             ("hardsync", "constant", "waits for the pushes of all its workers.*drop --gate"),
@@ -193,7 +194,7 @@ class TestWhatGoesTogether:
         with pytest.raises(ConflictError, match=words):
             Engine(algorithm(policy).make({}), Options(workers=2, gate=spec))
 
-    @pytest.mark.parametrize("policy", ["asgd", "sasgd", "softsync", "ringmaster", "rennala"])
+    @each_row("policy", ["asgd", "sasgd", "softsync", "ringmaster", "rennala"])
     def test_what_does(self, policy: str) -> None:
         engine = Engine(algorithm(policy).make({}), Options(workers=2, gate="constant:p_push=0.5"))
         assert engine.plan["routine"] == "gated"
@@ -213,7 +214,7 @@ class TestWhatGoesTogether:
 
 
 class TestPlan:
-    @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.spec)
+    @each_row("gate", GATES, ids=lambda gate: gate.spec)
     def test_what_is_announced_is_understood(self, gate: Gate) -> None:
         announced = gate.plan(algorithm("fasgd").make({}))["gate"]
         told = Gate.from_plan(announced)
@@ -221,7 +222,7 @@ class TestPlan:
         if not getattr(gate, "floor_free", False):
             assert told == gate
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("values", "words"),
         [
             ({}, "not known to this client: upgrade aiops here"),

@@ -13,6 +13,7 @@ from aiops import testing
 from aiops.bandwidth.round_spacing import RoundSpacing, worker_rate
 from aiops.client import AsyncModelAverager
 from aiops.errors import ConflictError
+from tests.rows import each_row
 
 
 def test_the_next_round_begins_when_all_bytes_are_paid_for() -> None:
@@ -33,7 +34,7 @@ def test_without_a_budget_nothing_waits() -> None:
     assert spacing.wait(0.0) == 0.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("total", "each", "workers", "rate"),
     [(None, None, None, 0), (None, 50, None, 50), (300, None, 3, 100), (300, 50, 3, 50)],
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiops.bandwidth.token_bucket import IN, OUT, USABLE, Budget, TokenBucket, Way
+from tests.rows import each_row
 from tests.seeds import examples
 
 STEP = 1 / 512
@@ -392,8 +393,8 @@ class TestChange:
         assert moved[3] == pytest.approx(5 * 480, rel=0.15)
 
 
-@pytest.mark.parametrize("each", [None, 60_000])
-@pytest.mark.parametrize("spent", [0.0, 0.05, 0.5, 3.0])
+@each_row("each", [None, 60_000])
+@each_row("spent", [0.0, 0.05, 0.5, 3.0])
 def test_a_server_that_is_started_again_keeps_the_budget_of_both(
     each: int | None, spent: float
 ) -> None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from aiops.bandwidth.units import LEAST, SLOWEST, format_rate, parse_rate, too_slow
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "expected"),
     [
         ("2MB/s", 2_000_000),
@@ -41,7 +42,7 @@ def test_a_rate(text: str | float, expected: int) -> None:
     assert parse_rate("--bandwidth-budget", text) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "hint"),
     [
         ("fast", "is not a rate"),

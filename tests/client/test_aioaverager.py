@@ -19,6 +19,7 @@ from aiops.engine.client_plan import ClientPlan
 from aiops.engine.events import Options
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
 from aiops.model.layout import Array
+from tests.rows import each_row
 
 ASKED: dict[str, Any] = {"interval": 1000.0, "grace": 100.0}
 """Nobody averages but when a test asks for it."""
@@ -164,7 +165,7 @@ def test_under_a_budget_the_codec_that_it_needs(
     run(main())
 
 
-@pytest.mark.parametrize("specs", [["topk:0.1"], ["int8@w*"], ["int8", "fp16"]])
+@each_row("specs", [["topk:0.1"], ["int8@w*"], ["int8", "fp16"]])
 def test_a_codec_that_no_ring_can_use(specs: list[str]) -> None:
     with pytest.raises(UsageError, match="bf16, fp16, int8"):
         ClientPlan(Average(), Options(push_codec=tuple(specs)))

@@ -26,6 +26,7 @@ from aiops.errors import (
 from aiops.model.layout import Array
 from aiops.serving.server import Server
 from tests.client.test_dlpack import Tensor
+from tests.rows import each_row
 from tests.support import PATIENCE
 from tests.test_rooms import MODULES, imports
 
@@ -339,7 +340,7 @@ class TestPlans:
                 assert worker.last == receipts[-1]
             assert (version_of(server), value_of(server)) == (4, -8)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "settings"),
         [
             ("downpour", {"lr": 1, "n_push": 5, "n_fetch": 5}),
@@ -430,7 +431,7 @@ CANCELLED = [
 class TestCancelled:
     """Cancelled at any await, a worker goes on, or closes; no local step is lost or made twice."""
 
-    @pytest.mark.parametrize(("policy", "settings"), CANCELLED)
+    @each_row(("policy", "settings"), CANCELLED)
     async def test_steps_cancelled_at_any_turn(self, policy: str, settings: dict[str, Any]) -> None:
         async with serve(policy, **settings) as server:
             async with AsyncWorker(server.url, START, timeout=PATIENCE) as worker:
@@ -526,7 +527,7 @@ class TestCancelled:
             await worker.step(ones(START))
             assert worker.steps == 1
 
-    @pytest.mark.parametrize("turns", range(12))
+    @each_row("turns", range(12))
     async def test_connecting(self, turns: int) -> None:
         async with serve() as server:
             worker = AsyncWorker(server.url, START)
@@ -541,7 +542,7 @@ class TestCancelled:
             await worker.close()
             await until(lambda: not server.engine.membership.present(), "its goodbye")
 
-    @pytest.mark.parametrize("turns", range(12))
+    @each_row("turns", range(12))
     async def test_closing(self, turns: int) -> None:
         """Whatever has been pushed by then: the connection is closed, and no task is left."""
         async with serve("fedbuff", local_steps=9, inner="sgd", inner_lr=1, k=1) as server:
@@ -741,9 +742,7 @@ class TestClock:
         await worker.close()
         await serving.__aexit__(None, None, None)
 
-    @pytest.mark.parametrize(
-        "module", ["asyncio.worker", "asyncio.client", "asyncio.connection", "facade"]
-    )
+    @each_row("module", ["asyncio.worker", "asyncio.client", "asyncio.connection", "facade"])
     def test_there_is_no_other_clock_and_no_thread(self, module: str) -> None:
         used = {name.partition(".")[0] for name in imports(MODULES[f"aiops.client.{module}"])}
         assert not used & {"time", "threading", "concurrent", "queue", "select", "signal"}

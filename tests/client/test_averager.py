@@ -37,6 +37,7 @@ from aiops.wire.ring_proofs import proof
 from aiops.wire.sinks import Sink
 from tests.driven import Driven
 from tests.peers import Peer, Taken, eventually, frame
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 ASKED = {"interval": 1000.0, "grace": PATIENCE}
@@ -685,7 +686,7 @@ class TestDeath:
 
 
 class TestHostile:
-    @pytest.mark.parametrize("value", [np.nan, np.inf, 1e18])
+    @each_row("value", [np.nan, np.inf, 1e18])
     def test_a_value_that_no_model_survives_changes_nothing(self, value: float) -> None:
         params = {"w": np.arange(6, dtype=np.float32)}
         before = bits(params)
@@ -702,7 +703,7 @@ class TestHostile:
             assert "not finite" in str(averager.stats.last_error)
         assert bits(params) == before
 
-    @pytest.mark.parametrize(
+    @each_row(
         "change",
         [{"hop": 2}, {"hop": 0}, {"parts": ()}, {"start": 4}, {"codec": "int8"}, {"twice": 1}],
     )
@@ -729,7 +730,7 @@ class TestHostile:
             assert isinstance(averager.stats.last_error, RemoteProtocolError)
         assert bits(params) == before
 
-    @pytest.mark.parametrize(
+    @each_row(
         "said",
         [
             b"GET / HTTP/1.1\r\n\r\n",

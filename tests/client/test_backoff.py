@@ -28,6 +28,7 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
+from tests.rows import each_row
 
 URL = "aiops://host:7171"
 REFUSED = ConnectionRefusedError(111, "Connection refused")
@@ -46,7 +47,7 @@ def shortest(below: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, 2e9, float("inf"), float("nan")])
+@each_row("seconds", [0.0, -1.0, 2e9, float("inf"), float("nan")])
 def test_a_timeout_that_nothing_can_wait_for_is_refused(seconds: float) -> None:
     with pytest.raises(UsageError, match="timeout must be more than 0 seconds"):
         check_timeout(seconds)
@@ -96,7 +97,7 @@ class TestAttempts:
         )
         assert caught.value.__cause__ is REFUSED
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("lasted", "answers", "pauses_before"),
         [(0.0, 0, 3), (0.9, 0, 3), (1.0, 0, 0), (0.0, 1, 0)],
     )
@@ -252,7 +253,7 @@ class TestRepetitions:
             Repetitions(shortest).pause(0.0, FULL, timeout=FIRST / 4)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "said"),
     [
         (OSError(32, "Broken pipe"), "Broken pipe"),

@@ -12,6 +12,7 @@ from aiops.client.program import drive
 from aiops.errors import NotReady
 from aiops.wire.messages import Define
 from tests.client.test_session import ARRAYS, Pair, Server, values
+from tests.rows import each_row
 
 
 class Client:
@@ -49,7 +50,7 @@ class Client:
         self.pair.connect()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("restarts", "lost"),
     [
         (["sent"], 1),

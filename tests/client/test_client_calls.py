@@ -13,6 +13,7 @@ import pytest
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.compiled import COMPILED, exchange_type
 from tests.client.calls import Calls, counting, median
+from tests.rows import each_row
 from tests.support import Process, server_process
 from tests.tracing.collected import collecting
 
@@ -109,7 +110,7 @@ def test_an_exchange(server: Process, compiled: bool) -> None:
         assert found.python - 1 <= GENERAL_EXCHANGE, found.by.most_common()
 
 
-@pytest.mark.parametrize(("share", "most"), [("1e-9", UNTAKEN_STEP), ("1", TRACED_STEP)])
+@each_row(("share", "most"), [("1e-9", UNTAKEN_STEP), ("1", TRACED_STEP)])
 def test_a_step_with_traces(
     share: str, most: int, server: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from aiops.serving.server import Server
 from tests.adapter import Adapter
 from tests.proxy import Proxy
 from tests.recording import replayed
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 SIZE = 6000
@@ -199,7 +200,7 @@ class TestServe:
             assert (plan["routine"], plan["gate"]["c_push"]) == ("gated", 0.1)
             assert "fetch_codec" not in plan
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("settings", "words"),
         [
             ({"gate": "bfasgd"}, "goes by a statistic of the gradients, and asgd keeps none"),
@@ -298,7 +299,7 @@ class TestCuts:
 class TestPipelined:
     """Several requests at once, into the same arrays."""
 
-    @pytest.mark.parametrize("codec", ["int8", "topk:0.2", "bf16"])
+    @each_row("codec", ["int8", "topk:0.2", "bf16"])
     def test_an_increment_is_added_once(self, codec: str) -> None:
         async def run(url: str) -> tuple[Params, bytes]:
             async with aiops.AsyncClient(url, role="worker") as client:

@@ -11,6 +11,7 @@ import aiops
 from aiops.client.dlpack import on_host
 from aiops.errors import UsageError
 from aiops.model.layout import Array
+from tests.rows import each_row
 from tests.support import ServerThread
 
 CPU, CUDA = 1, 2
@@ -65,7 +66,7 @@ def test_what_cannot_be_had_is_named_with_its_device_and_why() -> None:
         on_host("w", Tensor(np.ones(3), 14, copies=False))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "how",
     [
         {"policy": "asgd"},

@@ -8,6 +8,7 @@ import pytest
 from aiops.client.encode_push import gather
 from aiops.client.params import Params
 from aiops.model.layout import Array, Layout
+from tests.rows import each_row
 
 LAYOUT = Layout([("a", "float32", (3, 3)), ("b", "float32", (5,)), ("c", "float32", (2,))])
 
@@ -34,7 +35,7 @@ def test_what_is_there_is_not_copied() -> None:
     assert gather(LAYOUT, given, into).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("turn", [lambda a: a.T, lambda a: a[::-1], lambda a: a + 1])
+@each_row("turn", [lambda a: a.T, lambda a: a[::-1], lambda a: a + 1])
 def test_other_arrays_are_copied_though_they_begin_there(turn: object) -> None:
     assert callable(turn)
     into, given = filled(), filled()

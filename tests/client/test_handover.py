@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiops.client.handover import process, without
+from tests.rows import each_row
 
 
 class Taking:
@@ -20,7 +21,7 @@ class Taking:
         self.found += bytes(self._room[:nbytes])
 
 
-@pytest.mark.parametrize("room", [1, 3, 4, 100])
+@each_row("room", [1, 3, 4, 100])
 def test_a_receiver_gets_all_bytes_in_order(room: int) -> None:
     receiver = Taking(room)
     assert process(receiver, [memoryview(b"abcd"), memoryview(b""), memoryview(b"efg")])
@@ -34,7 +35,7 @@ def test_it_is_known_whether_there_were_any(views: list[memoryview]) -> None:
     assert receiver.found == b""
 
 
-@pytest.mark.parametrize("sent", range(9))
+@each_row("sent", range(9))
 def test_what_was_sent_is_left_out(sent: int) -> None:
     left = without([b"abc", b"", memoryview(b"de"), bytearray(b"fgh")], sent)
     assert b"".join(left) == b"abcdefgh"[sent:]

@@ -16,6 +16,7 @@ from aiops.client.logbook import LEAST, Logbook
 from aiops.errors import UsageError
 from aiops.wire.fields import MAX_LOGGED, MAX_LOGGED_NAME
 from aiops.wire.messages import Log
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 MODEL = {"w": np.ones((4, 4), np.float32)}
@@ -95,7 +96,7 @@ class TestLogbook:
         with pytest.raises(UsageError, match="'loss' is Tensor"):
             book.note({"loss": torch.ones(2)})
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("values", "why"),
         [
             ({"loss": "high"}, "'loss' is str"),

@@ -12,6 +12,7 @@ import aiops
 from aiops.client.lr_factors import by_tensor, checked, in_order
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout
+from tests.rows import each_row
 from tests.support import ServerThread
 
 MODEL = {"a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32), "c": np.ones(1, np.float32)}
@@ -26,7 +27,7 @@ def test_what_is_1_for_all_does_not_travel() -> None:
     assert checked({"a": 0.5}, LAYOUT) == {"a": 0.5}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("factors", "words"),
     [
         (-0.5, "lr_factor must be from 0 to 100"),
@@ -68,7 +69,7 @@ def moved(settings: dict[str, Any], factor: Any, steps: int, **options: Any) -> 
             return {name: (MODEL[name] - array).tolist() for name, array in client.fetch().items()}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "options"),
     [
         ({}, {}),

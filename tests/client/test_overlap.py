@@ -20,6 +20,7 @@ from aiops.testing import ServerMachine
 from tests import transports
 from tests.certificates import ours
 from tests.proxy import Proxy
+from tests.rows import each_row
 from tests.seeds import seeds
 from tests.support import PATIENCE, ServerThread
 
@@ -46,8 +47,8 @@ def gradients_at(server: ServerThread) -> int:
     return int(server.call(lambda s: s.engine.report()["gradients"]))
 
 
-@pytest.mark.parametrize("transport", transports.TRANSPORTS)
-@pytest.mark.parametrize("depth", DEPTHS)
+@each_row("transport", transports.TRANSPORTS)
+@each_row("depth", DEPTHS)
 def test_every_gradient_counts_once(
     depth: int, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +162,7 @@ def test_what_codecs_leave_out_is_fed_back_in_the_same_order(depth: int, codec: 
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("skipped", ["accumulate", "reapply", "discard"])
+@each_row("skipped", ["accumulate", "reapply", "discard"])
 def test_behind_a_gate(skipped: str) -> None:
     gate = f"periodic:k_push=3,k_fetch=2,combine=sum,skipped={skipped}"
     with serve(gate=gate) as server:
@@ -318,7 +319,7 @@ class TestSettings:
         with serve() as server, Worker(server.url, START) as worker:
             assert not worker.step(ones(START)).pushed
 
-    @pytest.mark.parametrize("wrong", [-1, 9, 1.5, "2"])
+    @each_row("wrong", [-1, 9, 1.5, "2"])
     def test_numbers_that_cannot_be(self, wrong: Any) -> None:
         with pytest.raises(UsageError, match=r"overlap is .*: give False"):
             Worker("aiops://127.0.0.1:1", START, overlap=wrong)

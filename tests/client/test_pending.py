@@ -11,6 +11,7 @@ from aiops.client.request_kinds import Request
 from aiops.client.server_info import ServerInfo
 from aiops.errors import AiopsError, ConnectionLost, Refused, Superseded, Unavailable
 from aiops.kernels.parallel import serial_map
+from tests.rows import each_row
 
 FULL = Unavailable("it is full")
 GONE = ConnectionLost("it is gone")
@@ -28,7 +29,7 @@ class Asked(Request):
 
 
 class TestGivenUp:
-    @pytest.mark.parametrize(
+    @each_row(
         "request_",
         [Asked(), Asked(pushes=False, attempted=True), Asked(attempted=True, refusal=FULL)],
         ids=["not sent", "no push", "refused"],

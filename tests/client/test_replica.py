@@ -13,6 +13,7 @@ from aiops.client.replica import Arrays, Replica
 from aiops.errors import UsageError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout, dtype_named
+from tests.rows import each_row
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -39,7 +40,7 @@ def mean_of(values: Array, others: float) -> Array:
     return (wide + (np.asarray(others, wide.dtype) - wide) / 2).astype(values.dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_row("dtype", DTYPES)
 def test_what_nobody_touched_is_the_mean_to_the_bit(dtype: str) -> None:
     given = np.random.default_rng(0).normal(size=70_000).astype(dtype_named(dtype))
     params = {"w": given.copy()}
@@ -47,7 +48,7 @@ def test_what_nobody_touched_is_the_mean_to_the_bit(dtype: str) -> None:
     assert params["w"].tobytes() == mean_of(given, 0.1).tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_row("dtype", DTYPES)
 def test_what_was_learnt_meanwhile_stays_on_top(dtype: str) -> None:
     given = np.linspace(-1, 1, 64).reshape(8, 8).astype(dtype_named(dtype))
     params = {"w": given.copy()}
@@ -109,7 +110,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
 
 @needs_torch
 class TestModule:
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @each_row("dtype", DTYPES)
     def test_untouched_and_learnt(self, dtype: str) -> None:
         import torch
 

@@ -45,6 +45,7 @@ from tests.client.test_session import ONES, Server, ready, stepped, values
 from tests.memory import URL, MemoryServer, patch_select, without_waiting
 from tests.memory_loop import Awaited
 from tests.peers import eventually
+from tests.rows import each_row
 from tests.support import PATIENCE, Process, ServerThread, server_process
 
 MODEL = {"w": np.zeros(3, np.float32)}
@@ -83,8 +84,8 @@ def black_hole() -> None:
 class TestNetwork:
     """A network that fails for a while: trust.md, 7."""
 
-    @pytest.mark.parametrize("seed", range(20))
-    @pytest.mark.parametrize("fault", ["lost on the way", "cut"])
+    @each_row("seed", range(20))
+    @each_row("fault", ["lost on the way", "cut"])
     def test_a_step_is_over_two_seconds_after_it_heals(self, fault: str, seed: int) -> None:
         """The default time-out is 60 s; the network fails for any time below that."""
 
@@ -174,7 +175,7 @@ class TestStopped:
                 await client.connect()
             assert 20 < now() <= 30
 
-    @pytest.mark.parametrize("busy", [0.5, 1.4, 1.6, 2.9, 5.5])
+    @each_row("busy", [0.5, 1.4, 1.6, 2.9, 5.5])
     def test_a_server_that_takes_long_to_welcome_is_joined_all_the_same(self, busy: float) -> None:
         """It may be busy with its many clients, which must not all leave just before."""
 
@@ -424,7 +425,7 @@ class TestRequests:
         assert [each.value().version for each in (one, two, three)] == [1, 2, 3]
         assert server.params() == stepped(3)
 
-    @pytest.mark.parametrize("seed", range(50))
+    @each_row("seed", range(50))
     def test_and_over_lost_connections(self, seed: int) -> None:
         chance, server = random.Random(seed), FullServer()
         pair, params = ready(server)

@@ -21,6 +21,7 @@ from tests.adapter import Adapter
 from tests.peers import eventually
 from tests.proxy import Proxy
 from tests.recording import replayed
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread, server_process
 
 TABLES = {"embedding": aiops.Table(1000, 4, scale=0.5), "bias": aiops.Table(9, 1, "float64")}
@@ -140,8 +141,8 @@ class TestEveryClient:
                 ps.push_rows("embedding", ids, grads)
             np.testing.assert_array_equal(ps.fetch_rows("embedding", ids), begun(ids))
 
-    @pytest.mark.parametrize("when", ["question", "answer"])
-    @pytest.mark.parametrize("exchange", [False, True])
+    @each_row("when", ["question", "answer"])
+    @each_row("exchange", [False, True])
     def test_a_push_is_applied_once_whenever_the_connection_is_cut(
         self, name: str, exchange: bool, when: str
     ) -> None:

@@ -40,6 +40,7 @@ from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
 from aiops.wire.token_keys import only
 from tests.driven import Driven
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC
 from tests.wire.test_connection import feed, frame
 
@@ -505,7 +506,7 @@ class TestLostConnections:
         assert pair.server.received[-1].have == -1  # type: ignore[attr-defined]
         assert params.version == 1
 
-    @pytest.mark.parametrize("finished", ["before it comes back", "after", "while it is away"])
+    @each_row("finished", ["before it comes back", "after", "while it is away"])
     def test_a_push_that_is_being_applied_when_the_connection_is_lost(self, finished: str) -> None:
         pair, params = ready()
         pair.server.hold = True
@@ -550,7 +551,7 @@ class TestLostConnections:
         assert pair.ask(request) == Receipt(1, 0, 0.0, None, {})
         assert (params.version, values(params)) == (2, stepped(2))
 
-    @pytest.mark.parametrize("up", range(0, 3 * PUSH_UP + 1, 7))
+    @each_row("up", range(0, 3 * PUSH_UP + 1, 7))
     def test_several_pushes_are_sent_again_in_order(self, up: int) -> None:
         pair, params = ready()
         requests = [pair.requests.push(ONES, params, None) for _ in range(3)]
@@ -696,7 +697,7 @@ class TestAnotherServer:
         pair.connect()
         assert pair.ask(pair.requests.push(ONES, params, params)).version == 1
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("arrays", "why"),
         [
             ({**ARRAYS, "w": np.zeros((4,), np.float32)}, "its 'w' has shape"),
@@ -816,8 +817,8 @@ class TestServersThatBreakTheRules:
         "model": lambda pair, params: pair.requests.define(ARRAYS),
     }
 
-    @pytest.mark.parametrize("given", ANSWERS)
-    @pytest.mark.parametrize("wanted", ASKED)
+    @each_row("given", ANSWERS)
+    @each_row("wanted", ASKED)
     def test_an_answer_of_another_kind(self, wanted: str, given: str) -> None:
         pair, _params, request = self.asked(self.ASKED[wanted])
         pair.server.say(self.ANSWERS[given](pair.session.pending.next_id - 1))
@@ -834,7 +835,7 @@ class TestServersThatBreakTheRules:
         with pytest.raises(RemoteProtocolError, match="with a 'pong'"):
             pair.ask(request)
 
-    @pytest.mark.parametrize(
+    @each_row(
         "ranges",
         [
             ((0, 7),),
@@ -856,7 +857,7 @@ class TestServersThatBreakTheRules:
             pair.settle()
         assert (params.version, values(params)) == (0, stepped(0))
 
-    @pytest.mark.parametrize(
+    @each_row(
         "part", [Part(0, 30, "int8", 30, 1), Part(0, 30, "raw", 29, 1), Part(0, 30, "raw", 31, 1)]
     )
     def test_parts_of_another_length_or_codec(self, part: Part) -> None:
@@ -875,7 +876,7 @@ class TestServersThatBreakTheRules:
         head = encode(messages.FetchedParams(id, 1, parts))
         pair.server.down += b"\xce" + len(head).to_bytes(4, "big") + head
 
-    @pytest.mark.parametrize("vbars", [b"123", b"1234", b"x" * 16])
+    @each_row("vbars", [b"123", b"1234", b"x" * 16])
     def test_statistics_of_another_model(self, vbars: bytes) -> None:
         pair, _params, request = self.asked(self.ASKED["ack"])
         pair.server.say(
@@ -915,7 +916,7 @@ class TestServersThatBreakTheRules:
         pair.settle()
         assert request.value().version == pair.server.version == 1
 
-    @pytest.mark.parametrize(
+    @each_row(
         "rows",
         [
             (("w", "int32", (2,), 0),),

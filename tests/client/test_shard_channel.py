@@ -13,9 +13,10 @@ from aiops.errors import Refused, Superseded, Unavailable
 from aiops.wire.connection import Connection
 from aiops.wire.messages import Error
 from tests.driven import Driven
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "kind"),
     [("superseded", Superseded), ("unavailable", Unavailable), ("protocol", Refused)],
 )

@@ -24,6 +24,7 @@ from aiops.wire import encoding
 from aiops.wire.messages import Ack, Message
 from tests.memory import PING, URL, Faults, MemoryServer, patch_select, without_waiting
 from tests.memory_loop import Awaited
+from tests.rows import each_row
 from tests.seeds import examples
 from tests.strategies import DETERMINISTIC
 
@@ -407,7 +408,7 @@ def test_an_error_in_place_of_the_answer() -> None:
         assert twins.short == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"used": False},
@@ -463,8 +464,8 @@ def _other_id(answer: Callable[[Message], Message]) -> Callable[[Message], Messa
     return changed
 
 
-@pytest.mark.parametrize("at", ["sendmsg", "recv_into"])
-@pytest.mark.parametrize("model", MODELS)
+@each_row("at", ["sendmsg", "recv_into"])
+@each_row("model", MODELS)
 def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
     """A push may be part of the model when Ctrl-C comes: the next is another one."""
     with Twins(model) as twins:

@@ -34,6 +34,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.layout import Array, Layout
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC
 
 START: dict[str, Array] = {"w": np.zeros(4, np.float32), "b": np.zeros(2, np.float64)}
@@ -360,10 +361,8 @@ class TestOrders:
         assert drive(server.steps.refresh(), carry_out) == 7
         assert not answers
 
-    @pytest.mark.parametrize(
-        "error", [Restarted("the server was restarted"), NotReady("it has no model")]
-    )
-    @pytest.mark.parametrize("plan", sorted(PLANS))
+    @each_row("error", [Restarted("the server was restarted"), NotReady("it has no model")])
+    @each_row("plan", sorted(PLANS))
     def test_the_rest_is_pushed_to_a_restarted_server(self, plan: str, error: Exception) -> None:
         """Steps that the server has not taken are pushed once, whenever it was restarted."""
         for refused in range(3):  # the number of the transfer that is refused
@@ -463,7 +462,7 @@ class TestOverlap:
     def fail(self, number: int, error: Exception) -> None:
         self.begun[number].error, self.begun[number].over = error, True
 
-    @pytest.mark.parametrize("depth", [1, 2, 3])
+    @each_row("depth", [1, 2, 3])
     def test_so_many_are_under_way(self, depth: int) -> None:
         server = Server({}, depth)
         for number in range(1, 8):

@@ -24,6 +24,7 @@ from tests.common.test_launchers import (
     SLURM,
     TORCHRUN,
 )
+from tests.rows import each_row
 from tests.support import ServerThread
 
 PARAMS = {"w": np.zeros(3, np.float32)}
@@ -79,7 +80,7 @@ def test_a_launcher_tells_where_the_server_is_and_which_worker_this_is(
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make",
     [
         lambda: aiops.Client(),
@@ -96,7 +97,7 @@ def test_without_either(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         make()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "given"), [(None, "nothing"), ([np.zeros(3)], "list"), (np.zeros(3), "ndarray")]
 )
 def test_parameters_without_names(params: Any, given: str) -> None:
@@ -119,7 +120,7 @@ JOBS = [RUN, TORCHRUN, {**SLURM, **RUN}, SLURM, OPEN_MPI, HYDRA, KUBERNETES, AWS
 JOBS.append(MVAPICH)
 
 
-@pytest.mark.parametrize("before", JOBS)
+@each_row("before", JOBS)
 def test_frameworks_find_one_process_and_aiops_its_place(before: dict[str, str]) -> None:
     environment = dict(before)
     place = detect(before)
@@ -158,7 +159,7 @@ def test_where_nothing_tells_it_is_the_only_one() -> None:
     assert standalone(batch) == (0, 1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("count", "given", "seen"),
     [
         (4, None, ["0", "1", "2"]),
@@ -189,7 +190,7 @@ def test_each_worker_of_a_machine_has_a_gpu_of_its_own(
     assert alone == before
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environment", "said"),
     [
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 and WORLD_SIZE is 2"),

@@ -15,6 +15,7 @@ from aiops.client import Client, Worker
 from aiops.errors import BadPush, ConnectionLost, Unavailable, UsageError
 from aiops.model.layout import Array
 from tests.peers import eventually
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 START = {"w": np.zeros(8, np.float32), "b": np.zeros(3, np.float64)}
@@ -71,7 +72,7 @@ class TestLocalSteps:
                 np.testing.assert_array_equal(worker.params["b"], -1)
             assert value_of(server) == -3
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "settings", "value"),
         [
             ("downpour", {"lr": 1, "n_push": 5, "n_fetch": 5}, -7),
@@ -268,7 +269,7 @@ class TestNobodyKnows:
             for each in (worker, other):
                 each.close()
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("policy", "settings"),
         [
             ("downpour", {"lr": 1, "n_push": 2, "n_fetch": 4}),
@@ -294,7 +295,7 @@ class TestNobodyKnows:
 
 
 class TestPlans:
-    @pytest.mark.parametrize("policy", ["easgd", "no-delay", "downpour", "diloco"])
+    @each_row("policy", ["easgd", "no-delay", "downpour", "diloco"])
     def test_a_bare_gradient_is_not_pushed(self, policy: str) -> None:
         with serve(policy) as server, Client(server.url, role="worker") as client:
             params = client.define(START)

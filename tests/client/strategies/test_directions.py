@@ -19,6 +19,7 @@ from aiops.kernels.orthogonalise import orthogonalised
 from aiops.model.layout import Layout, dtype_named
 from aiops.model.matrices import as_matrix
 from tests.client.test_dlpack import CPU, Tensor
+from tests.rows import each_row
 from tests.support import PATIENCE
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -56,7 +57,7 @@ def size(array: Any) -> float:
     return float(np.sqrt(np.square(array, dtype=np.float64).mean()))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "made"),
     [
         *(("square", True), ("bias", False), ("long", True), ("longer", False), ("row", False)),
@@ -72,7 +73,7 @@ def test_matrices_alone_get_directions(name: str, made: bool) -> None:
         assert 0.8 < size(found) / size(gradient) < 1.2
 
 
-@pytest.mark.parametrize("length", [1e-6, 0.5, 1e6])
+@each_row("length", [1e-6, 0.5, 1e6])
 def test_a_direction_is_as_long_as_its_gradient(length: float) -> None:
     """Not as its momentum: a mini-batch of which all is learnt moves little."""
     made = directions(memory=0.9)
@@ -99,14 +100,14 @@ def test_momentum_is_a_mean_of_the_gradients_so_far() -> None:
     np.testing.assert_allclose(found, wanted * np.sqrt(8) * size(second), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@each_row("dtype", ["float64", "float16", "bfloat16"])
 def test_a_direction_has_the_dtype_of_its_gradient(dtype: str) -> None:
     found = directions(dtype).of({"square": drawn("square", dtype=dtype)})["square"]
     assert found.dtype == dtype_named(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, -2e18, 1e60])
+@each_row("dtype", ["float32", "float64", "bfloat16"])
+@each_row("value", [np.nan, np.inf, -np.inf, 1e38, -2e18, 1e60])
 def test_what_servers_refuse_is_passed_on_and_forgotten(value: float, dtype: str) -> None:
     made, broken = directions(dtype), drawn("square", dtype=dtype)
     with np.errstate(over="ignore"):
@@ -174,7 +175,7 @@ LIFTS = [numpys, torchs, cudas]
 class TestContract:
     """Directions are the same wherever they are made."""
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+    @each_row("dtype", ["float32", "float64", "float16", "bfloat16"])
     def test_several_steps(self, lift: Lift, dtype: str) -> None:
         here, there = directions(dtype, 0.75), directions(dtype, 0.75)
         for seed in range(4):
@@ -242,14 +243,14 @@ class TestContract:
         assert found.flags.c_contiguous
         self.agree(found, directions().of({"square": gradient})["square"])
 
-    @pytest.mark.parametrize("scale", [1e-29, 1e17])
+    @each_row("scale", [1e-29, 1e17])
     def test_tiny_and_huge_gradients(self, lift: Lift, scale: float) -> None:
         gradient = (drawn("square") * scale).astype(np.float32)
         found = directions().of({"square": lift(gradient)})["square"]
         wanted = directions().of({"square": drawn("square")})["square"]
         self.agree(found / np.float32(scale), wanted)
 
-    @pytest.mark.parametrize("value", [5e-324, 1e-60, 1e-46, 1e-44])
+    @each_row("value", [5e-324, 1e-60, 1e-46, 1e-44])
     def test_a_gradient_below_the_least_float32(self, lift: Lift, value: float) -> None:
         found = directions("float64").of({"square": lift(np.full((8, 8), value))})["square"]
         assert not found.any()
@@ -258,7 +259,7 @@ class TestContract:
         found = directions().of({"square": lift(np.zeros((8, 8), np.float32))})
         assert not found["square"].any()
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+    @each_row("dtype", ["float32", "float64", "bfloat16"])
     def test_a_matrix_without_a_gradient_stays(self, lift: Lift, dtype: str) -> None:
         """Its momentum decays all the same, to nothing."""
         made, zeros = directions(dtype), np.zeros((8, 8), dtype_named(dtype))
@@ -284,8 +285,8 @@ class TestContract:
         found = step(made, {"square": lift(one)})["square"]
         self.agree(found, directions().of({"square": one})["square"])
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-    @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, -2e18, 1e60])
+    @each_row("dtype", ["float32", "float64", "bfloat16"])
+    @each_row("value", [np.nan, np.inf, 1e38, -2e18, 1e60])
     def test_what_servers_refuse(self, lift: Lift, value: float, dtype: str) -> None:
         """It is passed on, beside directions of the rest, and forgotten."""
         made, broken = directions(dtype), drawn("square", dtype=dtype)
@@ -470,7 +471,7 @@ def test_large_matrices_take_long(side: int, takes_long: bool) -> None:
             assert (elsewhere is not None) == takes_long
 
 
-@pytest.mark.parametrize("lift", LIFTS)
+@each_row("lift", LIFTS)
 def test_another_thread_waits_for_the_gradient(lift: Lift) -> None:
     """A device may still compute it, on the stream of the thread that asks for directions."""
     gradient, torch = np.ones((512, 512), np.float32), pytest.importorskip("torch")
@@ -504,7 +505,7 @@ def test_the_order_of_bytes_makes_no_difference() -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.0, "0.5", None, float("nan")])
+@each_row("value", [-0.1, 1.0, "0.5", None, float("nan")])
 def test_a_plan_that_is_none(value: Any) -> None:
     params = Params(Layout([("w", "float32", (2, 2))]))
     with pytest.raises(UsageError, match="orthogonal"):

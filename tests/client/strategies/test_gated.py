@@ -16,6 +16,7 @@ from aiops.client.strategies.gated import Gated
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout, dtype_named
 from aiops.wire import messages
+from tests.rows import each_row
 
 ACK = Receipt(1, 0, 0.0, None, {})
 """Of a push that was used."""
@@ -102,9 +103,7 @@ class TestAccumulate:
             step(routine, 1, "b")
         assert values(step(routine, 1, "b")) == {"b": [1]}, "w has no gradient"
 
-    @pytest.mark.parametrize(
-        ("stamp", "expected"), [("oldest", [0, 7]), ("mean", [5, 8]), ("newest", [9, 9])]
-    )
+    @each_row(("stamp", "expected"), [("oldest", [0, 7]), ("mean", [5, 8]), ("newest", [9, 9])])
     def test_stamps(self, stamp: str, expected: list[int]) -> None:
         """Gradients of w at versions 0, 7 and 9, of b at 7 and 9: (0+7+9)//3, (7+9)//2."""
         routine = routine_of(f"periodic:k_push=3,k_fetch=1,stamp={stamp}")
@@ -135,8 +134,8 @@ class TestAccumulate:
         routine.params.versions[:] = 50  # the answer is being received into the same arrays
         assert transfer.at.versions.tolist() == [0, 0]
 
-    @pytest.mark.parametrize("stamp", ["oldest", "mean", "newest"])
-    @pytest.mark.parametrize("combine", ["mean", "sum"])
+    @each_row("stamp", ["oldest", "mean", "newest"])
+    @each_row("combine", ["mean", "sum"])
     def test_what_was_refused_goes_back(self, combine: str, stamp: str) -> None:
         """As if the gate had not opened."""
         pushed = []
@@ -223,8 +222,8 @@ class TestAccumulate:
         assert transfer is not None
         assert (transfer.at.versions.tolist(), transfer.count) == ([1, 1], 4)
 
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("combine", ["mean", "sum"])
+    @each_row("dtype", ["float16", "bfloat16"])
+    @each_row("combine", ["mean", "sum"])
     def test_16_bits_lose_nothing(self, dtype: str, combine: str) -> None:
         """What was pushed, and what is left of it, is what was handed in."""
         rng = np.random.default_rng(3)
@@ -261,7 +260,7 @@ class TestAccumulate:
         step(routine, 0)
         assert values(step(routine, 0))["b"] == [pytest.approx(80_000 - 65_504, rel=1e-3)]
 
-    @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e18])
+    @each_row("bad", [np.nan, np.inf, 1e18])
     def test_a_bad_gradient_spoils_no_sum_and_is_no_step(self, bad: float) -> None:
         routine = routine_of("periodic:k_push=2,k_fetch=1000")
         step(routine, 1)
@@ -522,7 +521,7 @@ class TestByTensor:
 
 
 class TestPlans:
-    @pytest.mark.parametrize(
+    @each_row(
         ("plan", "words"),
         [
             ({}, "does not say which"),

@@ -16,6 +16,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Layout
+from tests.rows import each_row
 
 PLAN: dict[str, Any] = {"routine": "direct"}
 INNER = {"optimizer": "sgd", "lr": 1.0}
@@ -100,7 +101,7 @@ def test_the_callers_arrays_are_free_after_the_step() -> None:
     assert values(routine.transfer()) == [2]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@each_row("depth", [1, 2, 3])
 def test_memory_is_used_again(depth: int) -> None:
     """Gradients in `room` are not copied, and a room is not given while it may travel."""
     routine, rooms, fresh = routine_of(depth), set(), set()
@@ -219,7 +220,7 @@ BY_PLAN = {"no-delay"}
 """Its plan has workers compute on in any case."""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("policy", "settings", "why"),
     [
         *((name, {}, None) for name in sorted(AT_ONCE | BY_PLAN)),

@@ -11,6 +11,7 @@ from aiops.client.params import Params
 from aiops.client.strategies import strategy_for
 from aiops.errors import UsageError
 from aiops.model.layout import Layout
+from tests.rows import each_row
 
 INNER = {"optimizer": "sgd", "lr": 0.1}
 GOOD: dict[str, dict[str, Any]] = {
@@ -28,12 +29,12 @@ def params() -> Params:
     return found
 
 
-@pytest.mark.parametrize("routine", GOOD)
+@each_row("routine", GOOD)
 def test_a_good_plan(routine: str) -> None:
     assert strategy_for({"routine": routine, **GOOD[routine]}, params()).params.version == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("routine", "change"),
     [
         ("accumulate", {"push_every": 0}),
@@ -67,7 +68,7 @@ def test_a_bad_plan_is_refused_with_a_sentence(routine: str, change: dict[str, A
         strategy_for({"routine": routine, **GOOD[routine], **change}, params())
 
 
-@pytest.mark.parametrize("name", ["telepathy", None, ["local"], 3])
+@each_row("name", ["telepathy", None, ["local"], 3])
 def test_a_routine_that_is_not_known(name: Any) -> None:
     with pytest.raises(UsageError, match="which this client does not know"):
         strategy_for({"routine": name}, params())

@@ -42,6 +42,7 @@ from aiops.wire.encoding import encode
 from aiops.wire.template import Slot
 from tests.client.test_steady import MODELS, Half
 from tests.memory import patch_select
+from tests.rows import each_row
 from tests.seeds import examples
 from tests.strategies import DETERMINISTIC
 
@@ -258,8 +259,8 @@ def test_of_a_large_model(
     compare("large", policy, change, cut + more, end, looks)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("policy", ["asgd", "fasgd"])
+@each_row("model", MODELS)
+@each_row("policy", ["asgd", "fasgd"])
 def test_a_whole_answer_is_a_receipt(model: str, policy: str) -> None:
     _push, answer, _slots = learnt(model, policy)
     found = compare(model, policy, AS_IT_IS, len(answer), "", False)
@@ -282,7 +283,7 @@ def test_each_place_at_which_an_answer_may_break(model: str) -> None:
             assert "Receipt(version=3" in found["then"]
 
 
-@pytest.mark.parametrize("number", range(6))
+@each_row("number", range(6))
 def test_each_number_out_of_its_bounds(number: int) -> None:
     value = math.nan if number == 5 else 1 << 7 if number == 0 else LARGEST + 1
     _push, answer, slots = learnt("small", "asgd")
@@ -318,7 +319,7 @@ GIVEN: Mapping[str, Callable[[Half], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@each_row("name", GIVEN)
 def test_the_same_gradients_fit(name: str) -> None:
     found = []
     for compiled in (True, False):
@@ -332,7 +333,7 @@ def test_the_same_gradients_fit(name: str) -> None:
     assert (found[0][0] != "None") == (found[0][1] != b"")
 
 
-@pytest.mark.parametrize("shift", ["connection", "level", "age"])
+@each_row("shift", ["connection", "level", "age"])
 def test_parameters_that_do_not_fit(shift: str) -> None:
     found = []
     for compiled in (True, False):
@@ -415,8 +416,8 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("model", "at"), [("small", 0), ("small", 170), ("large", 0)])
+@each_row("compiled", [True, False])
+@each_row(("model", "at"), [("small", 0), ("small", 170), ("large", 0)])
 def test_ctrl_c_ends_a_wait_without_end(compiled: bool, model: str, at: int) -> None:
     with Scripted(compiled, model, "asgd") as one:
         one.tell(learnt(model, "asgd")[1][:at])
@@ -590,7 +591,7 @@ def test_of_these_one_is_made() -> None:
 SLOTS = parts()[5]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changed",
     [
         {"numbers": (2, 12, 22, 43)},
@@ -628,7 +629,7 @@ def test_of_these_none_is_made(changed: dict[str, Any]) -> None:
         exchange(*parts(**changed))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "error"),
     [
         ((np.zeros(5, np.uint8), 1, 1, 1, 1, 0), ValueError),
