@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (41, 6860),
-    "client": (79, 17600),
+    "client": (80, 17670),
     "codecs": (11, 2236),
     "compiled": (2, 58),
     "common": (17, 1300),
@@ -42,7 +42,7 @@ SIZES = {
     "state": (10, 2290),
     "store": (19, 4712),
     "testing": (1, 241),
-    "tracing": (4, 730),
+    "tracing": (4, 740),
     "trackers": (6, 398),
     "wire": (21, 4050),
 }

@@ -17,6 +17,7 @@ from aiops.client.fair_lock import FairLock
 from aiops.client.replica import Replica
 from aiops.client.rounds import Averages, Rounds, RoundsClient
 from aiops.client.server_info import ServerInfo
+from aiops.client.traced_rounds import TracedRounds
 from aiops.common.tls_files import Tls
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, NotReady
 from aiops.wire.data_messages import GivenTask, TakeTask
@@ -73,7 +74,8 @@ class Averaging:
             self.task.set_result(task)
         try:
             async with self._client:
-                rounds = await Rounds.begun(
+                made = Rounds if self._client._tracing is None else TracedRounds
+                rounds = await made.begun(
                     self._client, self._replica, self._lock, self._timeout, self._host, self.stats
                 )
                 try:

@@ -94,6 +94,8 @@ class Averages:
 class RoundsClient(AsyncClient):
     """An `AsyncClient` that also joins rounds of averaging."""
 
+    _last_spans = 0.5  # a round under way has had a second before (LEAVE_TIMEOUT)
+
     def __init__(self, url: str, *, tls: Tls | None, **settings: Any) -> None:
         """Take an `AsyncClient`'s parameters."""
         super().__init__(url, role="worker", tls=tls, **settings)

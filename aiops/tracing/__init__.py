@@ -1,11 +1,11 @@
 """Traces of exchanges for OpenTelemetry: ``--trace otlp:``, for servers and workers.
 
 A trace is one push: the worker's step with its parts, and the server's exchange below it; or one
-fetch of a worker's that is a request of its own. Both sides compute its ids from the client's id
-and the push's sequence number, or the fetch's request (`aiops.tracing.spans`), which both know. So
-nothing about traces is on the wire, and both sides decide alike which of them have one. Spans are
-made when they are over, as plain values, and handed to a thread (`aiops.tracing.delivery`) which
-alone uses OpenTelemetry (`aiops.tracing.export`).
+fetch of a worker's that is a request of its own; or one round of averages. All sides compute its
+ids (`aiops.tracing.spans`) from what they know: the client's id and the push's sequence number, or
+the fetch's request, or the round's number. So nothing about traces is on the wire, and all decide
+alike which of them have one. Spans are made when they are over, as plain values, and handed to a
+thread (`aiops.tracing.delivery`) which alone uses OpenTelemetry (`aiops.tracing.export`).
 
 What is traced is asked for by ``--trace`` of a server, or the variable ``AIOPS_TRACE`` of all
 processes; or by OpenTelemetry's own ``OTEL_TRACES_EXPORTER=otlp``.
@@ -30,7 +30,7 @@ VARIABLE = "AIOPS_TRACE"
 _ASKED, _DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
 _PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 
-_AT_CLOSE = 1.5
+AT_CLOSE = 1.5
 """Seconds that the last of a process's servers, or workers, waits for its spans to be sent."""
 
 _log = logging.getLogger("aiops.tracing")
@@ -91,13 +91,13 @@ class Tracing:
             self._ended = True
             self._last = self._queue is not None and self._queue.leave()
 
-    def close(self, deadline: float = _AT_CLOSE) -> None:
+    def close(self, deadline: float = AT_CLOSE) -> None:
         """End; the last of its role in this process waits for its spans to be sent, so long."""
         self.end()
         if self._queue is not None and self._last:
             self._queue.close(deadline)
 
-    async def wait_closed(self, deadline: float = _AT_CLOSE) -> None:
+    async def wait_closed(self, deadline: float = AT_CLOSE) -> None:
         """Do as `close` in an event loop, which goes on meanwhile."""
         self.end()
         if self._queue is not None and self._last:

@@ -95,6 +95,12 @@ def trace_of_fetch(client: str, request: int) -> int:
     return int.from_bytes(blake2b(key.encode(), digest_size=16).digest()) or 1
 
 
+def trace_of_round(run: str, generation: int, number: int) -> int:
+    """Return the id of the trace of a round of averaging: the same for all of its workers."""
+    key = f"{run}:{generation}:{number}"
+    return int.from_bytes(blake2b(key.encode(), digest_size=16).digest()) or 1
+
+
 def span_of(trace: int, name: str) -> int:
     """Return the id of the span of this name in a trace, which has one."""
     key = trace.to_bytes(16)
@@ -147,7 +153,7 @@ class Sampler:
     def takes(self, trace: int, seq: int, *, repeated: bool = False) -> bool:
         """Return whether a push is traced: the one with this number, whose trace this would be.
 
-        Of a fetch it is the number of the request. ``repeated``: it has been traced before, if it
-        is one of the first.
+        Of a fetch it is the number of the request, and of an average that of the round.
+        ``repeated``: it has been traced before, if it is one of the first.
         """
         return (not repeated and 0 < seq <= self._first) or trace % _ROUND < self._bound

@@ -214,7 +214,7 @@ def test_a_client_that_closes_leaves_no_thread(
     So that the test is quick the while is shorter.
     """
     monkeypatch.setattr(tracing.Tracing.close, "__defaults__", (0.05,))
-    monkeypatch.setattr(tracing.Tracing.wait_closed, "__defaults__", (0.05,))
+    monkeypatch.setattr(aiops.AsyncClient, "_last_spans", 0.05)
     hangs = threading.Event()
     monkeypatch.setattr(Collected, "export", lambda self, spans: str(hangs.wait(PATIENCE)))
     monkeypatch.setattr(Collected, "close", lambda self: hangs.set())

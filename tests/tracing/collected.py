@@ -33,7 +33,7 @@ class Collected:
     def spans(self, name: str = "", kind: str = "") -> list[Span]:
         """Return those of a name and a kind, in order of their begin; once their owners closed.
 
-        Without a name they are those of pushes.
+        Without a name they are those of pushes, and of averages.
         """
         named = [s for s in self._spans if (s.name == name if name else s.name != FETCH)]
         found = (span for span in named if kind in ("", span.kind))

@@ -24,6 +24,7 @@ from aiops.common.tls_files import Tls
 from aiops.errors import AiopsError, ConnectionLost, Unavailable
 from aiops.model.layout import Array
 from aiops.model.tables import Table
+from aiops.tracing import AT_CLOSE
 from aiops.wire import messages
 from aiops.wire.data_messages import GivenTask, TakeTask
 
@@ -50,6 +51,8 @@ class AsyncClient(Facade, AsyncClosing):
         When the URL, the name or the time-out is invalid. `connect` and all calls raise the other
         errors of `Client`.
     """
+
+    _last_spans = AT_CLOSE  # seconds that its traces have at the end
 
     def __init__(
         self,
@@ -307,7 +310,7 @@ class AsyncClient(Facade, AsyncClosing):
                 ConnectionLost("this client was closed before the answer came")
             )
             if self._tracing is not None:
-                await self._tracing.wait_closed()
+                await self._tracing.wait_closed(self._last_spans)
 
     # ------------------------------------------------------------ inside
 
