@@ -1,0 +1,505 @@
+"""Each condition of compiled code: where one does not hold, Python's way has the whole exchange.
+
+`tests/engine/test_steady.py` compares the two ways. Here each condition alone is made to fail, and
+the way in Python, which is a stand-in, is to be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.compiled.loading import core
+from aiops.engine import compiled_answers
+from aiops.engine.steady import Steady
+from aiops.model.parts import LARGEST, Part
+from aiops.serving import event_dispatcher
+from aiops.serving.server import Server
+from aiops.store.parameters import Store
+from aiops.wire import messages
+from aiops.wire.encoding import encode
+from tests.peers import define, enclose
+from tests.pipes import Piped
+
+pytestmark = [
+    pytest.mark.skipif(core() is None, reason="there was no C compiler"),
+    pytest.mark.usefixtures("none_pending"),
+]
+
+GENERAL = b"general"
+SIZE = 16  # float32
+NOW = 5.0
+
+
+class Scene:
+    """A server, a worker on it whose pushes compiled code answers, and its parts."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.line = Piped(server)
+        self.line.feed(define({"w": np.zeros(SIZE, np.float32)}))
+        self.seq = self.updated = 0
+        self.begun = False
+
+    def begin(self) -> None:
+        """Push until compiled code answers, and name all that it looks at."""
+        server, engine = self.server, self.server.engine
+        self.line.feed(self.push())
+        (self.peer,) = server.connections.peers.values()
+        steady = self.peer.steady
+        assert steady is not None
+        assert steady.compiled is not None
+        self.steady, self.compiled, self.wire = steady, steady.compiled, self.peer.link.wire
+        self.member, training = steady.member, engine.training
+        assert training is not None
+        self.store, self.updates = training.store, training.updates
+        self.guard, self.pool = self.store.guard, self.store.snapshots
+        self.maker, self.held = self.updates.maker, self.updates.held
+        self.collected, self.warnings = self.maker.collected, self.updates.warnings
+        self.closure, self.traffic = self.updates.closure, self.wire.traffic
+        self.current = self.store.current
+        self.dispatcher, self.runner = server._dispatcher, server._runner
+        self.run_state = server.run_state
+        self.begun = True
+
+    def push(self, *, forms: str = "ours", value: float = 0.5, **fields: Any) -> bytes:
+        """Return a push, of the first version if ``fields`` say no other."""
+        self.seq += 1
+        base = fields.pop("base", 0)
+        part = Part(0, 4 * SIZE, "raw", 4 * SIZE, base)
+        message = messages.Push(
+            fields.pop("id", self.seq), fields.pop("seq", self.seq), True, fields.pop("have", 0),
+            (part,), **fields
+        )  # fmt: skip
+        header = encode(message)
+        if forms == "signed":
+            header = header.replace(b"\xcf", b"\xd3")
+        data = np.full(SIZE, 0.5, np.float32)
+        data[-1] = value
+        return enclose(header, data.tobytes())
+
+    def place(self, data: bytes) -> None:
+        """Have bytes lie in the head buffer, as if they had been received."""
+        room = self.line.protocol.get_buffer(-1)
+        room[: len(data)] = data
+
+    def exchange(self, data: bytes | None = None, record: Any = None) -> bytes | None:
+        """Give compiled code a push."""
+        data = self.push() if data is None else data
+        self.place(data)
+        return self.compiled.exchange(len(data), NOW, record)
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    async for each in scenes(monkeypatch, "asgd"):
+        yield each
+
+
+async def scenes(
+    monkeypatch: pytest.MonkeyPatch, policy: str, **settings: Any
+) -> AsyncIterator[Scene]:
+    update, made = Store.update, list[Scene]()
+
+    def general(*_given: Any) -> bytes | None:
+        return GENERAL if made[0].begun else None  # or all that comes goes the general way
+
+    def counted(self: Store, *arguments: Any) -> Any:
+        for each in made:
+            each.updated += 1
+        return update(self, *arguments)
+
+    monkeypatch.setattr(Store, "update", counted)
+    monkeypatch.setattr(Steady, "general", general)
+    async with aiops.serve(policy=policy, port=0, **{"kernels": "numpy", **settings}) as server:
+        each = Scene(server)
+        made.append(each)
+        while not server.warm:  # noqa: ASYNC110  (it is made so on a thread, which sets no event)
+            await asyncio.sleep(0.002)
+        each.line.feed(each.push())
+        each.begin()
+        yield each
+
+
+def is_answer(found: bytes | None) -> bool:
+    return found is not None and len(found) > 4 * SIZE
+
+
+async def test_of_itself_it_is_answered(scene: Scene) -> None:
+    before = scene.compiled.answered
+    for forms in ("ours", "ours"):
+        assert is_answer(scene.exchange(scene.push(forms=forms)))
+    assert scene.compiled.answered == before + 2
+    assert scene.current.number == 4
+
+
+FIELDS: tuple[tuple[str, str, Any], ...] = (
+    ("wire", "expected", None),
+    ("wire", "_message", object()),
+    ("wire", "_whole", 100),
+    ("wire", "_whole", 1 << 40),
+    ("wire", "state", "closed"),
+    ("wire", "state", None),
+    ("member", "peer", None),
+    ("member", "peer", 77),
+    ("member", "excused", True),
+    ("member", "covers", {1: None}),
+    ("member", "last_seq", 1 << 30),
+    ("current", "level", None),
+    ("maker", "job", object()),
+    ("updates", "_on_applied", print),
+    ("updates", "_queue", deque([1])),
+    ("held", "pushes", [1]),
+    ("collected", "count", 1),
+    ("warnings", "due", True),
+    ("closure", "why", "paused"),
+    ("guard", "_left", 0),
+    ("guard", "magnitude", 1e17),
+    ("guard", "narrow", True),
+    ("traffic", "kinds_in", {}),
+    ("traffic", "kinds_out", {}),
+)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"), FIELDS, ids=[f"{each[0]}-{each[1]}-{each[2]}" for each in FIELDS]
+)
+async def test_a_condition(owner: str, name: str, value: Any, scene: Scene) -> None:
+    """Nothing is changed, and when it holds again the same push is answered."""
+    kept, before = getattr(getattr(scene, owner), name), scene.compiled.answered
+    data = scene.push()
+    scene.place(data)
+    setattr(getattr(scene, owner), name, value)
+    try:
+        version, params = scene.store.current.number, scene.store.current.arena.data.tobytes()
+        assert scene.compiled.exchange(len(data), NOW, None) == GENERAL
+        assert scene.compiled.answered == before
+        assert scene.store.current.number == version
+        assert scene.store.current.arena.data.tobytes() == params
+    finally:
+        setattr(getattr(scene, owner), name, kept)
+    assert is_answer(scene.compiled.exchange(len(data), NOW, None))
+
+
+async def test_bytes_before_it(scene: Scene) -> None:
+    """It does not begin where the payload would be aligned."""
+    data = scene.push()
+    scene.place(b"\0" + data)
+    scene.wire._begin += 1
+    scene.wire._end += 1
+    assert scene.compiled.exchange(len(data), NOW, None) == GENERAL
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+async def test_bytes_that_lack_or_follow(change: int, scene: Scene) -> None:
+    data = scene.push()
+    scene.place(data + b"\xce")
+    found = scene.compiled.exchange(len(data) + change, NOW, None)
+    assert found == (b"" if change < 0 else GENERAL)
+
+
+async def test_less_than_a_header(scene: Scene) -> None:
+    data = scene.push()
+    scene.place(data)
+    head = len(data) - 4 * SIZE
+    assert scene.compiled.exchange(head - 1, NOW, None) == GENERAL
+    before = scene.traffic.bytes_in
+    assert scene.compiled.exchange(head, NOW, None) == b""
+    assert scene.traffic.bytes_in == before + head
+    assert is_answer(scene.compiled.exchange(4 * SIZE, NOW, None))
+
+
+async def test_more_bytes_than_there_is_room(scene: Scene) -> None:
+    scene.place(scene.push())
+    for count in (1 << 40, -1, 1 << 70):
+        assert scene.compiled.exchange(count, NOW, None) == GENERAL
+
+
+async def test_each_byte_of_the_form(scene: Scene) -> None:
+    """But for those of its four numbers."""
+    data = scene.push()
+    numbers = scene.steady._template.slots
+    inside = {at for slot in numbers for at in range(slot.begin, slot.end)}
+    for at in range(len(data) - 4 * SIZE):
+        if at not in inside:
+            wrong = bytearray(data)
+            wrong[at] ^= 0x10
+            assert scene.exchange(bytes(wrong)) == GENERAL, at
+    assert is_answer(scene.exchange(data))
+
+
+@pytest.mark.parametrize(
+    "value", [np.nan, np.inf, -np.inf, 1e18, -1e18, np.float32(1e18) * np.float32(1 + 2**-23)]
+)
+async def test_a_value_that_is_unfit(value: float, scene: Scene) -> None:
+    assert scene.exchange(scene.push(value=value)) == GENERAL
+
+
+async def test_the_largest_value_that_is_fit(scene: Scene) -> None:
+    assert is_answer(scene.exchange(scene.push(value=float(np.nextafter(np.float32(1e18), np.float32(0))))))  # fmt: skip  # noqa: E501
+
+
+BAD = (
+    {"seq": LARGEST + 1},
+    {"id": LARGEST + 1},
+    {"have": LARGEST + 1},
+    {"base": LARGEST + 1},
+    {"seq": 1},
+    {"base": 1 << 20},
+    {"seq": (1 << 64) - 1},
+    {"id": (1 << 64) - 1},
+    {"have": (1 << 64) - 1},
+    {"base": (1 << 64) - 1},
+    {"have": 3},  # the version that it makes
+)
+
+
+def with_numbers(scene: Scene, data: bytes, **numbers: int) -> bytes:
+    """Return a push with other numbers."""
+    changed = bytearray(data)
+    for slot, name in zip(scene.steady._template.slots, ("id", "seq", "have", "base"), strict=True):
+        if name in numbers:
+            changed[slot.begin : slot.end] = (numbers[name] % (1 << 64)).to_bytes(8)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("numbers", BAD, ids=str)
+async def test_a_number_that_is_none(numbers: dict[str, int], scene: Scene) -> None:
+    assert scene.current.number == 2
+    data = scene.push()
+    assert scene.exchange(with_numbers(scene, data, **numbers)) == GENERAL
+    assert is_answer(scene.exchange(data))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *BAD[:6],
+        *({"id": -1}, {"seq": -1}, {"have": -2}, {"base": -1}, {"base": -(1 << 63)}),
+        *({"have": -(1 << 63)}, {"have": 3}),
+    ],
+    ids=str,
+)
+async def test_a_signed_number_that_is_none(numbers: dict[str, int], scene: Scene) -> None:
+    """A client may encode its integers as signed ones."""
+    scene.begun = False
+    scene.line.feed(scene.push(forms="signed"))
+    scene.begun = True
+    assert scene.peer.steady is not None
+    scene.steady = scene.peer.steady
+    assert scene.steady.compiled is not None
+    scene.compiled = scene.steady.compiled
+    assert {slot.code for slot in scene.steady._template.slots} == {"q"}
+    scene.current.number = scene.current.level = 2
+    data = scene.push(forms="signed")
+    assert scene.exchange(with_numbers(scene, data, **numbers)) == GENERAL
+    assert is_answer(scene.exchange(with_numbers(scene, data, have=-1)))
+
+
+async def test_a_policy_that_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    async for scene in scenes(monkeypatch, "ringmaster", set={"r": 3}):
+        assert is_answer(scene.exchange(scene.push(base=0)))
+        assert scene.current.number == 3
+        assert scene.exchange(scene.push(base=0)) == GENERAL
+        assert is_answer(scene.exchange(scene.push(base=3)))
+
+
+async def test_rates_without_a_proof(scene: Scene) -> None:
+    """The proof is asked for rates that it has not seen, and for scalars."""
+    asked: list[Any] = []
+
+    def covers(steps: Any, scalars: Any, magnitude: float) -> bool:
+        asked.append((steps, scalars, magnitude))
+        return False
+
+    def fresh() -> bytes:
+        return scene.push(base=scene.current.number)
+
+    for _ in range(2):
+        scene.exchange(fresh())
+    scene.guard.covers = covers  # type: ignore[method-assign]
+    assert is_answer(scene.exchange(fresh()))
+    assert not asked
+    left = scene.guard._left
+    scene.guard._seen_scalars = np.zeros(1)
+    assert scene.exchange(fresh()) == GENERAL
+    scene.guard._seen_scalars = None
+    scene.guard._seen.clear()
+    assert scene.exchange(fresh()) == GENERAL
+    assert [each[1:] for each in asked] == [(None, 1e18)] * 2
+    assert scene.guard._left == left
+
+
+async def test_a_proof_is_used_up(scene: Scene) -> None:
+    before = scene.guard._left
+    scene.exchange()
+    assert scene.guard._left == before - 1
+
+
+def leased(scene: Scene) -> None:
+    scene.lease = scene.store.lease()  # type: ignore[attr-defined]
+
+
+def returned(scene: Scene) -> None:
+    lease = scene.store.lease()
+    views = lease.payloads()
+    lease.release()
+    del views  # it has ended, and the pool has yet to be told
+
+
+PLACES: tuple[tuple[str, Callable[[Scene], Any]], ...] = (
+    ("leased", leased),
+    ("returned", returned),
+    ("poisoned", lambda scene: setattr(scene.current, "poisoned", True)),
+    ("frozen", lambda scene: setattr(scene.store, "_leased", True)),
+    ("window", lambda scene: setattr(scene.pool, "_until", 1)),
+    ("another", lambda scene: setattr(scene.pool, "current", scene.current.following(scene.current.room))),  # noqa: E501
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arrange"), PLACES, ids=[each[0] for each in PLACES])
+async def test_a_version_that_may_not_be_overwritten(
+    name: str, arrange: Callable[[Scene], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Store.update` finds the place for the next one."""
+    pytest.importorskip("numba")
+    async for scene in scenes(monkeypatch, "asgd", kernels="numba"):
+        scene.updated = 0
+        assert is_answer(scene.exchange())
+        assert scene.updated == 0, "numba's kernels are called without it"
+        arrange(scene)
+        assert is_answer(scene.exchange())
+        assert scene.updated == 1
+
+
+async def test_a_kernel_that_is_not_compiled(scene: Scene) -> None:
+    scene.updated = 0
+    assert is_answer(scene.exchange())
+    assert scene.updated == 1
+
+
+class TestServer:
+    """`Answers.answer` does what `EventDispatcher.exchange` does."""
+
+    def answer(self, scene: Scene) -> bytes | None:
+        data = scene.push()
+        scene.place(data)
+        return scene.compiled.answer(len(data))
+
+    async def test_of_itself_it_answers(self, scene: Scene) -> None:
+        scene.server.connections.busy_poll.idle = False
+        scene.server.connections.busy_poll.received = False
+        assert is_answer(self.answer(scene))
+        assert scene.server.connections.busy_poll.received
+
+    @pytest.mark.parametrize(
+        ("owner", "name", "value"),
+        [
+            ("dispatcher", "_handling", True),
+            ("dispatcher", "broken", True),
+            ("runner", "at_once", 1),
+        ],
+    )
+    async def test_a_condition(self, owner: str, name: str, value: Any, scene: Scene) -> None:
+        kept = getattr(getattr(scene, owner), name)
+        setattr(getattr(scene, owner), name, value)
+        assert self.answer(scene) is None
+        setattr(getattr(scene, owner), name, kept)
+        assert is_answer(self.answer(scene))
+
+    async def test_a_state_is_the_dispatchers(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held: list[Any] = []
+        recorder = SimpleNamespace(hold=lambda *given: held.append(given) or True)
+        noted = SimpleNamespace(exchanged=lambda *given: None)
+        kept = SimpleNamespace(record=noted, recorder=recorder)
+        scene.run_state.kept = kept  # type: ignore[assignment]
+        assert self.answer(scene) == b""
+        scene.run_state.kept = None
+        ((peer, answer),) = held
+        assert peer == scene.steady.peer
+        assert is_answer(answer)
+
+    async def test_a_record_is_told(self, scene: Scene) -> None:
+        seen: list[Any] = []
+        files = scene.server._persistence
+        assert files is not None
+        files.exchanges = SimpleNamespace(exchanged=lambda *given: seen.append(given))  # type: ignore[assignment]
+        assert is_answer(self.answer(scene))
+        files.exchanges = None
+        ((time, is_leased, peer, numbers, gradient, ticket, sums),) = seen
+        assert isinstance(time, float)
+        assert (is_leased, peer, ticket) == (False, scene.steady.peer, scene.updates.tickets)
+        assert numbers == (scene.seq, scene.seq, 0, 0)
+        assert gradient is scene.steady.gradient
+        assert sums.dtype == np.int64
+
+    async def test_an_error_is_the_servers(self, scene: Scene) -> None:
+        errors: list[BaseException] = []
+        data = {"dispatcher": scene.dispatcher, "runner": scene.runner, "exchange": None}
+        parts = SimpleNamespace(
+            **data, run_state=scene.run_state, persistence=None, clock=lambda: NOW,
+            busy_poll=scene.server.connections.busy_poll, failed=errors.append,
+        )  # fmt: skip
+        scene.compiled.connect(parts)
+        scene.updates.pace.due = NOW
+
+        def broken(*_given: Any) -> None:
+            raise ValueError("a bug")
+
+        scene.updates.pace.note = broken  # type: ignore[method-assign]
+        assert self.answer(scene) == b""
+        assert [str(error) for error in errors] == ["a bug"]
+
+    async def test_it_takes_the_parts_of_a_server_alone(self, scene: Scene) -> None:
+        with pytest.raises(AttributeError):
+            scene.compiled.connect(object())
+        parts = dict.fromkeys(
+            ("dispatcher", "runner", "run_state", "persistence", "busy_poll", "clock", "exchange")
+        )
+        with pytest.raises(ValueError, match="not the parts of a server"):
+            scene.compiled.connect(SimpleNamespace(**parts, failed=None))
+        with pytest.raises(RuntimeError, match="not connected"):
+            scene.compiled.answer(1)
+
+
+def test_every_class_is_learnt() -> None:
+    """Each room learns those that it knows, and all of the table are learnt."""
+    library = core()
+    assert library is not None
+    from aiops.net import socket_poller
+    from aiops.net.busy_poll import BusyPoll
+    from aiops.net.transport import MessageTransport
+    from aiops.serving.effects import EffectRunner
+    from aiops.serving.event_dispatcher import EventDispatcher
+    from aiops.serving.persistence import Persistence
+    from aiops.serving.run_state import RunState
+
+    others = BusyPoll, EffectRunner, EventDispatcher, MessageTransport, Persistence, RunState
+    names = {each.__name__ for each in (*compiled_answers.LEARNT, *others)}
+    assert names == set(library.CLASSES)
+    event_dispatcher._learn(library)
+    socket_poller._learn(library)
+
+
+def test_a_field_has_a_place_of_its_own() -> None:
+    library = core()
+    assert library is not None
+
+    class Pace:
+        due = 0.0
+
+    with pytest.raises(LookupError, match="due is not in the __slots__"):
+        library.learn_fields({"Pace": Pace})
+    with pytest.raises(TypeError, match="a class is wanted"):
+        library.learn_fields({"Pace": 7})
+    library.learn_fields({})
+    compiled_answers._learn.__wrapped__(library)  # as they were
