@@ -190,23 +190,55 @@ static int find_rates(const Answers *self, const Pushed *push, PyObject *now, Py
     return 1;
 }
 
+/* Return whether all of an array's rows of float64 are within the ends of their columns, which are
+ * given as pairs; `ends` NULL: within 0 and `most`. What cannot be told is not. */
+static int is_within(PyObject *array, PyObject *ends, double most)
+{
+    Py_buffer view;
+    Py_ssize_t columns = ends == NULL ? 1 : PyList_Check(ends) ? PyList_Size(ends) : 0;
+    if (columns <= 0 || columns > SCALARS || PyObject_GetBuffer(array, &view, PyBUF_SIMPLE) < 0)
+        return (PyErr_Clear(), 0);
+    double low[SCALARS] = {0.0}, high[SCALARS] = {most};
+    int within = view.len % (Py_ssize_t)(columns * sizeof(double)) == 0;
+    for (Py_ssize_t column = 0; ends != NULL && column < columns; column++) {
+        PyObject *pair = PyList_GetItem(ends, column);
+        within = within && pair != NULL && PyTuple_Check(pair) &&
+                 PyArg_ParseTuple(pair, "dd", &low[column], &high[column]);
+    }
+    for (Py_ssize_t at = 0, column = 0; within && at < view.len; at += sizeof(double)) {
+        double value;
+        memcpy(&value, (char *)view.buf + at, sizeof value);
+        within = low[column] <= value && value <= high[column];
+        column = column + 1 == columns ? 0 : column + 1;
+    }
+    PyBuffer_Release(&view);
+    PyErr_Clear();
+    return within;
+}
+
 /* Return whether an update is proven to be finite, and count it: `FiniteGuard.covers`. */
 static int is_covered(const Answers *self, PyObject *steps, PyObject *scalars)
 {
     PyObject *guard = self->part[PART_guard], *seen = get(guard, FiniteGuard__seen), *key, *known;
     long long left;
-    double most = PyFloat_AsDouble(get(guard, FiniteGuard_magnitude));
-    if (!read_integer(get(guard, FiniteGuard__left), &left) || left <= 0 || !(LIMIT <= most) ||
-        is_true(get(guard, FiniteGuard_narrow)) != 0 || !PyDict_Check(seen))
+    double magnitude = PyFloat_AsDouble(get(guard, FiniteGuard_magnitude));
+    double most = PyFloat_AsDouble(get(guard, FiniteGuard__step));
+    if (!read_integer(get(guard, FiniteGuard__left), &left) || left <= 0 ||
+        !(LIMIT <= magnitude) || is_true(get(guard, FiniteGuard_narrow)) != 0 ||
+        !PyDict_Check(seen))
         return (PyErr_Clear(), 0);
     if ((key = PyLong_FromVoidPtr(steps)) == NULL)
         return -1;
-    known = PyDict_GetItemWithError(seen, key);
+    known = PyDict_GetItemWithError(seen, key); /* rates are arrays that come again, or change */
     Py_DECREF(key);
-    if (known == steps && get(guard, FiniteGuard__seen_scalars) == scalars)
+    if ((known == steps || is_within(steps, NULL, most)) &&
+        (get(guard, FiniteGuard__seen_scalars) == scalars || scalars == Py_None ||
+         is_within(scalars, get(guard, FiniteGuard__scalars), 0.0))) {
+        if (put(guard, FiniteGuard__seen_scalars, Py_NewRef(scalars)) < 0)
+            return -1;
         return put(guard, FiniteGuard__left, PyLong_FromLongLong(left - 1)) < 0 ? -1 : 1;
-    if (PyErr_Occurred())
-        return -1;
+    }
+    PyErr_Clear();
     PyObject *found = PyObject_CallMethod(guard, "covers", "OOd", steps, scalars, LIMIT);
     int covered = found == NULL ? -1 : is_true(found);
     Py_XDECREF(found);

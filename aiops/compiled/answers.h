@@ -8,9 +8,11 @@
 #define PUSHED 4    /* numbers of a push: its id, sequence number, and two versions */
 #define ANSWERED 8  /* values of an answer, at most: with two statistics */
 #define SECTIONS 4  /* of a model: one for each dtype */
+#define SCALARS 32  /* of a rule, at most */
 #define STATES 8    /* arrays of a rule's state, at most */
 #define REMEMBERED 64 /* aiops.wire.messages.REMEMBERED */
 #define EXACT 1024    /* aiops.engine.staleness.EXACT */
+#define MEMORY 64     /* aiops.engine.staleness._MEMORY */
 #define LIMIT 1e18    /* aiops.store.finite_guard.LIMIT */
 #define SCALE 16777216.0 /* aiops.kernels.interface.STATISTIC_SCALE */
 

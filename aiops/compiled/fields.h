@@ -14,7 +14,7 @@
 #define CLASSES(X)                                                                                \
     X(Arena) X(BusyPoll) X(CollectedSum) X(Connection) X(EffectRunner) X(EventDispatcher)         \
     X(FiniteGuard) X(HeldPushes) X(KindTraffic) X(Ledger) X(Member) X(MessageTransport) X(Pace)   \
-    X(Persistence) X(PushClosure) X(RunState) X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(Store)      \
+    X(Persistence) X(PushClosure) X(RecentStaleness) X(RunState) X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(Store)      \
     X(Traffic) X(UpdateMaker) X(UpdateQueue) X(Version)
 
 #define FIELDS(X)                                                                                 \
@@ -27,6 +27,7 @@
     X(EffectRunner, at_once)                                                                      \
     X(EventDispatcher, _handling) X(EventDispatcher, broken)                                      \
     X(FiniteGuard, _left) X(FiniteGuard, _seen) X(FiniteGuard, _seen_scalars)                     \
+    X(FiniteGuard, _scalars) X(FiniteGuard, _step)                                                \
     X(FiniteGuard, magnitude) X(FiniteGuard, narrow)                                              \
     X(HeldPushes, pushes)                                                                         \
     X(KindTraffic, messages) X(KindTraffic, overhead) X(KindTraffic, payload)                     \
@@ -39,6 +40,7 @@
     X(Pace, due)                                                                                  \
     X(Persistence, exchanges)                                                                     \
     X(PushClosure, why)                                                                           \
+    X(RecentStaleness, _count) X(RecentStaleness, mean)                                           \
     X(RunState, kept)                                                                             \
     X(RunWarnings, due) X(RunWarnings, total)                                                     \
     X(SnapshotPool, _until) X(SnapshotPool, current) X(SnapshotPool, returned)                    \

@@ -14,7 +14,7 @@ static const struct { int part, class; } checked[] = {
     {PART_collected, CollectedSum_class}, {PART_warnings, RunWarnings_class},
     {PART_closure, PushClosure_class}, {PART_guard, FiniteGuard_class},
     {PART_histogram, StalenessHistogram_class}, {PART_pace, Pace_class},
-    {PART_gradient, Arena_class},
+    {PART_gradient, Arena_class}, {PART_recent, RecentStaleness_class},
 };
 
 static int traverse(PyObject *object, visitproc visit, void *arg)

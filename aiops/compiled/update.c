@@ -8,12 +8,56 @@
 
 #define MOST_ARGUMENTS (10 + STATES)
 
-/* Call a function for its effect alone. */
-static int call(PyObject *function, PyObject *one, PyObject *other)
+/* Add up a statistic's sums, int64[tensors]. */
+static int add_up(PyObject *sums, int64_t *total)
 {
-    PyObject *found = PyObject_CallFunctionObjArgs(function, one, other, NULL);
+    Py_buffer view;
+    int64_t each;
+    if (PyObject_GetBuffer(sums, &view, PyBUF_SIMPLE) < 0)
+        return -1;
+    *total = 0;
+    for (Py_ssize_t at = 0; at + (Py_ssize_t)sizeof each <= view.len; at += sizeof each) {
+        memcpy(&each, (char *)view.buf + at, sizeof each);
+        *total += each;
+    }
+    PyBuffer_Release(&view);
+    return 0;
+}
+
+/* Have the gauge move the rate: `RateGain.note`. */
+static int note_gain(const Answers *self, PyObject *sums)
+{
+    int64_t total;
+    if (self->part[PART_gain] == Py_None)
+        return 0;
+    if (add_up(sums, &total) < 0)
+        return -1;
+    PyObject *found = PyObject_CallFunction(self->part[PART_gain], "L", (long long)total);
     Py_XDECREF(found);
     return found == NULL ? -1 : 0;
+}
+
+/* Take the staleness of a gradient into the moving mean: `RecentStaleness.note`. */
+static int note_staleness(const Answers *self, const Pushed *push)
+{
+    PyObject *recent = self->part[PART_recent];
+    long long count;
+    double mean = PyFloat_AsDouble(get(recent, RecentStaleness_mean));
+    if (PyErr_Occurred())
+        return -1;
+    if (!read_integer(get(recent, RecentStaleness__count), &count)) {
+        PyErr_SetString(PyExc_TypeError, "a count is an integer");
+        return -1;
+    }
+    double staleness = (double)push->staleness, most = MEMORY + 4 * mean;
+    if (count < MEMORY) {
+        count++;
+        if (put(recent, RecentStaleness__count, PyLong_FromLongLong(count)) < 0)
+            return -1;
+    }
+    staleness = most < staleness ? most : staleness;
+    mean += (staleness - mean) / (double)count;
+    return put(recent, RecentStaleness_mean, PyFloat_FromDouble(mean));
 }
 
 /* Count an update that begins: `UpdateQueue.at_once` from its last condition on. */
@@ -34,7 +78,7 @@ static int begin(const Answers *self, const Pushed *push, PyObject *scalars)
         if (sum != NULL && PyDict_SetItem(bins, bin, sum) == 0 &&
             add(self->part[PART_updates], UpdateQueue_tickets, self->one) == 0 &&
             add(histogram, StalenessHistogram_total, staleness) == 0)
-            done = scalars == Py_None ? 0 : call(self->part[PART_recent], staleness, NULL);
+            done = scalars == Py_None ? 0 : note_staleness(self, push);
         Py_XDECREF(sum);
         Py_DECREF(bin);
     }
@@ -138,15 +182,9 @@ static int commit(const Answers *self, const Pushed *push, PyObject *current, Py
         return -1;
     if (!self->has_statistic)
         return 0;
-    Py_buffer view;
-    if (PyObject_GetBuffer(sums, &view, PyBUF_SIMPLE) < 0)
+    int64_t total;
+    if (add_up(sums, &total) < 0)
         return -1;
-    int64_t total = 0, each;
-    for (Py_ssize_t at = 0; at + (Py_ssize_t)sizeof each <= view.len; at += sizeof each) {
-        memcpy(&each, (char *)view.buf + at, sizeof each);
-        total += each;
-    }
-    PyBuffer_Release(&view);
     return put(store, Store_sums, Py_NewRef(sums)) < 0
                ? -1
                : put(store, Store_total, PyLong_FromLongLong(total));
@@ -285,7 +323,7 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
     }
     if ((sums = step(self, push, steps, scalars)) == NULL)
         goto end;
-    if (self->part[PART_gain] != Py_None && call(self->part[PART_gain], sums, NULL) < 0)
+    if (note_gain(self, sums) < 0)
         goto end;
     if (!read_integer(get(store, Store_total), &total) ||
         !read_integer(get(self->part[PART_warnings], RunWarnings_total), &warned)) {

@@ -21,7 +21,7 @@ from aiops.engine.membership import Member
 from aiops.engine.pace import Pace
 from aiops.engine.push_closure import PushClosure
 from aiops.engine.run_warnings import RunWarnings
-from aiops.engine.staleness import StalenessHistogram
+from aiops.engine.staleness import RecentStaleness, StalenessHistogram
 from aiops.engine.update_maker import CollectedSum, UpdateMaker
 from aiops.engine.update_queue import UpdateQueue
 from aiops.kernels.interface import Spans
@@ -41,7 +41,16 @@ if TYPE_CHECKING:
 
 LEARNT = (
     *(Arena, CollectedSum, Connection, FiniteGuard, HeldPushes, KindTraffic, Ledger, Member, Pace),
-    *(PushClosure, RunWarnings, SnapshotPool, StalenessHistogram, Store, Traffic, UpdateMaker),
+    *(
+        PushClosure,
+        RecentStaleness,
+        RunWarnings,
+        SnapshotPool,
+        StalenessHistogram,
+        Store,
+        Traffic,
+        UpdateMaker,
+    ),
     *(UpdateQueue, Version),
 )
 """The classes whose fields compiled code reads and writes, of the engine and what is below."""
@@ -126,11 +135,11 @@ def compiled_answers(
         guard=store.guard,
         even=numbers.even,
         histogram=maker.staleness,
-        recent=numbers.recent_staleness.note,
+        recent=numbers.recent_staleness,
         pace=updates.pace,
         policy=None if updates.immediate else policy.push,
         apply=APPLY,
-        gain=gain.note if gain.moves else None,
+        gain=gain.note_total if gain.moves else None,
         kernels=updater.kernels,
         masters=updater.masters,
         states=updater.state,

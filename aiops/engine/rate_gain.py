@@ -47,7 +47,11 @@ class RateGain:
 
     def note(self, sums: Ints) -> None:
         """Take an update's sums of the gauge into account, int64[tensors]."""
-        self._mean += (float(np.add.reduce(sums)) - self._mean) / _MEMORY
+        self.note_total(int(np.add.reduce(sums)))
+
+    def note_total(self, total: int) -> None:
+        """Take the sum of these into account."""
+        self._mean += (float(total) - self._mean) / _MEMORY
         if self._count < _MEMORY:
             self._count += 1
             return

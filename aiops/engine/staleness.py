@@ -54,6 +54,9 @@ class RecentStaleness:
         The mean, in updates; 0 before the first gradient.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "_count", "mean")
+
     def __init__(self) -> None:
         self.mean = 0.0
         self._count = 0  # of gradients, up to the memory

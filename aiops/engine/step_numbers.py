@@ -108,9 +108,11 @@ class StepNumbers:
             return np.hstack([mine.reshape(len(versions), -1), self._own_scalars[touched]])
         known, found = self._level_scalars
         if found is None or known != (level, mean, gain):
-            row = np.array(self._algorithm.scalars(level + 1, mean, gain), np.float64)
-            found = np.repeat(row[np.newaxis], len(self._layout.tensors), axis=0)
-            if self._own_scalars.size:
-                found = np.hstack([found, self._own_scalars])
+            row, own = self._algorithm.scalars(level + 1, mean, gain), self._own_scalars
+            width = len(row)
+            found = np.empty((len(self._layout.tensors), width + (own.size and own.shape[1])))
+            found[:, :width] = row
+            if own.size:
+                found[:, width:] = own
             self._level_scalars = (level, mean, gain), found
         return found if touched is self._layout.all else found[touched]

@@ -151,7 +151,8 @@ class FiniteGuard:
 
     # Those that compiled code reads: `aiops.compiled`.
     __slots__ = (
-        *("__dict__", "__weakref__", "_left", "_seen", "_seen_scalars", "magnitude", "narrow"),
+        *("__dict__", "__weakref__", "_left", "_scalars", "_seen", "_seen_scalars", "_step"),
+        *("magnitude", "narrow"),
     )
 
     def __init__(self, rule: Rule, largest: Sequence[tuple[float, float]]) -> None:

@@ -14,7 +14,11 @@ import pytest
 from aiops import compiled
 from aiops.client import steady
 from aiops.client.sync import shard_socket
+from aiops.engine.staleness import _MEMORY, EXACT
+from aiops.kernels.interface import STATISTIC_SCALE
 from aiops.model.parts import LARGEST
+from aiops.store.finite_guard import LIMIT
+from aiops.wire.messages import REMEMBERED
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "aiops" / "compiled").glob("*.[ch]"))
@@ -55,6 +59,11 @@ def test_its_constants_are_pythons() -> None:
         "RECEIVE": shard_socket.RECEIVE,
         "NUMBERS": len(steady._PUSH),
         "VERSIONS": len(steady._ACK) - 1,
+        "REMEMBERED": REMEMBERED,
+        "EXACT": EXACT,
+        "MEMORY": _MEMORY,
+        "LIMIT": LIMIT,
+        "SCALE": STATISTIC_SCALE,
         "SLOTS": len(steady._ACK) + len(steady._STATISTICS),
     }
     for name, value in known.items():

@@ -81,6 +81,9 @@ class Scene:
         header = encode(message)
         if forms == "signed":
             header = header.replace(b"\xcf", b"\xd3")
+        elif forms == "narrow":  # of the version that it holds
+            before, number = header.split(b"\xa4have\xcf")
+            header = before + b"\xa4have\xd0" + number[7:]
         data = np.full(SIZE, 0.5, np.float32)
         data[-1] = value
         return enclose(header, data.tobytes())
@@ -303,6 +306,23 @@ async def test_a_signed_number_that_is_none(numbers: dict[str, int], scene: Scen
     assert is_answer(scene.exchange(with_numbers(scene, data, have=-1)))
 
 
+async def test_a_narrow_signed_number(scene: Scene) -> None:
+    scene.begun = False
+    scene.line.feed(scene.push(forms="narrow"))
+    scene.begun = True
+    assert scene.peer.steady is not None
+    assert scene.peer.steady.compiled is not None
+    scene.steady, scene.compiled = scene.peer.steady, scene.peer.steady.compiled
+    assert [slot.code for slot in scene.steady._template.slots] == ["Q", "Q", "b", "Q"]
+    data = scene.push(forms="narrow")
+    at = scene.steady._template.slots[2].begin
+    for number, found in ((0xFE, False), (0x80, False), (0x7F, True), (0xFF, True)):
+        changed = bytearray(data)
+        changed[at] = number
+        scene.member.last_seq = 3
+        assert is_answer(scene.exchange(bytes(changed))) == found, number
+
+
 async def test_a_policy_that_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     async for scene in scenes(monkeypatch, "ringmaster", set={"r": 3}):
         assert is_answer(scene.exchange(scene.push(base=0)))
@@ -311,30 +331,61 @@ async def test_a_policy_that_objects(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_answer(scene.exchange(scene.push(base=3)))
 
 
-async def test_rates_without_a_proof(scene: Scene) -> None:
-    """The proof is asked for rates that it has not seen, and for scalars."""
+def unproven(scene: Scene) -> list[Any]:
+    """Have the proof cover nothing that it is asked; return what it is asked."""
     asked: list[Any] = []
 
     def covers(steps: Any, scalars: Any, magnitude: float) -> bool:
         asked.append((steps, scalars, magnitude))
         return False
 
+    scene.guard.covers = covers  # type: ignore[method-assign]
+    return asked
+
+
+async def test_rates_without_a_proof(scene: Scene) -> None:
+    """The proof is asked for rates beyond its own, which it has not seen."""
+
     def fresh() -> bytes:
         return scene.push(base=scene.current.number)
 
     for _ in range(2):
         scene.exchange(fresh())
-    scene.guard.covers = covers  # type: ignore[method-assign]
-    assert is_answer(scene.exchange(fresh()))
-    assert not asked
-    left = scene.guard._left
-    scene.guard._seen_scalars = np.zeros(1)
-    assert scene.exchange(fresh()) == GENERAL
-    scene.guard._seen_scalars = None
+    asked, (steps, rates) = unproven(scene), scene.maker.numbers.even[0]
     scene.guard._seen.clear()
+    assert is_answer(scene.exchange(fresh()))
+    left, scene.guard._step = scene.guard._left, float(rates[0]) / 2
+    assert not asked
     assert scene.exchange(fresh()) == GENERAL
-    assert [each[1:] for each in asked] == [(None, 1e18)] * 2
+    assert asked == [(rates, None, 1e18)]
+    scene.guard._step = float(rates[0])
+    for bad in (-rates, rates * np.nan):
+        scene.maker.numbers.even[0] = steps, bad
+        assert scene.exchange(fresh()) == GENERAL
     assert scene.guard._left == left
+    scene.guard._seen[id(rates)] = rates
+    scene.maker.numbers.even[0] = steps, rates
+    scene.guard._step = 0.0
+    assert is_answer(scene.exchange(fresh())), "they were seen"
+
+
+async def test_scalars_without_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    async for scene in scenes(monkeypatch, "schedule-free"):
+        for _ in range(3):
+            scene.line.feed(scene.push(base=scene.current.number))
+        scene.guard._left = 1000
+        ends = [(-1e9, 1e9)] * len(scene.store.rule.scalars)
+        scene.guard._scalars, scene.guard._step = ends, 1e9
+        asked = unproven(scene)
+        assert is_answer(scene.exchange())
+        assert not asked
+        for column in range(len(ends)):
+            for bad in ((-1e9, -1e8), (1e8, 1e9)):
+                scene.guard._scalars = [*ends[:column], bad, *ends[column + 1 :]]
+                assert scene.exchange() == GENERAL
+        assert len(asked) == 2 * len(ends)
+        scene.guard._scalars = ends
+        assert is_answer(scene.exchange())
 
 
 async def test_a_proof_is_used_up(scene: Scene) -> None:
