@@ -21,6 +21,7 @@ from aiops.cli import serve as serve_command
 from aiops.errors import ConflictError, UsageError
 from aiops.serving.config import Config, read_file
 from aiops.serving.server import Server
+from tests.rows import each_row
 from tests.support import PATIENCE
 
 # Per field three values that work: for the file, the variable and the flag; then how TOML has one.
@@ -175,11 +176,11 @@ class TestSources:
     def test_all_fields_are_tried(self) -> None:
         assert list(VALUES) == NAMES
 
-    @pytest.mark.parametrize("name", NAMES)
+    @each_row("name", NAMES)
     def test_nothing_given_is_the_default(self, read: Run, name: str) -> None:
         assert getattr(read(), name) == getattr(Config(), name)
 
-    @pytest.mark.parametrize("name", NAMES)
+    @each_row("name", NAMES)
     def test_flag_then_variable_then_file(self, read: Run, name: str) -> None:
         places = ("file", "variable", "flag")
         for count in (1, 2, 3):
@@ -225,7 +226,7 @@ class TestSources:
         )
         assert config.settings() == {"a": "flag", "b": "variable", "c": "file"}
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("flags", "variables", "file", "rate"),
         [
             (["--set", "lr=3"], {}, "lr = 1", "3"),
@@ -252,7 +253,7 @@ class TestSources:
 
 
 class TestFile:
-    @pytest.mark.parametrize(
+    @each_row(
         ("content", "said"),
         [
             ("prot = 1", "no setting 'prot'; did you mean 'port'"),
@@ -290,7 +291,7 @@ class TestFile:
 
 
 class TestValues:
-    @pytest.mark.parametrize(
+    @each_row(
         ("settings", "said"),
         [
             ({"port": -1}, "port must be 0 to 65535, not -1"),
@@ -323,17 +324,17 @@ class TestValues:
             Config(**settings)
         assert said in str(caught.value)
 
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "parameter.example", ""])
+    @each_row("host", ["0.0.0.0", "::", "192.168.1.7", "parameter.example", ""])
     def test_beyond_loopback_a_token_is_needed(self, host: str) -> None:
         with pytest.raises(UsageError, match=r"without a token.*Set AIOPS_TOKEN"):
             Config(host=host)
         assert Config(host=host, token="open sesame").host == host
 
-    @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+    @each_row("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
     def test_loopback_needs_none(self, host: str) -> None:
         assert Config(host=host).token is None
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("settings", "kind", "said"),
         [
             ({"policy": "fasdg"}, UsageError, "did you mean 'fasgd'"),
@@ -361,7 +362,7 @@ class TestValues:
 class TestCommandLine:
     """Whatever is wrong is one line on stderr, and an exit status of sysexits."""
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("flags", "said"),
         [
             (["--port", "many"], "'--port'"),
@@ -420,7 +421,7 @@ class TestCommandLine:
         assert "'--workers'" in done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("token")])
+@each_row("name", [name for name in NAMES if not name.endswith("token")])
 def test_settings_as_flags_are_read_as_the_same_settings(name: str, read: Run) -> None:
     for value in VALUES[name]:
         config = Config(**{name: value}, **NEEDS.get(name, {}))

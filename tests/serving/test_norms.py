@@ -12,10 +12,11 @@ import pytest
 
 from aiops.serving.norms import ParameterNorms, parameter_norms
 from tests.inline import Inline
+from tests.rows import each_row
 from tests.support import PATIENCE
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@each_row("dtype", ["float64", "float32", "float16"])
 def test_of_one_version_whatever_comes_meanwhile(dtype: str) -> None:
     inline = Inline("asgd", {"lr": 1.0})
     large = np.arange(200_000) % 7 - 3.0

@@ -10,6 +10,7 @@ import pytest
 from aiops.serving.config import Config
 from aiops.serving.peer import Peer
 from aiops.wire.messages import Ping
+from tests.rows import each_row
 
 CONFIG = Config(stall_deadline=30.0, min_rate=1024, failure_timeout=5.0)
 
@@ -37,7 +38,7 @@ def dropped_after(peer: Peer, link: Any, rate: int, crowded: bool) -> int | None
     return None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rate", "crowded", "expected"),
     [
         (0, False, 30),
@@ -79,7 +80,7 @@ def test_a_stranger_must_introduce_itself() -> None:
     assert "introduce" in str(peer.fault(CONFIG, 10.5, crowded=False))
 
 
-@pytest.mark.parametrize("state", ["open", "shard open", "lead open", "left"])
+@each_row("state", ["open", "shard open", "lead open", "left"])
 def test_a_silent_peer_is_pinged_and_then_dropped(state: str) -> None:
     """Also a client of a follower, and a follower's lead."""
     sent: list[Any] = []

@@ -27,6 +27,7 @@ from aiops.net.disk import SystemDisk
 from aiops.serving.safetensors_io import read_model, read_tables, write_model
 from tests.peers import Process, eventually, serving
 from tests.recording import replayed, version
+from tests.rows import each_row
 from tests.support import ServerThread, assert_same
 
 START: Mapping[str, Array] = {
@@ -242,8 +243,8 @@ class TestNames:
 
 
 class TestInitial:
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", ml_dtypes.bfloat16])
+    @each_row("value", [np.nan, np.inf, -np.inf])
+    @each_row("dtype", ["float32", "float64", "float16", ml_dtypes.bfloat16])
     def test_a_model_with_a_value_that_is_no_number(
         self, value: float, dtype: Any, tmp_path: Path
     ) -> None:

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import socket
 
-import pytest
-
 from aiops.serving.port import close_listener
+from tests.rows import each_row
 
 
 class Ends(asyncio.Protocol):
@@ -19,7 +18,7 @@ class Ends(asyncio.Protocol):
         transport.abort()
 
 
-@pytest.mark.parametrize("turns", range(5))
+@each_row("turns", range(5))
 def test_a_connection_that_is_accepted_while_the_port_closes_ends(turns: int) -> None:
     """In one of these turns of the loop it is accepted, and its transport is not made yet."""
 

@@ -28,6 +28,7 @@ from aiops.wire.messages import PROTOCOL, Challenge, Error, Message, Prove
 from aiops.wire.ring_messages import RelayHello, RelayReady, RingChunk
 from aiops.wire.ring_proofs import relay_proof, ring_name, ring_token
 from tests.peers import frame
+from tests.rows import each_row
 
 TOKEN = "shared with the relay"
 ASKED: dict[str, Any] = {"interval": 1000.0, "grace": 100.0, "stall": 2.0}
@@ -340,7 +341,7 @@ def claim(ring: bytes = RING, sender: int = 0, sends: bool = True) -> tuple[byte
 
 
 class TestStrangers:
-    @pytest.mark.parametrize(
+    @each_row(
         "said",
         [
             b"GET / HTTP/1.1\r\n\r\n",
@@ -568,7 +569,7 @@ async def meet(port: int, sender: int = 0) -> tuple[Stranger, Stranger]:
 
 
 class TestSettings:
-    @pytest.mark.parametrize(
+    @each_row(
         ("settings", "text"),
         [
             ({"token": ""}, "token is empty"),

@@ -14,6 +14,7 @@ from aiops.errors import UsageError
 from aiops.model.layout import dtype_named
 from aiops.model.tables import NamedTable, Table, Tables
 from aiops.serving.safetensors_io import read_model, read_tables, write_model
+from tests.rows import each_row
 
 
 def test_every_dtype_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ class TestOrder:
         save_file(arrays, path, {"aiops_order": '["d", "gone", "b"]'})
         assert list(read_model(path)) == ["d", "b", "a", "c"]
 
-    @pytest.mark.parametrize("order", ["{", "7", '{"a": 1}', "null"])
+    @each_row("order", ["{", "7", '{"a": 1}', "null"])
     def test_that_cannot_be_read(self, order: str, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
 
@@ -169,7 +170,7 @@ class TestTables:
         with pytest.raises(UsageError, match="a tensor has its name"):
             write_model(path, {"tables/t/ids": np.ones(2, np.float32)}, 1, stored)
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("metadata", "said"),
         [
             ('[["t", 100, 2, "float64", "zeros", 0.0, 0]]', "'t' is damaged"),

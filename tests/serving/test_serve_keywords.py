@@ -12,6 +12,7 @@ from aiops.errors import UsageError
 from aiops.serving.config import Config
 from aiops.serving.embedded import config_of
 from aiops.serving.serve_keywords import ServeKeywords
+from tests.rows import each_row
 
 TYPES = get_type_hints(Config)
 KEYWORDS = get_type_hints(ServeKeywords)
@@ -22,7 +23,7 @@ def test_each_setting_is_one() -> None:
     assert not ServeKeywords.__required_keys__
 
 
-@pytest.mark.parametrize("name", KEYWORDS)
+@each_row("name", KEYWORDS)
 def test_it_takes_what_the_setting_takes(name: str) -> None:
     wanted = {TYPES[name], *get_args(TYPES[name])} - {TYPES[name] if get_args(TYPES[name]) else 0}
     taken = {KEYWORDS[name], *get_args(KEYWORDS[name])}
@@ -32,7 +33,7 @@ def test_it_takes_what_the_setting_takes(name: str) -> None:
         assert wanted <= taken
 
 
-@pytest.mark.parametrize("name", [name for name in KEYWORDS if Path in get_args(TYPES[name])])
+@each_row("name", [name for name in KEYWORDS if Path in get_args(TYPES[name])])
 def test_a_path_may_be_text(name: str) -> None:
     others = {"tls_key": {"tls_cert": "c"}, "tls_ca": {"tls_cert": "c"}, "tokens": {"token": "t"}}
     config = config_of({name: "some/file", **others.get(name, {})})

@@ -26,6 +26,7 @@ from aiops.wire.admin_messages import Done, Drain, Pause
 from aiops.wire.messages import Ping, Pong
 from tests.certificates import ours
 from tests.peers import Peer, eventually, frame, serving
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread, server_process
 
 
@@ -244,7 +245,7 @@ def _client_hello(ca: Path) -> bytes:
     return outward.read()
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
+@each_row("mode", [0o644, 0o620, 0o604])
 def test_a_file_that_others_can_read_is_refused(
     tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

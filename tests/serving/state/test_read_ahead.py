@@ -9,9 +9,10 @@ import pytest
 
 from aiops.serving.state.read_ahead import files_of_a_start, read_ahead
 from aiops.state.directory import StateListing, journal_name, snapshot_name
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("snapshots", "segments"),
     [([], []), ([], [1, 9]), ([5], [1, 4, 6, 8]), ([3, 7], [4, 8]), ([3, 7], [4, 9]), ([3], [])],
 )
