@@ -15,6 +15,7 @@ from aiops.algorithms import optimizers
 from aiops.algorithms.optimizers import OPTIMIZERS, Optimizer, make
 from aiops.errors import UsageError
 from aiops.kernels import Spans, build
+from tests.rows import each_row
 
 SIZE = 50
 RATE = 1 / 128
@@ -123,7 +124,7 @@ def test_it_is_torchs_over_200_steps(
         assert np.linalg.norm(ours.base - expected) <= TOLERANCE[dtype] * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each_row("name", OPTIMIZERS)
 def test_without_a_learning_rate_only_the_memory_moves(torch: ModuleType, name: str) -> None:
     given = Given(name, weight_decay=0.1)
     ours = Run(given, np.float64, "numpy")
@@ -140,8 +141,8 @@ def test_without_a_learning_rate_only_the_memory_moves(torch: ModuleType, name: 
         np.testing.assert_allclose(one, two, rtol=1e-12)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.25])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each_row("decay", [0.0, 0.25])
+@each_row("name", OPTIMIZERS)
 def test_the_whole_step_scales_with_the_step(name: str, decay: float) -> None:
     moves = []
     for step in (0.25, 0.5):
@@ -173,7 +174,7 @@ def test_sgd_without_decay_is_the_plain_rule() -> None:
     assert make(Given("sgd", weight_decay=0.1)).rule.function is not optimizers.sgd
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each_row("name", OPTIMIZERS)
 def test_each_knows_its_name_and_its_scalars(name: str) -> None:
     optimizer = make(Given(name))
     assert optimizer.name == name
@@ -182,9 +183,7 @@ def test_each_knows_its_name_and_its_scalars(name: str) -> None:
     assert all(np.isfinite(optimizer.scalars(t)).all() for t in (1, 2, 1000, 10**9))
 
 
-@pytest.mark.parametrize(
-    ("name", "eps"), [("adagrad", 1e-10), ("rmsprop", 1e-8), ("adam", 1e-8), ("adamw", 1e-8)]
-)
+@each_row(("name", "eps"), [("adagrad", 1e-10), ("rmsprop", 1e-8), ("adam", 1e-8), ("adamw", 1e-8)])
 def test_an_eps_of_zero_is_the_optimisers_own(name: str, eps: float) -> None:
     assert make(Given(name)).rule.constants["eps"] == eps
     assert make(Given(name, eps=0.5)).rule.constants["eps"] == 0.5
@@ -201,7 +200,7 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest() -> None:
         make(Given("adamm"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "message"),
     [
         ({"momentum": 1.0}, r"optimizer sgd: momentum must be in \[0, 1\), not 1.0"),

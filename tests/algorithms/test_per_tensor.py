@@ -11,6 +11,7 @@ from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.per_tensor import PerTensor, gathered
 from aiops.errors import UsageError
 from aiops.serving import config
+from tests.rows import each_row
 
 NAMES = ["embed.table", "layers.0.norm.weight", "layers.0.norm.bias", "head.weight"]
 
@@ -28,7 +29,7 @@ def test_a_number_survives_being_written() -> None:
     assert str(PerTensor.of(text)) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["lr", "lr=0.1", "lr=@a", "lr=0.1@", "=0.1@a", "lr=0.1@a,,b", "lr=x@a", "0.1@a", "lr=0.1@,"],
 )
@@ -37,13 +38,13 @@ def test_a_form_that_says_nothing_is_refused(text: str) -> None:
         PerTensor.of(text)
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e38", "1e-40"])
+@each_row("value", ["-1", "nan", "inf", "1e38", "1e-40"])
 def test_a_value_out_of_range_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match=r"must be 0, or from 1e-37 to 1e37"):
         ASGD(per_tensor=f"lr={value}@a")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "hint"),
     [
         ("*nrom*", "did you mean 'layers.0.norm.weight'?"),

@@ -12,6 +12,7 @@ from aiops.algorithms.base import APPLY, Decision, Policy
 from aiops.engine.capture import policy_state
 from aiops.errors import UsageError
 from tests.contract.cases import CASES
+from tests.rows import each_row
 
 WORKERS = 4
 
@@ -33,7 +34,7 @@ def ask(policy: Policy, rng: random.Random) -> Any:
             return policy.push(rng.randrange(1, WORKERS + 1), rng.choice((0, 0, 0, 1, 20)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_row("case", CASES)
 def test_a_restored_policy_decides_alike(case: str) -> None:
     rng, live = random.Random(case), policy(case)
     live.workers_changed(frozenset(range(1, WORKERS + 1)))

@@ -15,6 +15,7 @@ from aiops.algorithms.modulation import MODULATIONS
 from aiops.algorithms.sasgd import SASGD
 from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
+from tests.rows import each_row
 
 
 def test_every_built_in_is_found_under_its_own_name() -> None:
@@ -27,7 +28,7 @@ def test_a_class_is_found_by_its_place() -> None:
     assert find("aiops.algorithms.asgd:ASGD") is ASGD
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "words"),
     [
         ("fasdg", "did you mean 'fasgd'"),
@@ -57,7 +58,7 @@ class NoDefault(Algorithm):
     beta: float
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "words"),
     [
         (NoName, "NoName has no name"),
@@ -92,7 +93,7 @@ def test_third_parties_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch)
     assert "theirs" in available()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "expected"),
     [
         ("none", [1, 1, 1, 1]),
@@ -116,7 +117,7 @@ def test_all_modulations_start_at_one_and_never_rise() -> None:
         assert scales == sorted(scales, reverse=True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "setting", [{"modulate": "invers"}, {"rho": -1}, {"a": -1}, {"b": -0.1}, {"n": 0}, {"n": "2.5"}]
 )
 def test_bad_modulations_are_refused(setting: dict[str, object]) -> None:

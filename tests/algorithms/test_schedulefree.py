@@ -11,6 +11,7 @@ import pytest
 from aiops.algorithms.schedulefree import ScheduleFree
 from aiops.errors import UsageError
 from tests.inline import Inline
+from tests.rows import each_row
 
 
 class Plain:
@@ -139,7 +140,7 @@ def test_rows_take_their_steps_without_an_average() -> None:
     assert (float(w), float(s), float(u), float(o)) == (pytest.approx(0.5), 4.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("setting", "value"),
     [("beta", 1.0), ("beta2", 1.0), ("power", -1.0), ("ahead", 11.0), ("eps", 0.0), ("rise", 0.5)],
 )
@@ -162,7 +163,7 @@ def test_decay_may_differ_between_tensors() -> None:
     assert algorithm.tensor_scalars("w")[0] == 0.1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "workers", "gathered"),
     [
         ({}, None, 1),

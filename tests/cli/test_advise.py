@@ -10,6 +10,7 @@ import typer
 
 from aiops.cli.advise import Asked, advise, number
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def test_without_a_terminal_what_has_no_default_is_named() -> None:
     assert Asked(terminal=False).ask("--step", None, "", 0.1, float) == 0.1
 
 
-@pytest.mark.parametrize("text", ["many", "", "-5", "1.3T", "0", "1e9"])
+@each_row("text", ["many", "", "-5", "1.3T", "0", "1e9"])
 def test_no_number_of_parameters(text: str) -> None:
     with pytest.raises(UsageError, match="is no number of parameters: write 840k"):
         number("--parameters", text)

@@ -15,6 +15,7 @@ from aiops.cli import main
 from aiops.cli.cluster import cluster
 from aiops.errors import AiopsError
 from aiops.lab.workloads import PerceptronWorkload
+from tests.rows import each_row
 
 app = typer.Typer()
 app.command()(cluster)
@@ -115,7 +116,7 @@ def test_what_is_refused_is_one_line(
     assert said.err.startswith("aiops: softsync: n = 9 groups")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "says"),
     [
         (("--slow", "x"), "--slow 'x': write WORKER:TIMES"),

@@ -7,11 +7,10 @@ import re
 import socket
 from pathlib import Path
 
-import pytest
-
 from aiops import errors
 from aiops.cli.exit_status import MEANINGS, status_of
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide-running.md").read_text(encoding="utf-8")
 
@@ -35,7 +34,7 @@ def lost(cause: OSError) -> errors.ConnectionLost:
         return error
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "status"),
     [
         (UsageError(""), 64),

@@ -23,6 +23,7 @@ import pytest
 import aiops
 from aiops import errors
 from aiops.cli import main
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 ROOT = Path(__file__).parents[2]
@@ -385,9 +386,7 @@ def training() -> Iterator[ServerThread]:
         yield server
 
 
-@pytest.mark.parametrize(
-    ("mistake", "run", "error", "said"), PROGRAMS, ids=[str(row[0]) for row in PROGRAMS]
-)
+@each_row(("mistake", "run", "error", "said"), PROGRAMS, ids=[str(row[0]) for row in PROGRAMS])
 def test_of_a_program(
     mistake: str,
     run: Callable[[str], Any],

@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from aiops.cli.starting import state_folder
+from tests.rows import each_row
 
 CODE = """
 import gc, sys
@@ -20,7 +19,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "environment", "found"),
     [
         (["--policy", "fasgd"], {}, None),

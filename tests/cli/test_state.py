@@ -23,6 +23,7 @@ from aiops.state.plain import pack
 from aiops.state.row_kinds import FIELDS, RowKind
 from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
 from docs._tools.state import examples
+from tests.rows import each_row
 from tests.state.golden import FOLDER
 from tests.support import ServerThread
 
@@ -234,7 +235,7 @@ def test_the_folders_of_all_shards(folder: Path, tmp_path: Path) -> None:
         run("show", tmp_path / "all")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "why"),
     [
         (lambda path: None, "No such file or directory"),

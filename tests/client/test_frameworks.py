@@ -19,6 +19,7 @@ import pytest
 import aiops
 from examples.frameworks import __main__ as frameworks
 from tests.support import PATIENCE, Process, ServerThread
+from tests.zygote import IMPORTED, NESTED
 
 torch = pytest.importorskip("torch")
 
@@ -416,9 +417,7 @@ def test_flax() -> None:
     from aiops.client.jax import RemoteTree
 
     page = (Path(__file__).parents[2] / "docs" / "frameworks" / "flax.md").read_text("utf-8")
-    told = re.search(
-        r"`step\(\.\.\., lr_factor=(.*?)\)`, `peak` being its largest rate", page.read_text("utf-8")
-    )
+    told = re.search(r"`step\(\.\.\., lr_factor=(.*?)\)`, `peak` being its largest rate", page)
     assert told is not None
     peak = 0.01
     schedule = optax.warmup_cosine_decay_schedule(0.0, peak, 2, 10)  # a warm-up from 0
@@ -468,7 +467,8 @@ def test_workers_of_aiops_run_are_not_joined_by_the_framework() -> None:
         "numpy",
         "examples/frameworks/accelerate_loop.py",
     )
-    process = Process("-m", "aiops", *command, env={"STEPS": "3"})
+    forked = {NESTED: "1", IMPORTED: "torch,accelerate"}
+    process = Process("-m", "aiops", *command, env={"STEPS": "3", **forked})
     try:
         status, out, err = process.end(4 * PATIENCE)
     finally:

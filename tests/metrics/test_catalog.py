@@ -9,6 +9,7 @@ import pytest
 from aiops.engine.staleness import StalenessHistogram
 from aiops.metrics.catalog import METRICS
 from aiops.metrics.metric import MOST, STALENESS_BUCKETS, HistogramSample
+from tests.rows import each_row
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -29,7 +30,7 @@ def test_names_are_by_the_conventions() -> None:
         assert metric.help.endswith("."), metric.name
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@each_row("metric", METRICS, ids=lambda metric: metric.name)
 def test_an_empty_report_has_none(metric: Any) -> None:
     assert list(metric.read({})) == []
     assert list(metric.read({"state": None, "filter": None, "budget": None})) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aiops.metrics import training, workers
 from aiops.metrics.metric import (
     LONGEST,
@@ -18,6 +16,7 @@ from aiops.metrics.metric import (
     since_start,
     value,
 )
+from tests.rows import each_row
 
 
 def test_a_number_at_a_path() -> None:
@@ -27,7 +26,7 @@ def test_a_number_at_a_path() -> None:
     assert list(length("list")(report)) == [MetricSample((), 2)]
 
 
-@pytest.mark.parametrize("path", [("x",), ("a", "none"), ("a", "b", "c"), ("a", "x")])
+@each_row("path", [("x",), ("a", "none"), ("a", "b", "c"), ("a", "x")])
 def test_a_report_that_lacks_it(path: tuple[str, ...]) -> None:
     report = {"a": {"b": 3, "none": None}}
     assert list(value(*path)(report)) == []

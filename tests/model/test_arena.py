@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Layout
+from tests.rows import each_row
 
 
 def test_the_views_are_the_tensors_in_the_arena() -> None:
@@ -26,7 +26,7 @@ def test_the_views_are_the_tensors_in_the_arena() -> None:
     assert [section.tolist() for section in arena.sections] == [[0, 1, 2, 3], [1], [0.5] * 3]
 
 
-@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 1000])
+@each_row("nbytes", [1, 63, 64, 65, 1000])
 def test_aligned(nbytes: int) -> None:
     data = aligned(nbytes)
     assert data.ctypes.data % 64 == 0

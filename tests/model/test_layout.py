@@ -23,6 +23,7 @@ from aiops.model.layout import (
     split,
 )
 from aiops.model.parts import Part, Parts
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC, dtype
 
 small_shape = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -139,7 +140,7 @@ class TestOrder:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
+    @each_row(
         ("rows", "why"),
         [
             ((), "1 to 65536 tensors, not 0"),
@@ -257,7 +258,7 @@ class TestCover:
 
     LAYOUT = Layout((("a", "float32", (2,)), ("b", "float32", (1,)), ("c", "float16", (3,))))
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("ranges", "why", "tensor"),
         [
             ((), "holds no tensor", None),
@@ -288,7 +289,7 @@ class TestCover:
             self.LAYOUT.covered(parts)
         assert caught.value.details.get("tensor") == tensor
 
-    @pytest.mark.parametrize("cut", [4, 10, 14, 16])
+    @each_row("cut", [4, 10, 14, 16])
     def test_a_part_may_be_cut_between_any_two_elements(self, cut: int) -> None:
         parts = (Part(0, cut, "raw", cut, 0), Part(cut, 18, "raw", 18 - cut, 0))
         if cut == 10:
@@ -297,7 +298,7 @@ class TestCover:
         else:
             assert self.LAYOUT.covered(parts).whole
 
-    @pytest.mark.parametrize("nbytes", [0, 7, 9, 2**32 - 1])
+    @each_row("nbytes", [0, 7, 9, 2**32 - 1])
     def test_a_wrong_length_is_told_with_its_tensor(self, nbytes: int) -> None:
         for parts in (
             (Part(0, 18, "raw", nbytes, 0),),
@@ -314,7 +315,7 @@ class TestCover:
 
 
 class TestSplit:
-    @pytest.mark.parametrize(
+    @each_row(
         "length", [1, 1000, MAX_PART - 1, MAX_PART, MAX_PART + 1, 3 * MAX_PART, 3 * MAX_PART + 5]
     )
     def test_no_part_is_longer_than_allowed(self, length: int) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aiops.model.matrices import as_matrix
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shape", "matrix"),
     [
         ((64, 32), (64, 32)),

@@ -11,6 +11,7 @@ import aiops
 from aiops.errors import BadPush, UsageError
 from aiops.model.parts import Part
 from aiops.model.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
+from tests.rows import each_row
 
 TABLE = Table(100, 4)
 NAMED = NamedTable("t", 0, TABLE)
@@ -20,7 +21,7 @@ class TestTable:
     def test_its_name_is_public(self) -> None:
         assert aiops.Table is Table
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("change", "said"),
         [
             ({"rows": 0}, "rows must be 1 to"),
@@ -56,7 +57,7 @@ class TestTables:
         assert [(n.index, n.name) for n in tables.values()] == [(0, "a"), (1, "b")]
         assert Tables.from_description(reversed(tables.described)).described == tables.described
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("tables", "said"),
         [
             ({"w": TABLE}, "'w' is the name of a table and of a tensor"),
@@ -74,7 +75,7 @@ class TestTables:
         with pytest.raises(UsageError, match="same name"):
             Tables.from_description([row, row])
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("other", "said"),
         [
             ({"t": TABLE}, None),
@@ -97,7 +98,7 @@ class TestTables:
 
 
 class TestIds:
-    @pytest.mark.parametrize(
+    @each_row(
         ("ids", "said"),
         [
             ([-1], "no row -1 .it is number 0"),
@@ -113,7 +114,7 @@ class TestIds:
         with pytest.raises(UsageError, match=said):
             NAMED.check_ids(ids)
 
-    @pytest.mark.parametrize("dtype", ["int8", "uint64", ">i8", "uint32"])
+    @each_row("dtype", ["int8", "uint64", ">i8", "uint32"])
     def test_any_integers_will_do(self, dtype: str) -> None:
         got = NAMED.check_ids(np.arange(0, 100, 7, dtype=dtype)[::2])
         assert got.dtype == np.int64
@@ -123,7 +124,7 @@ class TestIds:
     def test_none_at_all(self) -> None:
         assert NAMED.check_ids([]).dtype == np.int64
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("grads", "said"),
         [
             (np.zeros((2, 4), np.float64), "float64, the table is float32"),
@@ -171,8 +172,8 @@ class TestParts:
         with pytest.raises(BadPush, match="leave it out"):
             counts(NAMED, parts, push)
 
-    @pytest.mark.parametrize("place", [0, 1, 2])
-    @pytest.mark.parametrize(
+    @each_row("place", [0, 1, 2])
+    @each_row(
         "change", [{"start": 1}, {"stop": 5}, {"codec": "int8"}, {"nbytes": 23}, {"nbytes": 2**31}]
     )
     def test_a_lying_part_is_refused(self, place: int, change: dict[str, Any]) -> None:
@@ -187,7 +188,7 @@ class TestParts:
             counts(NAMED, (Part(0, count, "raw", 8, 0),), push=False)
 
 
-@pytest.mark.parametrize("row", [(), ("t",), ("t", 3), ("t", *range(40))])
+@each_row("row", [(), ("t",), ("t", 3), ("t", *range(40))])
 def test_a_description_of_too_few_or_too_many_values(row: tuple[object, ...]) -> None:
     with pytest.raises(UsageError, match=f"described by {len(row)} values"):
         Tables.from_description([row])

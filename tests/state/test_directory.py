@@ -22,6 +22,7 @@ from aiops.state.directory import (
     snapshot_name,
     spare_name,
 )
+from tests.rows import each_row
 
 
 def listing(snapshots: Any = (), segments: Any = (), *others: str) -> StateListing:
@@ -178,7 +179,7 @@ class TestGenerations:
         assert len(file.starts) == directory.MAX_HISTORY
         assert file.starts[-1] == GenerationStart(100 * DRAWN, 99, (99,))
 
-    @pytest.mark.parametrize(
+    @each_row(
         "value",
         [
             {"generation": 1, "starts": [[1, 2]]},

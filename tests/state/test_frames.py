@@ -26,6 +26,7 @@ from aiops.state.frames import (
     frame_bytes,
     never_reached,
 )
+from tests.rows import each_row
 
 SALT, OTHER_SALT = 0x1234ABCD, 0x77777777
 
@@ -168,7 +169,7 @@ def test_a_flipped_bit_is_never_another_row(written: list[Row], data: st.DataObj
 class TestSynced:
     """Damage that a later frame tells from a torn end."""
 
-    @pytest.mark.parametrize("synced", [0, 1, 2])
+    @each_row("synced", [0, 1, 2])
     def test_marks(self, synced: int) -> None:
         whole, ends = segment([*ROWS, *ROWS], marks={6: synced})
         for bad in range(1, 6):
@@ -272,7 +273,7 @@ class TestSynced:
             read(bytes(bad))
         assert ends[1] > gap
 
-    @pytest.mark.parametrize("shift", range(-120, 32, 8))
+    @each_row("shift", range(-120, 32, 8))
     def test_a_later_frame_at_the_edge_of_a_chunk(self, shift: int) -> None:
         whole, ends = segment([Row(b"", b""), Row(b"", bytes(8 * frames._CHUNK + shift)), ROWS[2]])
         marked, _after = frame(3, 6, 0.0, 0, b"", salt=SALT, unsynced=2)
@@ -365,7 +366,7 @@ class TestHead:
         assert len(head.pack()) == HEAD
         assert SegmentHead.unpack(head.pack(), "it") == head
 
-    @pytest.mark.parametrize("run", ["17 characters ...", "ü", "a\0b"])
+    @each_row("run", ["17 characters ...", "ü", "a\0b"])
     def test_a_run_that_has_no_place(self, run: str) -> None:
         with pytest.raises(UsageError, match="no id of a run"):
             SegmentHead(1, 1, run, 1).pack()

@@ -18,6 +18,7 @@ from aiops.errors import DamagedState, UsageError
 from aiops.model.layout import dtype_named
 from aiops.state import plain
 from aiops.state.plain import ARRAY, DTYPES, INTEGER, SET, TUPLE, field, nbytes_of, pack, unpack
+from tests.rows import each_row
 
 # Deferred, so that hypothesis need not print all of what they are made of.
 scalars: st.SearchStrategy[Any] = st.deferred(
@@ -82,8 +83,8 @@ def test_any_bytes(data: bytes) -> None:
         pack(unpack(data, "it"))
 
 
-@pytest.mark.parametrize("name", sorted(DTYPES))
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3)])
+@each_row("name", sorted(DTYPES))
+@each_row("shape", [(), (0,), (3,), (2, 0), (2, 3)])
 def test_arrays(name: str, shape: tuple[int, ...]) -> None:
     dtype = dtype_named(name) if name == "bfloat16" else np.dtype(name)
     array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
@@ -114,7 +115,7 @@ class Thing:
     pass
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "why"),
     [
         ({"a": [1, Thing()]}, r"\['a'\]\[1\] is a Thing, which is not plain"),
@@ -153,7 +154,7 @@ def extension(code: int, inside: Any) -> bytes:
     return bytes(msgpack.packb(msgpack.ExtType(code, msgpack.packb(inside))))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "why"),
     [
         (b"", "incomplete|not enough|unpack"),

@@ -26,6 +26,7 @@ from aiops.state.snapshot_file import (
     SnapshotHeader,
     SnapshotPlan,
 )
+from tests.rows import each_row
 from tests.seeds import examples
 
 HEADER = SnapshotHeader(
@@ -200,7 +201,7 @@ def test_rebuilding_changes_nothing() -> None:
 LARGE = 1 << 62
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "why"),
     [
         (["a", "float32", [LARGE], 0, LARGE], "no memory holds"),
@@ -230,7 +231,7 @@ def test_hostile_entries_allocate_nothing(row: Any, why: str) -> None:
     assert most < 1 << 20
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "why"),
     [
         ({"row": "1"}, "'row' should be int"),
