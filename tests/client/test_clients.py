@@ -454,7 +454,7 @@ class TestConnections:
             params = client.define(small())
             proxy.cut_all()
             assert client.exchange(params, ones(params)).version == 1
-            assert proxy.connections == 2
+            assert proxy.connections >= 2
 
 
 class TestAsync:

@@ -162,7 +162,7 @@ class TestEveryClient:
                 receipt = ps.push_rows("embedding", ids, grads)
                 rows = ps.fetch_rows("embedding", ids)
             assert fault.happened.is_set()
-            assert proxy.connections == 2
+            assert proxy.connections >= 2
             assert receipt.version == 2
             np.testing.assert_array_equal(rows, before - grads - grads)
 
@@ -171,7 +171,7 @@ class TestEveryClient:
             ids = np.arange(500, 800)
             proxy.cut("down", 1000)
             np.testing.assert_array_equal(ps.fetch_rows("embedding", ids), begun(ids))
-            assert proxy.connections == 2
+            assert proxy.connections >= 2
 
 
 class TestDefining:

@@ -19,6 +19,7 @@ from aiops.cli.stats import tables
 from aiops.engine.data_sets import GRACE
 from aiops.errors import BadPush, UsageError
 from aiops.testing import ServerMachine
+from tests.rows import each_row
 from tests.support import ServerThread
 
 MODEL = {"w": np.zeros(3, np.float32)}
@@ -286,7 +287,7 @@ def test_the_blocking_face() -> None:
     seen.check()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "words"),
     [({"batch_size": 0}, "batch_size"), ({"task_size": 0}, "task_size"), ({"epochs": 0}, "epochs")],
 )

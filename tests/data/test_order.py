@@ -7,16 +7,17 @@ import pytest
 
 from aiops.data.order import EpochOrder, permuted
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize("examples", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000, 4096, 4097])
-@pytest.mark.parametrize("block", [0, 1, 2, 7, 64, 5000])
+@each_row("examples", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000, 4096, 4097])
+@each_row("block", [0, 1, 2, 7, 64, 5000])
 def test_each_example_has_one_position(examples: int, block: int) -> None:
     order = EpochOrder(examples, block, seed=3)
     assert sorted(order.indices(5, 0, examples)) == list(range(examples))
 
 
-@pytest.mark.parametrize("block", [0, 1, 7])
+@each_row("block", [0, 1, 7])
 def test_any_range_is_a_part_of_the_whole(block: int) -> None:
     order = EpochOrder(100, block, seed=9)
     whole = order.indices(2, 0, 100)
@@ -68,7 +69,7 @@ def test_an_order_never_changes() -> None:
 EXPECTED = [5, 2, 1, 3, 7, 0, 4, 6]
 
 
-@pytest.mark.parametrize(("examples", "block", "seed"), [(0, 1, 0), (1, -1, 0), (1, 1, 2**53)])
+@each_row(("examples", "block", "seed"), [(0, 1, 0), (1, -1, 0), (1, 1, 2**53)])
 def test_numbers_out_of_range(examples: int, block: int, seed: int) -> None:
     with pytest.raises(UsageError, match=r"2\*\*53 - 1"):
         EpochOrder(examples, block, seed)

@@ -9,6 +9,7 @@ import pytest
 
 from aiops.data.source import RowRanges, source_of
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 X, Y = np.arange(10.0).reshape(5, 2), np.arange(5)
 SOME = np.array([3, 0])
@@ -40,7 +41,7 @@ def test_a_source_is_taken_as_it_is() -> None:
     assert (source_of(Own()).rows(SOME) == [6, 0]).all()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "words"),
     [
         ((X, Y[:4]), "of one length, not of [4, 5]"),
@@ -56,7 +57,7 @@ def test_what_is_no_data_set(data: Any, words: str) -> None:
 
 
 class TestRowRanges:
-    @pytest.mark.parametrize("form", ["array", "tuple", "mapping"])
+    @each_row("form", ["array", "tuple", "mapping"])
     def test_rows_are_read_by_units_that_are_kept(self, form: str) -> None:
         asked: list[tuple[int, int]] = []
 

@@ -20,6 +20,7 @@ from aiops.errors import UsageError
 from aiops.launch import advice
 from aiops.launch.advice import EXCHANGES, KINDS, RULES, TrainingJob, advise
 from aiops.serving.config import Config
+from tests.rows import each_row
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide-policies.md").read_text(encoding="utf-8")
 
@@ -89,7 +90,7 @@ def test_every_reason_names_a_section_of_the_guide() -> None:
 ROWS = re.findall(r"^\| (.+?) \| `(--kind.+?)` \| `(.+?)` \| (.*?) ?\|$", GUIDE, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("asked", "server", "workers"), [row[1:] for row in ROWS])
+@each_row(("asked", "server", "workers"), [row[1:] for row in ROWS])
 def test_a_row_of_the_guide_is_what_is_advised(
     asked: str, server: str, workers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +117,7 @@ class TestLinks:
             "aiops run --workers 4 --policy schedule-free train.py"
         ]
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("step", "codec", "overlap"),
         [(10.0, "", False), (0.5, "", True), (0.2, "int8", True), (0.05, "onebit", True)],
     )
@@ -191,7 +192,7 @@ class TestUnmeasured:
     def test_a_job_like_those_measured(self) -> None:
         assert advise(SLOW).unmeasured == ()
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("job", "text"),
         [
             (TrainingJob("transformer", 10**9, 4), "Models of more than 3.4 MB"),
@@ -206,7 +207,7 @@ class TestUnmeasured:
         assert text in " ".join(advise(job).unmeasured)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "text"),
     [
         ({"kind": "gpt"}, "no kind is called 'gpt'"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
-
 from aiops.common.launchers import detect
 from aiops.launch.findings import (
     BROKEN,
@@ -22,6 +20,7 @@ from aiops.launch.findings import (
     judge_state,
 )
 from tests.common.test_launchers import KUBERNETES, SLURM, TORCHRUN
+from tests.rows import each_row
 
 SOUND: dict[str, Any] = {
     "processors": 8,
@@ -58,7 +57,7 @@ def test_a_sound_machine() -> None:
     assert not any(each.advice for each in found)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "workers", "model", "text"),
     [
         (
@@ -95,7 +94,7 @@ def test_a_server_that_answers() -> None:
     assert "aiops 1.0, like the server's" in said(found, GOOD)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "state", "text"),
     [
         ({"clock": -90.0}, NOTE, "clocks: the server's is 1 min 30 s behind → aiops does not need"),
@@ -135,7 +134,7 @@ def test_places() -> None:
     assert "RANK must be a whole" in said(judge_place(detect({**TORCHRUN, "RANK": "x"})), BROKEN)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("disk", "state", "text"),
     [
         (StateDisk("d", "Permission denied"), BROKEN, "state: d: Permission denied → give the"),

@@ -11,6 +11,7 @@ from aiops.common.launchers import detect, job_port
 from aiops.errors import UsageError
 from aiops.launch.joining import JoinPlan, plan_to_join, threads_of_worker
 from tests.common.test_launchers import HYDRA, KUBERNETES, OPEN_MPI, SLURM, TORCHRUN
+from tests.rows import each_row
 
 
 def plan(environment: Mapping[str, str], **settings: Any) -> JoinPlan:
@@ -60,7 +61,7 @@ def test_unless_rank_0_is_to_serve_there() -> None:
     assert (found.serves, found.url, found.listen) == (True, "aiops://n1:9", ("0.0.0.0", 9))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environment", "settings", "text"),
     [
         ({}, {}, "no launcher has started this process: .* on one machine use `aiops run`"),

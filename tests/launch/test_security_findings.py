@@ -21,12 +21,13 @@ from aiops.launch.security_findings import (
 )
 from tests.certificates import ours
 from tests.launch.test_findings import said
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 DAY = 86400.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expires", "state", "text"),
     [
         (31 * DAY, GOOD, "is valid for 31 more days"),
@@ -55,7 +56,7 @@ def test_a_server_shows_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.expires > time.time()
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o604, 0o640])
+@each_row("mode", [0o600, 0o604, 0o640])
 def test_a_file_of_tokens_that_others_can_read(
     tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +76,7 @@ def test_tokens_that_end() -> None:
     assert "3 in the file, which is private; b: over; c: over within 30 days" in text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "ip", "noted"),
     [
         ("aiops://h:1", "10.0.0.1", True),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiops.net.cpu_count import BLAS, quota, share, usable
+from tests.rows import each_row
 from tests.support import PATIENCE
 
 
@@ -57,7 +58,7 @@ TWO = ("cgroup2", "/", "cg", "rw")
 ONE = ("cgroup", "/", "cg/cpu,cpuacct", "rw,cpu,cpuacct")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("groups", "mounts", "files", "expected"),
     [
         pytest.param("0::/\n", [TWO], {"cg/cpu.max": "150000 100000"}, 1.5, id="a container"),
@@ -135,9 +136,7 @@ def test_there_is_none_where_there_are_no_groups(tmp_path: Path) -> None:
     assert quota(tmp_path / "nowhere") == inf
 
 
-@pytest.mark.parametrize(
-    ("most", "expected"), [("350000", 3), ("50000", 1), ("900000", 5), ("max", 5)]
-)
+@each_row(("most", "expected"), [("350000", 3), ("50000", 1), ("900000", 5), ("max", 5)])
 def test_usable_is_the_least_and_rounded_down(
     most: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from aiops.net import faults
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.faults import crash_at, from_text
 from aiops.net.faulty_disk import FaultyDisk
+from tests.rows import each_row
 
 
 def test_what_the_docstrings_show() -> None:
@@ -24,7 +25,7 @@ def test_what_the_docstrings_show() -> None:
     assert not failed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "says"),
     [
         ("crush=journal.written:2", "no fault is called 'crush'; did you mean 'crash'"),

@@ -11,6 +11,7 @@ import pytest
 from aiops.net import faulty_disk
 from aiops.net.faulty_disk import FaultyDisk, points
 from aiops.sim.virtual.disk import VirtualDisk
+from tests.rows import each_row
 
 FOLDER = Path("state")
 ROW = [b"a row of the journal", b"its payload"]
@@ -58,7 +59,7 @@ def test_every_point_is_reached() -> None:
     assert list(disk.reached) == list(points())
 
 
-@pytest.mark.parametrize("point", points())
+@each_row("point", points())
 def test_a_crash_ends_everything(point: str) -> None:
     machine = VirtualDisk()
     disk, ended = FaultyDisk(machine), list[str]()

@@ -14,6 +14,7 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.net.http_listener import LONGEST_REQUEST, HttpListener, HttpResponse
+from tests.rows import each_row
 from tests.support import PATIENCE
 
 BIG = b"x" * (8 << 20)  # more than the socket's buffers hold
@@ -107,7 +108,7 @@ async def test_an_answer() -> None:
         assert only_head == head + b"\r\n\r\n"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("request_text", "status"),
     [
         ("GET /nothing HTTP/1.1\r\n\r\n", 404),
@@ -153,7 +154,7 @@ async def test_a_request_that_is_too_long() -> None:
         assert await get(port, "/hello")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /hello HT", b"GET /hello HTTP/1.1\r\nX: y\r\n"])
+@each_row("sent", [b"", b"GET /hello HT", b"GET /hello HTTP/1.1\r\nX: y\r\n"])
 async def test_a_request_that_never_ends_has_a_deadline(sent: bytes) -> None:
     async with listening(patience=0.05) as port:
         assert await ask(port, sent) == b""
@@ -262,7 +263,7 @@ async def test_a_port_that_is_taken() -> None:
             await HttpListener({}).listen("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("host", ["x" * 64, "a..b", "x.invalid"])
+@each_row("host", ["x" * 64, "a..b", "x.invalid"])
 async def test_a_host_that_has_no_address(host: str) -> None:
     with pytest.raises(UsageError, match=f"cannot listen on {host}:0: "):
         await HttpListener({}).listen(host, 0)
@@ -330,7 +331,7 @@ class TestStreams:
                 writer.transport.abort()
             assert await answered(port, "/once", 200, "HEAD"), "they have left"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("site", "status"),
         [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)],
     )
@@ -354,7 +355,7 @@ class TestActions:
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert answer.endswith(b"abc: hello")
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("lines", "status"),
         [
             ("GET /act HTTP/1.1\r\nHost: localhost", 405),

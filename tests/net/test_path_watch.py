@@ -17,6 +17,7 @@ from aiops import testing
 from aiops.net import path_watch
 from aiops.net.path_watch import PathWatch, unheard
 from aiops.net.socket_options import tune
+from tests.rows import each_row
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 
@@ -37,7 +38,7 @@ class Told:
 
 
 @linux
-@pytest.mark.parametrize(
+@each_row(
     ("told", "expected"),
     [
         (Told(1, 0, 9000, 5000), 5.0),

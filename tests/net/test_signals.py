@@ -10,12 +10,13 @@ import pytest
 import uvloop
 
 from aiops.net import signals
+from tests.rows import each_row
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@each_row("loop", LOOPS, ids=["asyncio", "uvloop"])
+@each_row("number", [signal.SIGINT, signal.SIGTERM])
 def test_handled(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> int:
         came = asyncio.get_running_loop().create_future()

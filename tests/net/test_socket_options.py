@@ -20,6 +20,7 @@ from aiops.net.socket_options import (
     unpace,
 )
 from tests.peers import eventually
+from tests.rows import each_row
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -83,7 +84,7 @@ class Recorded:
 
 
 @linux
-@pytest.mark.parametrize(
+@each_row(
     ("host", "control", "expected"),
     [
         ("127.0.0.1", b"bbr", b"reno"),

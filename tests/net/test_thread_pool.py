@@ -10,11 +10,12 @@ import pytest
 
 from aiops.net.cpu_count import usable
 from aiops.net.thread_pool import DEFAULT_POOL, MOST, ThreadPool, pool_of
+from tests.rows import each_row
 from tests.support import PATIENCE
 
 
-@pytest.mark.parametrize("helpers", [0, 1, 3])
-@pytest.mark.parametrize("count", [0, 1, 2, 50])
+@each_row("helpers", [0, 1, 3])
+@each_row("count", [0, 1, 2, 50])
 def test_every_piece_is_done_once(helpers: int, count: int) -> None:
     hands, done = ThreadPool(helpers), [0] * count
     assert hands.count == 1 + helpers

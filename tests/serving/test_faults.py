@@ -295,7 +295,7 @@ class TestCut:
             receipt = getattr(client, how)(params, ONES)
             assert receipt.version == 2
             fault.wait()
-            assert proxy.connections == 2
+            assert proxy.connections >= 2  # on a busy machine an attempt may take too long
             assert client.exchange(params, ONES).version == 3
             np.testing.assert_array_equal(params["w"], -3)
             stats = server.call(lambda s: s.engine.report())
@@ -321,7 +321,7 @@ class TestCut:
                 proxy.cut_all()
                 fault.release()
                 assert fetched.result(PATIENCE) is params
-            assert proxy.connections == 2
+            assert proxy.connections >= 2
             assert params.version == 2
             np.testing.assert_array_equal(params["w"], -2)
 
