@@ -168,8 +168,7 @@ static int serve(Poller *self, const Polled *polled)
     Py_buffer view = {0};
     Py_ssize_t room = 0, count;
     PyObject *link = polled->link, *transport = get(link, MessageTransport_transport);
-    if (transport == Py_None || !lacks(link, MessageTransport__closing) ||
-        ask(transport, "is_closing") != 0)
+    if (transport == Py_None || ask(transport, "is_closing") != 0)
         return PyErr_Occurred() ? broken(link) : 0; /* its descriptor may be another's already */
     char *into = head_of(polled, &room);
     int fast = into != NULL;
@@ -194,7 +193,7 @@ static int serve(Poller *self, const Polled *polled)
         return tell(link, "give_back", NULL, NULL) == 0 ? 0 : broken(link);
     PyObject *received = PyLong_FromSsize_t(count);
     if (received == NULL)
-        return -1;
+        return broken(link); /* or these bytes would be missing */
     int done = fast ? answer_push(self, polled, received) : 0;
     if (done < 0)
         done = broken(link);
@@ -247,11 +246,10 @@ static void forget(Poller *self, Polled *polled)
     struct epoll_event none = {0};
     if (self->fd >= 0)
         epoll_ctl(self->fd, EPOLL_CTL_DEL, polled->fd, &none); /* it may be closed already */
-    polled->fd = -1;
-    polled->turn++;
-    Py_CLEAR(polled->answers);
-    Py_CLEAR(polled->shortcut);
-    Py_CLEAR(polled->link);
+    PyObject *held[] = {polled->answers, polled->shortcut, polled->link};
+    *polled = (Polled){.fd = -1, .turn = polled->turn + 1};
+    for (int index = 0; index < 3; index++)
+        Py_XDECREF(held[index]); /* a finalizer may have the table grow */
 }
 
 static PyObject *add_link(PyObject *object, PyObject *given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -313,6 +314,25 @@ def heard(line: Line) -> bool:
         return isinstance(line.receive(), messages.Pong)
     except ConnectionError:
         return False
+
+
+def test_one_that_ends_when_all_is_sent_is_read_from_until_then(served: Served) -> None:
+    """As the loop would: else it would be ready again at once, and keep the loop busy."""
+    with Line(served.url) as line:
+        line.polled()
+
+        def ends(server: Server) -> tuple[bool, bool]:
+            link, poller = link_of(server), server.connections.poller._poller
+            assert poller is not None
+            link.pause_writing()  # the peer reads slowly
+            link.send([b"\xce", b"\0"])
+            link.close()
+            line.send(frame(messages.Ping(1))[:-1])
+            poller.ready()
+            ready = select.select([poller.fd], [], [], 0)[0]
+            return bool(ready), link.wire.midway
+
+        assert served.call(ends) == (False, True)
 
 
 def test_other_messages_come_one_a_turn(served: Served) -> None:
