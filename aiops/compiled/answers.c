@@ -14,45 +14,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* Return the largest magnitude of a section, as an integer: the bits of its elements but for the
- * sign. `aiops.kernels.scan.survey` compares it block by block, and finds the same. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define IN_VECTORS __attribute__((optimize("O3")))
-#else
-#define IN_VECTORS
-#endif
-#define LARGEST_OF(name, type)                                                                    \
-    IN_VECTORS static uint64_t name(const char *data, Py_ssize_t nbytes, type mask)               \
-    {                                                                                             \
-        type largest = 0, element;                                                                \
-        for (Py_ssize_t at = 0; at < nbytes; at += sizeof(type)) {                                \
-            memcpy(&element, data + at, sizeof element);                                          \
-            element &= mask;                                                                      \
-            largest = element > largest ? element : largest;                                      \
-        }                                                                                         \
-        return (uint64_t)largest;                                                                 \
-    }
-LARGEST_OF(largest_of_2, int16_t) /* without a sign these are as good, and processors have them */
-LARGEST_OF(largest_of_4, int32_t)
-LARGEST_OF(largest_of_8, int64_t)
-
-/* Return whether all values of a gradient are fit. */
-static int is_fit(const Answers *self, const char *data)
-{
-    for (Py_ssize_t index = 0; index < self->section_count; index++) {
-        const Surveyed *section = &self->sections[index];
-        uint64_t found = section->itemsize == 2
-                             ? largest_of_2(data, section->nbytes, (int16_t)section->mask)
-                         : section->itemsize == 4
-                             ? largest_of_4(data, section->nbytes, (int32_t)section->mask)
-                             : largest_of_8(data, section->nbytes, (int64_t)section->mask);
-        if (found >= section->limit)
-            return 0;
-        data += section->nbytes;
-    }
-    return 1;
-}
-
 /* Compare received bytes with the form of a push, as `Connection.match` does. Return 1 if they
  * complete one, 0 if they begin it, -1 if neither: the specification is to look at them. */
 static int match(const Answers *self, Py_ssize_t nbytes, long long *first, long long *end)
@@ -217,15 +178,15 @@ static int is_within(PyObject *array, PyObject *ends, double most)
 }
 
 /* Return whether an update is proven to be finite, and count it: `FiniteGuard.covers`. */
-static int is_covered(const Answers *self, PyObject *steps, PyObject *scalars)
+static int is_covered(const Answers *self, double largest, PyObject *steps, PyObject *scalars)
 {
     PyObject *guard = self->part[PART_guard], *seen = get(guard, FiniteGuard__seen), *key, *known;
     long long left;
+    int narrow = is_true(get(guard, FiniteGuard_narrow));
     double magnitude = PyFloat_AsDouble(get(guard, FiniteGuard_magnitude));
     double most = PyFloat_AsDouble(get(guard, FiniteGuard__step));
     if (!read_integer(get(guard, FiniteGuard__left), &left) || left <= 0 ||
-        !(LIMIT <= magnitude) || is_true(get(guard, FiniteGuard_narrow)) != 0 ||
-        !PyDict_Check(seen))
+        narrow < 0 || !((largest = narrow ? largest : LIMIT) <= magnitude) || !PyDict_Check(seen))
         return (PyErr_Clear(), 0);
     if ((key = PyLong_FromVoidPtr(steps)) == NULL)
         return -1;
@@ -239,7 +200,7 @@ static int is_covered(const Answers *self, PyObject *steps, PyObject *scalars)
         return put(guard, FiniteGuard__left, PyLong_FromLongLong(left - 1)) < 0 ? -1 : 1;
     }
     PyErr_Clear();
-    PyObject *found = PyObject_CallMethod(guard, "covers", "OOd", steps, scalars, LIMIT);
+    PyObject *found = PyObject_CallMethod(guard, "covers", "OOd", steps, scalars, largest);
     int covered = found == NULL ? -1 : is_true(found);
     Py_XDECREF(found);
     return covered;
@@ -359,13 +320,14 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
         return NULL;
     const char *head = (const char *)self->head.buf + first;
     if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) ||
-        !has_accounts(self, row) || !is_fit(self, head + self->form.len) || !is_idle(self))
+        !has_accounts(self, row) || !survey(self, head + self->form.len, &push.largest) ||
+        !is_idle(self))
         goto general;
     int goes = applies(self, &push);
     if (goes > 0)
         goes = find_rates(self, &push, now, &steps, &scalars);
     if (goes > 0) /* last: if it holds, the update is counted and must be carried out */
-        goes = is_covered(self, steps, scalars);
+        goes = is_covered(self, push.largest, steps, scalars);
     if (goes > 0) {
         said = carry_out(self, &push, now, record, steps, scalars);
         if (said != NULL && count(self, received) == 0)

@@ -63,8 +63,11 @@ enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE };
 typedef struct {
     long long number[PUSHED]; /* id, seq, have, base */
     long long level, version, staleness;
-    double now;
+    double now, largest; /* the time, and the largest magnitude of the gradient */
 } Pushed;
+
+/* Find the largest magnitude of a gradient; return whether all of its values are fit. */
+int survey(const Answers *self, const char *data, double *largest);
 
 /* aiops.engine.steady: what is changed by an exchange that has passed all conditions. Returns the
  * fields of the acknowledgement, or NULL with an error set. `steps` and `scalars` are of the update.

@@ -10,7 +10,7 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 
 * its header is that of an earlier one of this connection but for the values of its id, its sequence
   number and its two versions (`aiops.wire.template`); so no part of it has to be checked again;
-* it is one raw payload of at most `SMALL` bytes, the whole model, from a worker, which asks for
+* it is one raw payload of at most `MOST` bytes, the whole model, from a worker, which asks for
   nothing but all parameters;
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
@@ -20,6 +20,9 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 
 Until all of this has been checked nothing is changed, so that the general way finds the state as it
 was, and makes the error of a push that is refused.
+
+A push is received in its connection's head buffer. Those of larger models have `ROOM` bytes
+together; a connection for which there is none left goes the general way.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ if TYPE_CHECKING:
     from aiops.compiled._core import Answers
 
 _PUSHED: tuple[Path, ...] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
+MOST = 1 << 20
+"""The largest model in bytes whose exchanges go this way: with a larger one bytes take the time."""
+
+ROOM = 64 << 20
+"""Bytes that head buffers for models of more than 64 KiB may have, on all connections together."""
+
 MOST_COMPILED = 256 << 10
 """The largest model in bytes whose exchanges compiled code makes. A larger one's updates are shared
 among threads, which Python's way does."""
@@ -102,6 +111,8 @@ class Shortcut:
         The template of the answers.
     parts
         The parts of a push, for the accounts.
+    room
+        Bytes that head buffers of larger models may still have.
     """
 
     def __init__(
@@ -119,6 +130,7 @@ class Shortcut:
         self._update = machine.measure("kernel", store.update)
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
+        self.room = ROOM  # that is left
         self.parts: Parts = (Part(0, nbytes, "raw", nbytes, 0),)
         self.answer = _answers(store)
 
@@ -139,7 +151,7 @@ class Shortcut:
             The short way that the connection has, or None.
         """
         nbytes = self._nbytes
-        if not (nbytes <= SMALL and member.worker and is_steady(push, nbytes)):
+        if not (nbytes <= MOST and member.worker and is_steady(push, nbytes)):
             return known
         frame = framed(wire.header, nbytes)
         if known is not None and known.takes(frame):
@@ -149,8 +161,14 @@ class Shortcut:
             return known
         if decode(wire.header) != push:  # the header is a later message's
             return known
+        if known is not None:
+            known.lost()  # of its room, which the other one has
+        needed = nbytes if nbytes > SMALL else 0
+        if needed > self.room:
+            return None
+        self.room -= needed
         template = Template(frame, [found[path] for path in _PUSHED])
-        return Steady(self, member, peer, wire, template)
+        return Steady(self, member, peer, wire, template, needed)
 
     def update(
         self,
@@ -271,6 +289,8 @@ class Steady:
         The state machine of the connection.
     template
         The form that pushes must have.
+    room
+        The bytes of `Shortcut.room` that it has taken. Default: 0.
 
     Attributes
     ----------
@@ -287,8 +307,15 @@ class Steady:
     """
 
     def __init__(
-        self, shared: Shortcut, member: Member, peer: int, wire: Connection, template: Template
+        self,
+        shared: Shortcut,
+        member: Member,
+        peer: int,
+        wire: Connection,
+        template: Template,
+        room: int = 0,
     ) -> None:
+        self._room = room
         self._shared, self.member, self.peer, self._wire = shared, member, peer, wire
         self.store, self._template, self.parts = shared.store, template, shared.parts
         layout = shared.store.layout
@@ -301,6 +328,11 @@ class Steady:
         if shared.machine.measure is unmeasured and self.nbytes <= MOST_COMPILED:
             self.compiled = compiled_answers(self, template, shared.answer, wire, shared.updates)
         self.exchange: Exchange = self.general if self.compiled is None else self.compiled.exchange
+
+    def lost(self) -> None:
+        """Give back the room of its head buffer: the connection has ended, or has another form."""
+        self._shared.room += self._room
+        self._room = 0
 
     def takes(self, frame: bytes) -> bool:
         """Return whether the connection already matches messages of this form."""

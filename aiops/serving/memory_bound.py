@@ -17,6 +17,8 @@ from aiops.common import formatting
 from aiops.engine.admission import BUFFERS, ROOM, Admission
 from aiops.engine.events import Options
 from aiops.engine.membership import DEPARTED
+from aiops.engine.steady import MOST as STEADY
+from aiops.engine.steady import ROOM as STEADY_ROOM
 from aiops.engine.steady_rows import ROOM as HEAD_BUFFERS
 from aiops.filters.choice import most_bytes
 from aiops.model.layout import Layout
@@ -25,6 +27,7 @@ from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.net.memory_use import resident
 from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
 from aiops.shards.measuring import SAMPLES
+from aiops.wire.connection import SMALL
 
 _log = logging.getLogger("aiops.server")
 
@@ -106,6 +109,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "sum of gradients": holdings.gathered * wide,
         "directions": _DIRECTIONS * largest if holdings.directs else 0,
         "receive buffers": max(ROOM, BUFFERS * nbytes),
+        "head buffers": STEADY_ROOM if SMALL < nbytes <= STEADY else 0,
         "rows": 4 * MAX_ROWS_BYTES + HEAD_BUFFERS,
         "kept gradients": options.recall if "skipped=reapply" in options.gate else 0,
         "answers": ANSWERS,

@@ -90,8 +90,8 @@ class Peer:
         for lease in self._lent.values():
             lease.abandon()
         self._lent.clear()
-        if self.steady_rows is not None:
-            self.steady_rows.lost()
+        for way in self.short_ways:
+            way.lost()
 
     def fault(
         self, config: Config, now: float, crowded: bool = False, crowded_rows: bool = False

@@ -33,6 +33,8 @@ class QuotaHolds:
             self._release(peer)
             link = peer.link
             peer.meter = self._access.meter(link.number, link.wire.traffic, self._now())
+            if peer.steady is not None:
+                peer.steady.lost()
             link.shortcut, peer.steady = None, None  # it is made again, with what it is to count
 
     def read(self, peer: Peer, requests: int) -> None:

@@ -424,7 +424,7 @@ class Connection:
         template
             The form of all that precedes the payload: two prefixes, and the header between them.
         nbytes
-            Bytes of the payload, at most `SMALL`: the whole message fits in the head buffer.
+            Bytes of the payload: the whole message fits in the head buffer, which is made as large.
 
         Returns
         -------

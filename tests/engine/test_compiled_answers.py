@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ import aiops
 from aiops.compiled.loading import core
 from aiops.engine import compiled_answers
 from aiops.engine.steady import Steady
+from aiops.model.layout import Array
 from aiops.model.parts import LARGEST, Part
 from aiops.serving import event_dispatcher
 from aiops.serving.server import Server
@@ -36,15 +37,18 @@ pytestmark = [
 GENERAL = b"general"
 SIZE = 16  # float32
 NOW = 5.0
+MODEL = {"w": np.zeros(SIZE, np.float32)}
 
 
 class Scene:
     """A server, a worker on it whose pushes compiled code answers, and its parts."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, model: Mapping[str, Array] = MODEL) -> None:
         self.server = server
         self.line = Piped(server)
-        self.line.feed(define({"w": np.zeros(SIZE, np.float32)}))
+        self.model = model
+        self.nbytes = sum(each.nbytes for each in model.values())
+        self.line.feed(define(model))
         self.seq = self.updated = 0
         self.begun = False
 
@@ -73,7 +77,8 @@ class Scene:
         """Return a push, of the first version if ``fields`` say no other."""
         self.seq += 1
         base = fields.pop("base", 0)
-        part = Part(0, 4 * SIZE, "raw", 4 * SIZE, base)
+        data = fields.pop("data", None)
+        part = Part(0, self.nbytes, "raw", self.nbytes, base)
         message = messages.Push(
             fields.pop("id", self.seq), fields.pop("seq", self.seq), True, fields.pop("have", 0),
             (part,), **fields
@@ -84,8 +89,10 @@ class Scene:
         elif forms == "narrow":  # of the version that it holds
             before, number = header.split(b"\xa4have\xcf")
             header = before + b"\xa4have\xd0" + number[7:]
-        data = np.full(SIZE, 0.5, np.float32)
-        data[-1] = value
+        if data is None:
+            data = np.full(SIZE, 0.5, np.float32)
+            data[-1] = value
+            data = data if self.nbytes == data.nbytes else np.zeros(self.nbytes, np.uint8)
         return enclose(header, data.tobytes())
 
     def place(self, data: bytes) -> None:
@@ -107,7 +114,10 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
 
 
 async def scenes(
-    monkeypatch: pytest.MonkeyPatch, policy: str, **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    model: Mapping[str, Array] = MODEL,
+    **settings: Any,
 ) -> AsyncIterator[Scene]:
     update, made = Store.update, list[Scene]()
 
@@ -122,7 +132,7 @@ async def scenes(
     monkeypatch.setattr(Store, "update", counted)
     monkeypatch.setattr(Steady, "general", general)
     async with aiops.serve(policy=policy, port=0, **{"kernels": "numpy", **settings}) as server:
-        each = Scene(server)
+        each = Scene(server, model)
         made.append(each)
         while not server.warm:  # noqa: ASYNC110  (it is made so on a thread, which sets no event)
             await asyncio.sleep(0.002)
@@ -131,8 +141,8 @@ async def scenes(
         yield each
 
 
-def is_answer(found: bytes | None) -> bool:
-    return found is not None and len(found) > 4 * SIZE
+def is_answer(found: bytes | None, scene: Scene | None = None) -> bool:
+    return found is not None and len(found) > (4 * SIZE if scene is None else scene.nbytes + 20)
 
 
 async def test_of_itself_it_is_answered(scene: Scene) -> None:
@@ -165,14 +175,15 @@ FIELDS: tuple[tuple[str, str, Any], ...] = (
     ("closure", "why", "paused"),
     ("guard", "_left", 0),
     ("guard", "magnitude", 1e17),
-    ("guard", "narrow", True),
     ("traffic", "kinds_in", {}),
     ("traffic", "kinds_out", {}),
 )
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "value"), FIELDS, ids=[f"{each[0]}-{each[1]}-{each[2]}" for each in FIELDS]
+    ("owner", "name", "value"),
+    FIELDS,
+    ids=[f"{each[0]}-{each[1]}-{n}" for n, each in enumerate(FIELDS)],
 )
 async def test_a_condition(owner: str, name: str, value: Any, scene: Scene) -> None:
     """Nothing is changed, and when it holds again the same push is answered."""
@@ -386,6 +397,30 @@ async def test_scalars_without_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(asked) == 2 * len(ends)
         scene.guard._scalars = ends
         assert is_answer(scene.exchange())
+
+
+async def test_a_proof_for_smaller_gradients(scene: Scene) -> None:
+    """Where larger ones may come, the largest magnitude of each is compared with the proof's."""
+    scene.guard.narrow, scene.guard.magnitude = True, 0.5
+    assert is_answer(scene.exchange())
+    assert scene.exchange(scene.push(value=-0.50000006)) == GENERAL
+    scene.guard.magnitude = 0.49
+    assert scene.exchange() == GENERAL
+
+
+HALVES = np.array([0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x8001, 0xFBFF], np.uint16)
+
+
+@pytest.mark.parametrize("bits", HALVES.tolist(), ids=hex)
+async def test_the_magnitude_of_a_half(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"h": np.zeros(4, np.float16)}
+    value = np.array([0, bits, 0, 0], np.uint16)
+    largest = abs(float(value.view(np.float16)[1]))
+    async for scene in scenes(monkeypatch, "asgd", model=model):
+        scene.guard._left, scene.guard._step = 100, 1.0
+        for limit, found in ((largest, True), (float(np.nextafter(largest, 0)), False)):
+            scene.guard.narrow, scene.guard.magnitude = True, limit
+            assert is_answer(scene.exchange(scene.push(data=value)), scene) == found
 
 
 async def test_a_proof_is_used_up(scene: Scene) -> None:

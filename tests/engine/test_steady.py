@@ -25,7 +25,7 @@ import aiops
 from aiops import testing
 from aiops.compiled.loading import COMPILED, core
 from aiops.engine.engine import Engine
-from aiops.engine.steady import Steady
+from aiops.engine.steady import MOST, MOST_COMPILED, ROOM, Steady
 from aiops.model.layout import Array
 from aiops.model.parts import Part
 from aiops.serving.server import Server
@@ -51,8 +51,11 @@ MODELS: dict[str, dict[str, Array]] = {
         "h": np.linspace(-1, 1, 3, dtype=np.float16),
         "d": np.linspace(-1, 1, 2, dtype=np.float64),
     },
-    "the largest": {"w": np.linspace(-1, 1, SMALL // 4, dtype=np.float32)},
-    "too large": {"w": np.linspace(-1, 1, SMALL // 4 + 1, dtype=np.float32)},
+    "halves": {"w": np.linspace(-1, 1, 30, dtype=np.float16)},
+    "the largest compiled": {"w": np.linspace(-1, 1, MOST_COMPILED // 4, dtype=np.float32)},
+    "small": {"w": np.linspace(-1, 1, SMALL // 4, dtype=np.float32)},
+    "the largest": {"w": np.linspace(-1, 1, MOST // 4, dtype=np.float32)},
+    "too large": {"w": np.linspace(-1, 1, MOST // 4 + 1, dtype=np.float32)},
 }
 
 KERNELS = ("numpy", "numba") if importlib.util.find_spec("numba") else ("numpy",)
@@ -473,11 +476,47 @@ def test_a_rate_rises_on_the_short_way(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "answered"),
-    [("one tensor", 10), ("several", 10), ("mixed", 10), ("the largest", 10), ("too large", 0)],
+    [
+        *(("one tensor", 10), ("several", 10), ("mixed", 10), ("halves", 10), ("small", 10)),
+        *(("the largest compiled", 10), ("the largest", 10), ("too large", 0)),
+    ],
 )
 def test_models_that_go_the_short_way(model: str, answered: int, folder: Path) -> None:
-    short = compare(POLICIES[5], model, ["ours", "turned"], USUAL, folder=folder).short
-    assert short == answered
+    seen = compare(POLICIES[5], model, ["ours", "turned"], USUAL, folder=folder)
+    assert seen.short == answered
+    if core() is not None:
+        assert seen.compiled == (0 if model == "the largest" else answered)
+
+
+async def test_head_buffers_of_larger_models_have_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection for which there is no room goes the general way, until another has left it."""
+    model = {"w": np.zeros(SMALL // 4 + 16, np.float32)}
+    nbytes = SMALL + 64
+    async with aiops.serve(policy="asgd", port=0, kernels="numpy") as server:
+        course = Course(server, model, ["ours", "ours", "ours"])
+        shared = server.engine.short_way
+        assert shared is not None
+        assert shared.room == ROOM
+        shared.room = 2 * nbytes
+        for worker in course.workers:
+            worker.line.feed(course.push(worker, Op("push")))
+            while not server.engine.training.updates.idle:  # type: ignore[union-attr]  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        peers = {peer.steady is not None: peer for peer in server.connections.peers.values()}
+        ways = [peer.steady for peer in server.connections.peers.values() if peer.steady]
+        assert (len(ways), shared.room, len(peers)) == (2, 0, 2)
+        worker = course.workers[0]
+        worker.style = "turned"  # another form: the room is the connection's
+        worker.line.feed(course.push(worker, Op("push")))
+        assert shared.room == 0
+        worker.again(server)
+        await asyncio.sleep(0)
+        assert shared.room == nbytes
+        course.workers[1].again(server)
+        await asyncio.sleep(0)
+        assert shared.room == 2 * nbytes
 
 
 @pytest.mark.parametrize("text", ["robust", "norm:3"])

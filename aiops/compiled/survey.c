@@ -1,0 +1,65 @@
+/* Find the largest magnitude of a gradient, and whether all of its values are fit. */
+
+#include "answers.h"
+#include <math.h>
+
+/* Return the largest magnitude of a section, as an integer: the bits of its elements but for the
+ * sign. `aiops.kernels.scan.survey` compares it block by block, and finds the same. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define IN_VECTORS __attribute__((optimize("O3")))
+#else
+#define IN_VECTORS
+#endif
+#define LARGEST_OF(name, type)                                                                    \
+    IN_VECTORS static uint64_t name(const char *data, Py_ssize_t nbytes, type mask)               \
+    {                                                                                             \
+        type largest = 0, element;                                                                \
+        for (Py_ssize_t at = 0; at < nbytes; at += sizeof(type)) {                                \
+            memcpy(&element, data + at, sizeof element);                                          \
+            element &= mask;                                                                      \
+            largest = element > largest ? element : largest;                                      \
+        }                                                                                         \
+        return (uint64_t)largest;                                                                 \
+    }
+LARGEST_OF(largest_of_2, int16_t) /* without a sign these are as good, and processors have them */
+LARGEST_OF(largest_of_4, int32_t)
+LARGEST_OF(largest_of_8, int64_t)
+
+#define HALF 0x7C00 /* the first unfit magnitude of binary16: its infinity */
+
+/* Return the number whose magnitude has these bits: `aiops.kernels.scan.largest_magnitude`. */
+static double number_of(const Surveyed *section, uint64_t bits)
+{
+    union { uint64_t bits; double value; } wide = {.bits = bits};
+    union { uint32_t bits; float value; } narrow = {.bits = (uint32_t)bits};
+    if (section->itemsize == 8)
+        return wide.value;
+    if (section->itemsize == 4)
+        return narrow.value;
+    if (section->limit != HALF) { /* bfloat16 is the upper half of a float */
+        narrow.bits <<= 16;
+        return narrow.value;
+    }
+    int exponent = (int)(bits >> 10);
+    double digits = (double)(bits & 0x3FF);
+    return exponent ? ldexp(1024 + digits, exponent - 25) : ldexp(digits, -24);
+}
+
+int survey(const Answers *self, const char *data, double *largest)
+{
+    *largest = 0.0;
+    for (Py_ssize_t index = 0; index < self->section_count; index++) {
+        const Surveyed *section = &self->sections[index];
+        uint64_t found = section->itemsize == 2
+                             ? largest_of_2(data, section->nbytes, (int16_t)section->mask)
+                         : section->itemsize == 4
+                             ? largest_of_4(data, section->nbytes, (int32_t)section->mask)
+                             : largest_of_8(data, section->nbytes, (int64_t)section->mask);
+        if (found >= section->limit)
+            return 0;
+        double number = number_of(section, found);
+        *largest = number > *largest ? number : *largest;
+        data += section->nbytes;
+    }
+    return 1;
+}
