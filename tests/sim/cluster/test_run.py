@@ -34,6 +34,7 @@ from aiops.testing import (
     simulate,
 )
 from tests.recording import replayed
+from tests.rows import each_row
 from tests.support import assert_same
 
 POLICIES = sorted(BUILT_IN)
@@ -437,7 +438,7 @@ def describe(outcome: ClusterResult) -> str:
 
 
 class TestWhatCannotBe:
-    @pytest.mark.parametrize(
+    @each_row(
         ("fields", "says"),
         [
             ({"workers": 0}, "0 workers cannot train"),
@@ -464,7 +465,7 @@ class TestWhatCannotBe:
     def test_who_joins_can_fail_later(self) -> None:
         Cluster(gradients=10, schedule=(Cut(3.0, 5), Join(2.0, 2)))
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("make", "says"),
         [
             (lambda: StarTopology(latency=-0.1), "latency is -0.1 s"),
@@ -483,7 +484,7 @@ class TestWhatCannotBe:
         with pytest.raises(UsageError, match=says):
             make()
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("server", "says"),
         [
             (Config(policy="softsync", set=["n=9"]), "n"),

@@ -11,6 +11,7 @@ from aiops.errors import ConflictError
 from aiops.sim.turns.client_selection import RecordedSelection
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
+from tests.rows import each_row
 from tests.sim.turns.cases import TASK, random_pieces, simulation
 from tests.sim.turns.lines import ByteLine, in_pieces
 
@@ -83,7 +84,7 @@ class TestAtABarrier:
         assert outcomes[False].mean_staleness > outcomes[True].mean_staleness
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("policy", "settings", "match"),
     [
         ("easgd", {}, "under easgd a worker has a plan of its own for when it waits"),

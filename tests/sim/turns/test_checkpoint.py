@@ -28,6 +28,7 @@ from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from aiops.state.blocks import FORMAT
 from aiops.state.snapshot_file import SnapshotPlan
+from tests.rows import each_row
 from tests.sim.turns.cases import FEWER, POLICIES, TASK, of_case, random_pieces, simulation
 from tests.sim.turns.lines import ByteLine, in_pieces
 from tests.sim.turns.wide_task import WideTask
@@ -301,7 +302,7 @@ class TestRefused:
         assert "was written with aiops 0.0.1, python 2.7, and this is aiops" in caplog.text
         assert "may differ in the last bits" in caplog.text
 
-    @pytest.mark.parametrize(
+    @each_row(
         "found", [b"", b"hello", b"aiops simulation checkpoint\n{}\n", b"\x80\x05."], ids=repr
     )
     def test_something_else(self, tmp_path: Path, found: bytes) -> None:

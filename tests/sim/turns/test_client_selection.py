@@ -20,6 +20,7 @@ from aiops.sim.turns.client_selection import (
     rule_state,
     selection,
 )
+from tests.rows import each_row
 
 
 def drawn(rule: Selection, turns: int) -> list[int]:
@@ -173,7 +174,7 @@ class TestRecorded:
             selection(f"recorded:{tmp_path / 'words.txt'}", 3, seed=0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "match"),
     [
         ("uniformly", "no selection rule is called 'uniformly'.*uniform"),

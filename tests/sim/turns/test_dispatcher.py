@@ -13,6 +13,7 @@ from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.client_selection import RecordedSelection
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.task import ORDERS, Batches
+from tests.rows import each_row
 from tests.sim.turns.cases import TASK, simulation
 
 
@@ -99,7 +100,7 @@ class TestBatches:
     def test_all_examples_at_a_time(self, order: str) -> None:
         assert len(Batches(10, 10, 0, order).rows(3)) == 10
 
-    @pytest.mark.parametrize("size", [0, 11, -1])
+    @each_row("size", [0, 11, -1])
     def test_more_than_there_are(self, size: int) -> None:
         with pytest.raises(UsageError, match=f"mini-batches of {size}: the data has 10 examples"):
             Batches(10, size, 0)

@@ -25,6 +25,7 @@ from aiops.model.layout import Array, Ints
 from aiops.sim.turns.run import Run, digest, simulate
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches
+from tests.rows import each_row
 from tests.sim.turns.cases import CASES, OTHERS, TASK, of_case, random_pieces, simulation
 from tests.sim.turns.lines import ByteLine, in_pieces
 
@@ -328,7 +329,7 @@ class TestGates:
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
+    @each_row(
         ("settings", "match"),
         [
             ({"clients": 0}, "clients must be 1 or more, not 0"),

@@ -15,6 +15,7 @@ from aiops.net.disk import DiskFile
 from aiops.sim.virtual.disk import VirtualDisk
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.threads import VirtualThread
+from tests.rows import each_row
 
 FOLDER = Path("state")
 
@@ -79,7 +80,7 @@ def test_a_full_disk_takes_what_needs_no_room() -> None:
     assert disk.free(FOLDER) == 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_row("seed", range(30))
 def test_what_is_synced_survives(seed: int) -> None:
     disk = VirtualDisk(history=True)
     fill(disk, "a.part", b"whole")

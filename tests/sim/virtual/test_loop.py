@@ -11,6 +11,7 @@ import pytest
 from aiops import testing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop, run_on
+from tests.rows import each_row
 
 
 class TestClock:
@@ -128,7 +129,7 @@ class TestEnds:
         with pytest.raises(DeadlineExceeded, match="not over after 10 virtual seconds, its limit"):
             testing.run(main(), limit=10)
 
-    @pytest.mark.parametrize("limit", [0, -1, float("nan")])
+    @each_row("limit", [0, -1, float("nan")])
     def test_a_limit_that_cannot_be(self, limit: float) -> None:
         with pytest.raises(UsageError, match="give more than 0"):
             testing.run(asyncio.sleep(0), limit=limit)

@@ -14,6 +14,7 @@ from aiops import testing
 from aiops.errors import UsageError
 from aiops.sim.virtual.links import SimulatedLink
 from aiops.testing import Host
+from tests.rows import each_row
 
 MB = 1_000_000
 
@@ -394,8 +395,8 @@ class TestHosts:
 
         testing.run(main())
 
-    @pytest.mark.parametrize(("closed", "latency"), [(2.0, 0.0), (0.5, 1.0)])
-    @pytest.mark.parametrize("silent", ["alice", "bob"])
+    @each_row(("closed", "latency"), [(2.0, 0.0), (0.5, 1.0)])
+    @each_row("silent", ["alice", "bob"])
     def test_the_end_of_a_connection_comes_when_a_silent_host_is_restored(
         self, silent: str, closed: float, latency: float
     ) -> None:
@@ -459,7 +460,7 @@ class TestHosts:
 
         testing.run(main())
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("make", "says"),
         [
             (lambda: Host("a", latency=-1), "latency of -1 s cannot be"),
