@@ -63,11 +63,14 @@ static int has_numbers(const Answers *self, const unsigned char *head, Pushed *p
         return 0;
     push->version++;
     long long id = push->number[0], seq = push->number[1], have = push->number[2];
-    push->staleness = push->level - push->number[3];
+    long long base = push->number[3];
+    if (base < 0 || base > push->level)
+        return 0;
+    push->staleness = push->level - base;
     return PyObject_RichCompareBool(get(member, Member_peer), self->peer, Py_EQ) == 1 &&
            is_true(get(member, Member_excused)) == 0 && is_true(get(member, Member_covers)) == 0 &&
            last < seq && seq <= LARGEST && 0 <= id && id <= LARGEST && -1 <= have &&
-           have <= LARGEST && have != push->version && 0 <= push->number[3] && push->staleness >= 0;
+           have <= LARGEST && have != push->version;
 }
 
 /* Return whether nothing is outstanding, queued, held or due. */
@@ -301,7 +304,7 @@ static int count(Answers *self, PyObject *received)
 PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record)
 {
     Pushed push;
-    long long nbytes, first, end;
+    long long nbytes, first = 0, end = 0;
     PyObject *row[2], *steps = NULL, *scalars = NULL, *said, *answer = NULL;
     int whole = read_integer(received, &nbytes) && nbytes >= 0 && nbytes <= self->head.len
                     ? match(self, (Py_ssize_t)nbytes, &first, &end)
