@@ -154,6 +154,21 @@ def test_where_nothing_is_unread_the_buffer_is_used_from_its_place_on(
     assert turn(served, line, read) == (1, [])
 
 
+def test_no_byte_is_written_behind_the_buffer(served: Served, line: Line) -> None:
+    """There is no such state; then there is no room, and the loop finds out."""
+
+    def run(server: Server) -> tuple[int, list[bool], bool]:
+        found = Turn(server, line)
+        wire = found.link.wire
+        wire._begin, wire._end = wire._rest, len(wire.head) + 5
+        count = found.take()
+        polled = found.link._poller is not None
+        found.link.fault(ConnectionError("it is over"))  # type: ignore[arg-type]
+        return count, found.asked, polled
+
+    assert served.call(run) == (0, [], False)
+
+
 def test_a_shortcut_of_python_is_the_transports(served: Served, line: Line) -> None:
     def again(link: MessageTransport, wire: Connection) -> None:
         poller = link._poller
