@@ -471,6 +471,58 @@ async def test_a_kernel_that_is_not_compiled(scene: Scene) -> None:
     assert scene.updated == 1
 
 
+class TestNoted:
+    """What an exchange leaves behind, beside the parameters."""
+
+    async def test_the_answers_that_are_remembered(self, scene: Scene) -> None:
+        for _ in range(messages.REMEMBERED + 3):
+            assert is_answer(scene.exchange())
+        assert [*scene.member.answers] == [
+            *range(scene.seq - messages.REMEMBERED + 1, scene.seq + 1)
+        ]
+        fields = scene.member.answers[scene.seq]
+        version = scene.current.number
+        assert fields == (version, True, version - 1, float(version - 1), None, b"", "")
+
+    @pytest.mark.parametrize(
+        ("level", "least"),
+        [(1023, 1023), (1024, 1024), (1025, 1024), (5000, 4096), (1 << 40, 1 << 40)],
+    )
+    async def test_the_bin_of_a_staleness(self, level: int, least: int, scene: Scene) -> None:
+        used = scene.maker.staleness
+        before = used.total
+        scene.current.number = scene.current.level = level
+        scene.exchange()
+        scene.current.number = scene.current.level = level
+        scene.exchange()
+        assert used.bins[least] == 2
+        assert used.total == before + 2 * level
+
+    async def test_a_worker_that_held_nothing_before(self, scene: Scene) -> None:
+        scene.begun = False
+        scene.line.feed(scene.push(forms="signed"))
+        assert scene.peer.steady is not None
+        assert scene.peer.steady.compiled is not None
+        scene.steady, scene.compiled = scene.peer.steady, scene.peer.steady.compiled
+        ledger = scene.member.ledger
+        before = ledger._batches, ledger._exchanges
+        data = scene.push(forms="signed")
+        assert is_answer(scene.exchange(with_numbers(scene, data, have=-1)))
+        assert (ledger._batches, ledger._exchanges) == (before[0] + 1, before[1] + 1)
+        assert is_answer(scene.exchange(scene.push(forms="signed")))
+        assert (ledger._batches, ledger._exchanges) == (before[0] + 1, before[1] + 2)
+        assert ledger._settled == scene.seq
+
+    async def test_a_statistic_that_has_fallen(self, scene: Scene) -> None:
+        """A warning may be due."""
+        scene.exchange()
+        assert not scene.warnings.due
+        scene.warnings.total = scene.store.total
+        assert is_answer(scene.exchange())
+        assert scene.warnings.due
+        assert scene.exchange() == GENERAL
+
+
 class TestServer:
     """`Answers.answer` does what `EventDispatcher.exchange` does."""
 
