@@ -32,7 +32,7 @@ def core(environment: Mapping[str, str] = os.environ) -> ModuleType | None:
         found = import_module("aiops.compiled._core")
     except (ImportError, SystemError):  # there was no compiler, or it is of another machine
         return None
-    return found if _digest() == found.SOURCE else None
+    return found if _digest() == getattr(found, "SOURCE", None) else None
 
 
 def exchange_type(environment: Mapping[str, str] = os.environ) -> type[Exchange] | None:

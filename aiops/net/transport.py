@@ -328,6 +328,8 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     def give_back(self) -> None:
         """Have the event loop read from it again: there is an end of the stream, say."""
+        if self._poller is None:
+            return
         self._leave()
         self._poller, transport = None, self.transport
         if not self._unread and transport is not None and not transport.is_closing():

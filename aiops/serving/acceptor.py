@@ -499,6 +499,8 @@ class Acceptor:
         link.shortcut = self._quotas.counted(peer, way)
         if peer.steady is not None and link.shortcut == _compiled(peer.steady):
             self.poller.take(link)
+        else:  # the poller would have Python called for each message, and take one a turn
+            link.give_back()
 
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link

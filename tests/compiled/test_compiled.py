@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,6 +28,12 @@ SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
 
 def test_without_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiops.compiled._core", None)
+    assert compiled.exchange_type({}) is None
+
+
+def test_what_has_no_digest_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of this name would be a package."""
+    monkeypatch.setitem(sys.modules, "aiops.compiled._core", ModuleType("_core"))
     assert compiled.exchange_type({}) is None
 
 

@@ -79,7 +79,18 @@ def turn(
 
 
 def test_of_itself_it_answers(served: Served, line: Line) -> None:
-    assert turn(served, line, lambda link, wire: None) == (1, [])
+    """And counts the bytes of the answer as handed over."""
+    before: list[int] = []
+    link: list[MessageTransport] = []
+
+    def note(each: MessageTransport, wire: Connection) -> None:
+        link.append(each)
+        before.extend((each.pumped, wire.traffic.bytes_out))
+
+    assert turn(served, line, note) == (1, [])
+    (each,) = link
+    sent = each.wire.traffic.bytes_out - before[1]
+    assert each.pumped - before[0] == sent > 4096
 
 
 def set_of(owner: str, name: str, value: Any) -> Callable[[MessageTransport, Connection], None]:

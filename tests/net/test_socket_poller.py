@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,24 @@ def test_one_that_is_held_while_it_begins_is_read_later(served: Served) -> None:
 
         served.call(again)
         line.exchange()
+
+
+def test_one_whose_shortcut_is_pythons_is_the_loops(served: Served) -> None:
+    """As it is once a worker asks for rows, too: then each message is one for Python."""
+    with Line(served.url) as line:
+        line.polled()
+
+        def both(server: Server) -> bool:
+            (peer,) = server.connections.peers.values()
+            rows = SimpleNamespace(exchange=lambda nbytes, now: None, cost=0)
+            peer.steady_rows = rows  # type: ignore[assignment]
+            server.connections._take_shortcut(peer)
+            return peer.link._poller is None
+
+        assert served.call(both)
+        before = served.served
+        line.exchange()
+        assert served.served == before
 
 
 def test_an_error_ends_one_connection_alone(served: Served) -> None:
