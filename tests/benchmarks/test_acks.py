@@ -12,6 +12,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import acks
 from benchmarks.acks import Options
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -83,7 +84,7 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
     assert acks.file_system(tmp_path, tmp_path / "nothing") == "unknown"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"acks": ("writen",)}, "no level of --acks is 'writen'; did you mean 'written'"),

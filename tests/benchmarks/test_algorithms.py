@@ -19,6 +19,7 @@ from benchmarks.algorithms.cases import AlgorithmCase
 from benchmarks.algorithms.link import Proxy, SlowLine, Stopwatch
 from benchmarks.algorithms.problem import Bench, Problem
 from benchmarks.algorithms.results import AlgorithmResults, fingerprint
+from tests.rows import each_row
 
 # ------------------------------------------------------------ what is measured
 
@@ -53,7 +54,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         cases.chosen(["asdg"], [])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "flags",
     [["--only=asdg"], ["--parts=speed"], ["--only=asgd", "--set=lr=-1"], ["--dataset=mnits"]],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from aiops.errors import UsageError
 from benchmarks import clock, cluster
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -24,7 +25,7 @@ def test_a_small_measurement() -> None:
     assert clock.table(result).row_count == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"rounds": 0}, "at least one round"),

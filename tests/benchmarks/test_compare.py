@@ -14,6 +14,7 @@ from aiops.cli import main
 from aiops.errors import UsageError
 from benchmarks import compare, report
 from benchmarks.compare import Cell, Pair
+from tests.rows import each_row
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 HERE = {"cpu": "Some Processor", "usable_cores": 2, "packages": {"numpy": "2.0"}}
@@ -63,7 +64,7 @@ def saved(tmp_path: Path) -> Any:
     return save
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "verdict"),
     [
         ((0.9, 1.0, 1.1), (0.9, 1.0, 1.1), ""),
@@ -121,7 +122,7 @@ def test_the_exit_status_says_whether_something_regressed(
     assert compare.main(worse, old) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     ["exchange", "exchange-same-host", "kernels", "codecs", "link", "cluster", "tables"],
 )

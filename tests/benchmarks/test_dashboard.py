@@ -13,6 +13,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import dashboard, page_viewers
 from benchmarks.dashboard import Options
+from tests.rows import each_row
 
 pytest.importorskip("prometheus_client")
 
@@ -85,7 +86,7 @@ def test_the_processor_time_is_that_of_the_other_process() -> None:
     assert own - before < (after - own) / 2
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"seconds": 0.0}, {"watch": -1.0}])
+@each_row("wrong", [{"workers": 0}, {"seconds": 0.0}, {"watch": -1.0}])
 def test_options_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="are positive"):
         dashboard.run(replace(Options(), **wrong))  # type: ignore[arg-type]

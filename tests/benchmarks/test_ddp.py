@@ -12,6 +12,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import ddp
 from benchmarks.ddp import Options
+from tests.rows import each_row
 from tests.zygote import IMPORTED, ForkingModule
 
 
@@ -47,7 +48,7 @@ def test_the_schedule() -> None:
     assert doctest.testmod(worker).failed == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "text"),
     [
         ({"workers": 0}, "positive"),

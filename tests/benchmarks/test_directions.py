@@ -12,6 +12,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import directions
 from benchmarks.directions import Options
+from tests.rows import each_row
 
 
 def test_a_tiny_run_makes_a_whole_report(
@@ -43,7 +44,7 @@ def test_another_direction_is_no_figure() -> None:
         directions._rounds(4, {"numpy": lambda array: array, "turned": turned}, Options())
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong", [{"sides": (1,)}, {"rounds": 0}, {"ways": ("numpy", "jax")}, {"ways": ("torch",)}]
 )
 def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from aiops.algorithms import find
 from aiops.errors import UsageError
 from benchmarks import learning
 from benchmarks.learning import RULES, Options
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -36,14 +37,14 @@ def test_a_tiny_run_makes_a_whole_report(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", RULES)
+@each_row("name", RULES)
 def test_a_rule_can_be_started(name: str) -> None:
     rule, rate = RULES[name]
     settings = (*rule.settings, f"{rule.rate}={rate}", *rule.schedule(45.0, 450.0))
     find(rule.policy).make(dict(each.split("=", 1) for each in settings)).plan(2)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "text"),
     [
         ({"workers": 0}, "numbers and times are positive"),

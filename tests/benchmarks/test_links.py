@@ -11,6 +11,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import links
 from benchmarks.links import Counters, Options
+from tests.rows import each_row
 
 
 def test_exchanges_are_counted_by_what_the_links_have_moved() -> None:
@@ -23,14 +24,14 @@ def test_exchanges_are_counted_by_what_the_links_have_moved() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["1", "gbit", "1 gbit", "1MB/s", "-1gbit"])
+@each_row("text", ["1", "gbit", "1 gbit", "1MB/s", "-1gbit"])
 def test_a_rate_is_written_as_tc_does(text: str) -> None:
     with pytest.raises(UsageError, match="write it as tc does"):
         links.link_rate(text)
     assert links.link_rate("2.5gbit") == 312_500_000
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"servers": (0,)}, {"size": 4097}])
+@each_row("wrong", [{"workers": 0}, {"servers": (0,)}, {"size": 4097}])
 def test_options_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         links.run(Options(**wrong))

@@ -20,6 +20,7 @@ from benchmarks import footprint, memory
 from benchmarks.footprint import Sample, Watch
 from benchmarks.memory import Options
 from benchmarks.sizes import GIB, MIB
+from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -113,7 +114,7 @@ def test_a_tiny_run_makes_a_whole_report(tmp_path: Path, capsys: pytest.CaptureF
     assert "<svg" in plot.read_text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"workers": 0}, "positive"),

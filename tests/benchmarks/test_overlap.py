@@ -10,6 +10,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import overlap
 from benchmarks.overlap import Options
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -34,7 +35,7 @@ def test_a_tiny_run_makes_a_whole_report(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"rounds": 0}, {"overlaps": (1, 2)}])
+@each_row("wrong", [{"workers": 0}, {"rounds": 0}, {"overlaps": (1, 2)}])
 def test_wrong_options(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="0 is among --overlaps"):
         overlap.run(Options(**wrong))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from benchmarks.peers.base import Job
 from benchmarks.peers.lanes import SETTINGS, WAYS
 from benchmarks.peers.team import Team
 from benchmarks.pipelining import Options
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -68,7 +69,7 @@ def test_every_request_is_made_and_checked(way: str) -> None:
         team.kill()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"in_flight": (2, 4)}, "1 among them"),
@@ -83,9 +84,7 @@ def test_what_cannot_be_measured(wrong: dict[str, object], says: str) -> None:
         pipelining.run(Options(**wrong))
 
 
-@pytest.mark.parametrize(
-    "line", ["--in-flight one", "--in-flight=", "--size 3", "--ways pull", "--seconds x"]
-)
+@each_row("line", ["--in-flight one", "--in-flight=", "--size 3", "--ways pull", "--seconds x"])
 def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         pipelining.main(line.split())

@@ -16,6 +16,7 @@ from benchmarks.peers import policy
 from benchmarks.peers.base import Job
 from benchmarks.peers.team import Team
 from benchmarks.policies import Options
+from tests.rows import each_row
 
 
 def test_every_policy_is_measured_or_left_out_with_a_reason():
@@ -24,7 +25,7 @@ def test_every_policy_is_measured_or_left_out_with_a_reason():
     assert policy.policies()[0] == "asgd"
 
 
-@pytest.mark.parametrize("name", policy.policies())
+@each_row("name", policy.policies())
 def test_its_settings_are_some_that_it_has(name):
     settings = Config(set=list(policy.EVERY_STEP.get(name, ()))).settings()
     find(name).make(settings).check(workers=1)
@@ -72,7 +73,7 @@ def test_a_policy_that_does_not_step_every_time_is_found_out():
             one.kill()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"policies": ("asdg",)}, "did you mean 'asgd'"),

@@ -11,6 +11,7 @@ from aiops.errors import UsageError
 from benchmarks import ray, report
 from benchmarks.ray import GAPS, Options
 from benchmarks.ray_loops import acknowledged
+from tests.rows import each_row
 
 
 def test_a_report_is_shown_and_compared() -> None:
@@ -37,7 +38,7 @@ def test_acknowledgements_are_read_while_one_is_being_written(tmp_path: Path) ->
     assert acknowledged(tmp_path, 0).tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "said"),
     [
         ({"parts": ("deaths",)}, "no part is 'deaths'"),

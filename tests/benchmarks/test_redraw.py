@@ -11,6 +11,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.lab.figures import Figure
 from benchmarks import compare, redraw
+from tests.rows import each_row
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 REPORTS = sorted(
@@ -23,7 +24,7 @@ def test_there_are_reports() -> None:
     assert len(REPORTS) > 10
 
 
-@pytest.mark.parametrize("file", REPORTS, ids=lambda path: path.stem)
+@each_row("file", REPORTS, ids=lambda path: path.stem)
 def test_every_committed_report_has_a_figure_with_something_in_every_panel(file: Path) -> None:
     result = compare.read(file)
     module = compare.benchmark(result, file)

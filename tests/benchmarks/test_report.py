@@ -16,6 +16,7 @@ from aiops.lab.run_record import machine
 from benchmarks import report
 from benchmarks.serving import serving
 from tests.benchmarks.test_exchange import gone
+from tests.rows import each_row
 
 
 def run(*argv: str, **changes: Any) -> None:
@@ -71,7 +72,7 @@ def test_without_a_figure_there_is_no_plot(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"nothing.json", "nothing.txt"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "says"),
     [
         (["--sizes=one"], "--sizes one: 'one' is no number"),

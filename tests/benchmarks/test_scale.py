@@ -17,6 +17,7 @@ from benchmarks import report, scale
 from benchmarks.scale import Options
 from tests.benchmarks.test_exchange import ended
 from tests.peers import eventually
+from tests.rows import each_row
 
 TINY = "--sizes 256B --workers 1,2 --shards 1,2 --shard-workers 1 --peers raw --rounds 2 --seconds"
 
@@ -109,7 +110,7 @@ def processes(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"workers": (0,)}, "positive"),
@@ -125,7 +126,7 @@ def test_what_cannot_be_measured(wrong, says):
         scale.run(Options(**wrong))
 
 
-@pytest.mark.parametrize("line", ["--workers one", "--sizes 3", "--shards 1,none"])
+@each_row("line", ["--workers one", "--sizes 3", "--shards 1,none"])
 def test_a_wrong_command_line_exits_with_2(line, capsys):
     with pytest.raises(SystemExit) as caught:
         scale.main(line.split())

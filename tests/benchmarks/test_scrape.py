@@ -11,6 +11,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import scrape
 from benchmarks.scrape import Options
+from tests.rows import each_row
 
 pytest.importorskip("prometheus_client")
 
@@ -37,7 +38,7 @@ def test_a_tiny_run_makes_a_whole_report(
     assert scrape.figure({"cells": [two, three]}).panels
 
 
-@pytest.mark.parametrize("wrong", [{"workers": (0,)}, {"seconds": 0.0}, {"scrapes": 0}])
+@each_row("wrong", [{"workers": (0,)}, {"seconds": 0.0}, {"scrapes": 0}])
 def test_options_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="are positive"):
         scrape.run(replace(Options(), **wrong))  # type: ignore[arg-type]

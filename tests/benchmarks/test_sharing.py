@@ -12,6 +12,7 @@ from aiops.errors import UsageError
 from aiops.kernels import parallel as kernels_parallel
 from benchmarks import sharing
 from benchmarks.sharing import Options
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -48,7 +49,7 @@ def test_what_differs_is_no_figure() -> None:
         sharing._rounds(task, Options(rounds=1))
 
 
-@pytest.mark.parametrize("wrong", [{"threads": 0}, {"rounds": 0}, {"sizes": (100,)}])
+@each_row("wrong", [{"threads": 0}, {"rounds": 0}, {"sizes": (100,)}])
 def test_options_that_cannot_be(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Options(**wrong).check()  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from aiops.errors import UsageError
 from aiops.state.directory import PART
 from benchmarks import snapshots
 from benchmarks.snapshots import Options, Watch
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_without_a_snapshot_there_is_no_figure() -> None:
         snapshots.summary(Options(), steps, Watch(Path("x"), 1), 0, state)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"rounds": 0}, "positive"),

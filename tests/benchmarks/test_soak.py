@@ -20,6 +20,7 @@ from benchmarks.crowd import ClientTally, Governor
 from benchmarks.footprint import Sample
 from benchmarks.sizes import MIB
 from benchmarks.soak import Options
+from tests.rows import each_row
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -199,7 +200,7 @@ def test_a_tiny_run_makes_a_whole_report(
     assert "<svg" in plot.read_text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "says"),
     [
         ({"minutes": 0}, "positive"),

@@ -10,6 +10,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import startup
 from benchmarks.startup import STEPS, Options
+from tests.rows import each_row
 
 
 @pytest.mark.slow
@@ -36,7 +37,7 @@ def test_a_tiny_run_makes_a_whole_report(
     assert [path.name for path in tmp_path.iterdir() if path not in (file, plot)] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "said"),
     [
         ({"caches": ("lukewarm",)}, "no cache is 'lukewarm'"),

@@ -21,6 +21,7 @@ from benchmarks import report, suite
 from benchmarks.suite import ENTRIES, Clock, Entry
 from tests.benchmarks.test_exchange import gone
 from tests.peers import eventually
+from tests.rows import each_row
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 COMMANDS = bench.COMMANDS.keys()
@@ -31,14 +32,14 @@ def test_every_benchmark_is_in_it() -> None:
     assert {entry.settings.split()[0] for entry in ENTRIES.values()} == COMMANDS - NO_BENCHMARKS
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if (RESULTS / f"{name}.json").exists()])
+@each_row("name", [name for name in ENTRIES if (RESULTS / f"{name}.json").exists()])
 def test_it_runs_what_the_results_page_documents(name: str) -> None:
     written = re.sub(r"\s+", " ", (RESULTS / "README.md").read_text())
     assert f"`aiops bench {ENTRIES[name].settings} --out docs/results`" in written
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-@pytest.mark.parametrize("quick", [False, True])
+@each_row("name", ENTRIES)
+@each_row("quick", [False, True])
 def test_every_flag_is_one_of_the_benchmarks(
     name: str, quick: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

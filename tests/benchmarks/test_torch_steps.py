@@ -11,6 +11,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import torch_steps
 from benchmarks.torch_steps import Options
+from tests.rows import each_row
 
 torch = pytest.importorskip("torch")
 
@@ -34,9 +35,7 @@ def test_a_tiny_run_makes_a_whole_report(
     assert torch_steps.figure(found).panels[0].ticks == [cell["cell"] for cell in found["cells"]]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"device": "tpu"}, {"width": 12}, {"steps": 0}, {"blocks": 0}, {"rounds": 0}]
-)
+@each_row("wrong", [{"device": "tpu"}, {"width": 12}, {"steps": 0}, {"blocks": 0}, {"rounds": 0}])
 def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         torch_steps.run(Options(**wrong))

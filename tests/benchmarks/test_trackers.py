@@ -12,6 +12,7 @@ import pytest
 from aiops.errors import UsageError
 from benchmarks import trackers
 from benchmarks.trackers import Options
+from tests.rows import each_row
 
 for _package in ("torch", "tensorboard", "opentelemetry.exporter.otlp.proto.http"):
     pytest.importorskip(_package)
@@ -37,7 +38,7 @@ def test_a_tiny_run_makes_a_whole_report(
     assert "AIOPS_TRACE" not in os.environ
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         {"width": 12},

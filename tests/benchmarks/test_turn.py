@@ -11,6 +11,7 @@ from benchmarks.peers import base
 from benchmarks.peers.base import Job, Lap
 from benchmarks.peers.team import Team
 from benchmarks.peers.turn import Turn
+from tests.rows import each_row
 
 
 class _Team:
@@ -30,8 +31,8 @@ class _Team:
         return [Lap(0.0, cycles * self._cycle + slow * self._extra, np.zeros(cycles))]
 
 
-@pytest.mark.parametrize("cold", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("cycle", [1e-4, 1e-3, 0.03, 1.0])
+@each_row("cold", [0, 1, 2, 3, 4])
+@each_row("cycle", [1e-4, 1e-3, 0.03, 1.0])
 def test_a_round_is_as_long_as_wanted_however_slow_the_first_cycles_are(
     cycle: float, cold: int
 ) -> None:
