@@ -251,16 +251,19 @@ _NAMES = {
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
-    """Draw the server's processor time for an exchange."""
+    """Draw the processor time of the servers: for an exchange, and without any."""
     cells = result["cells"]
-    lines = [
-        plots.rows(_NAMES[way], {n: c["processor_us"][way] for n, c in enumerate(cells)})
-        for way in _WAYS
-    ]
-    ticks = [cell["cell"] for cell in cells]
-    title = "the server's processor time for an exchange"
-    panel = Panel(title, "microseconds", "", lines, bottom=0, ticks=ticks)
-    return Figure("The live page", [panel], 1)
+    ticks, panels = [cell["cell"] for cell in cells], []
+    for key, title, unit in (
+        ("idle_percent", "idle servers", "% of a processor"),
+        ("processor_us", "the server's part in an exchange", "microseconds of a processor"),
+    ):
+        lines = [
+            plots.rows(_NAMES[way], {n: cell[key][way] for n, cell in enumerate(cells)})
+            for way in _WAYS
+        ]
+        panels.append(Panel(title, unit, "", lines, bottom=0, ticks=ticks))
+    return Figure("The live page", panels, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
