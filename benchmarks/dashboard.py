@@ -256,7 +256,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
     ticks, panels = [cell["cell"] for cell in cells], []
     for key, title, unit in (
         ("idle_percent", "idle servers", "% of a processor"),
-        ("processor_us", "the server's part in an exchange", "microseconds of a processor"),
+        ("processor_us", "an exchange", "microseconds of a processor"),
     ):
         lines = [
             plots.rows(_NAMES[way], {n: cell[key][way] for n, cell in enumerate(cells)})
