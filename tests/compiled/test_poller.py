@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -266,3 +267,84 @@ def test_an_interrupt_is_the_loops(served: Served, line: Line) -> None:
         return found.failures
 
     assert served.call(run) == []
+
+
+def test_it_polls_connections_alone_and_none_once_it_is_closed(served: Served, line: Line) -> None:
+    def run(server: Server) -> None:
+        poller, link = core().Poller(), link_of(server)  # type: ignore[union-attr]
+        fd = link.plain_descriptor()
+        with pytest.raises(ValueError, match="cannot be polled"):
+            poller.add(object(), fd, None)
+        with pytest.raises(OverflowError):
+            poller.add(link, 1 << 40, None)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            poller.add(link, -1, None)
+        assert poller.add(link, fd, None) == 0
+        with pytest.raises(FileExistsError):
+            poller.add(link, fd, None)
+        poller.remove(7)
+        poller.remove(0)
+        assert poller.add(link, fd, None) == 0
+        poller.close()
+        with pytest.raises(ValueError, match="cannot be polled"):
+            poller.add(link, fd, None)
+
+    served.call(run)
+
+
+class TestSeveral:
+    """Connections that are ready at once."""
+
+    @pytest.fixture
+    def lines(self, served: Served) -> Iterator[list[Line]]:
+        found = [Line(served.url) for _ in range(3)]
+        for line in found:
+            line.polled()
+        yield found
+        for line in found:
+            line.close()
+
+    @staticmethod
+    def counts(server: Server, lines: list[Line]) -> list[int]:
+        """Return the pushes that are answered in each turn."""
+        poller = server.connections.poller._poller
+        assert poller is not None
+        before, found = poller.served, list[int]()
+        for line in lines:
+            line.send(line.next())
+        while poller.served < before + len(lines):
+            already = poller.served
+            poller.ready()
+            found.append(poller.served - already)
+        return found
+
+    def test_they_are_answered_in_one_turn(self, served: Served, lines: list[Line]) -> None:
+        """Unless that takes a millisecond, as it may on a busy machine."""
+        for _ in range(200):
+            found = served.call(lambda server: self.counts(server, lines))
+            for line in lines:
+                line.heard()
+            if found == [3]:
+                return
+        pytest.fail(f"the last was {found}")
+
+    def test_a_turn_ends_after_a_millisecond(self, served: Served, lines: list[Line]) -> None:
+        def slowly(server: Server) -> list[int]:
+            training = server.engine.training
+            assert training is not None
+            pace = training.updates.pace
+            due, pace.due = pace.due, 0.0
+
+            def take_long(now: float, version: int) -> None:
+                until = time.perf_counter() + 2e-3
+                while time.perf_counter() < until:
+                    pass
+
+            pace.note = take_long  # type: ignore[method-assign]
+            try:
+                return self.counts(server, lines)
+            finally:
+                del pace.note  # type: ignore[method-assign]
+                pace.due = due
+
+        assert served.call(slowly) == [1, 1, 1]
