@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import aiops
 from aiops.compiled.loading import COMPILED, core
 from aiops.model.parts import Part
 from aiops.net.transport import MessageTransport
 from aiops.serving.server import Server
 from aiops.wire import messages
+from tests.certificates import ours
 from tests.peers import Peer, define, frame
 from tests.support import PATIENCE, ServerThread
 
@@ -140,6 +144,57 @@ def test_a_course_is_as_without_it(served: Served, monkeypatch: pytest.MonkeyPat
     with Served(None) as other, Line(other.url) as line:
         assert course(line) == found
         assert other.served == 0
+
+
+class EncryptedLine(Line):
+    """One by TLS."""
+
+    def greet(self, *given: Any) -> None:
+        context = ssl.create_default_context(cafile=str(ours().ca))
+        self.sock = context.wrap_socket(self.sock, server_hostname="127.0.0.1")
+        super().greet(*given)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_bytes_that_are_encrypted_are_the_loops(loop: str) -> None:
+    """Their transports decrypt them."""
+    factory = None if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with Served(factory, **ours().settings(mutual=False)) as served:
+        with EncryptedLine(served.url) as line:
+            line.polled()
+            assert line.exchange() == line_parameters(served)
+            assert served.call(lambda server: link_of(server).shortcut is not None)
+            assert served.call(lambda server: link_of(server)._poller is None)
+        assert served.served == 0
+
+
+@pytest.mark.parametrize("settings", [{"bandwidth_budget": "1GB/s"}, {"profile": "profile.json"}])
+def test_bytes_that_are_counted_or_timed_are_the_loops(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a budget each waits for its grant; a profile has the parts of an exchange."""
+    monkeypatch.chdir(tmp_path)
+    with Served(None, **settings) as served, Line(served.url) as line:
+        line.polled()
+        line.exchange()
+        assert served.served == 0
+        (peer,) = served.call(lambda server: list(server.connections.peers.values()))
+        assert peer.steady is None or peer.steady.compiled is None
+        assert (peer.link.shortcut is None) == ("profile" not in settings)
+        assert peer.link._poller is None
+
+
+def test_bytes_with_checksums_have_no_shortcut(served: Served) -> None:
+    """Its header would lie behind others that an exchange does not know."""
+    pytest.importorskip("xxhash")
+    with aiops.Client(served.url, role="worker", checksums=True, timeout=PATIENCE) as client:
+        params = client.define(MODEL)
+        for _ in range(4):
+            client.exchange(params, {"w": np.ones(SIZE, np.float32)})
+        (peer,) = served.call(lambda server: list(server.connections.peers.values()))
+        assert peer.link.wire.checked
+        assert peer.steady is None
+        assert peer.link.shortcut is None
 
 
 def test_workers_take_turns(served: Served) -> None:
