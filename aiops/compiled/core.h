@@ -9,6 +9,11 @@
 #include <structmember.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 /* Python ignores the signal of a lost connection, as a rule */
+#endif
 
 #define LARGEST ((1LL << 53) - 1) /* aiops.model.parts.LARGEST */
 

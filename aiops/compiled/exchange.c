@@ -163,7 +163,7 @@ static int transfer(Exchange *self, struct msghdr message, unsigned char *target
                     long long budget)
 {
     Py_ssize_t count, head = self->ack.len, answer = head + self->nbytes;
-    count = sendmsg(self->fd, &message, 0);
+    count = sendmsg(self->fd, &message, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR && !signalled(self))
         errno = EAGAIN;
     self->sent = count > 0 ? count : 0;

@@ -109,24 +109,23 @@ static char *head_of(const Polled *polled, Py_ssize_t *room)
 /* Answer what has come in the head buffer. 1: it was a push, 0: it goes the general way, -1. */
 static int answer_push(Poller *self, const Polled *polled, PyObject *received)
 {
-    PyObject *link = polled->link, *transport = get(link, MessageTransport_transport);
+    PyObject *link = polled->link, *transport;
     Answers *answers = (Answers *)polled->answers;
     if (!lacks(link, MessageTransport__out) || !lacks(link, MessageTransport__full) ||
         !lacks(link, MessageTransport__unread) || !lacks(link, MessageTransport__received) ||
         !lacks(link, MessageTransport__closing))
         return 0;
+    transport = Py_NewRef(get(link, MessageTransport_transport));
     long long waiting = ask(transport, "get_write_buffer_size");
-    if (waiting < 0)
+    if (waiting < 0) {
+        Py_DECREF(transport);
         return -1;
+    }
     answers->fd = waiting ? -1 : polled->fd;
     PyObject *found = answer((PyObject *)answers, received);
     answers->fd = -1;
-    if (found == NULL || found == Py_None) {
-        Py_XDECREF(found);
-        return found == NULL ? -1 : 0;
-    }
-    int done = 1;
-    if (found == Py_True || PyObject_Size(found) > 0) {
+    int done = found == NULL ? -1 : found != Py_None;
+    if (done > 0 && (found == Py_True || PyObject_Size(found) > 0)) {
         PyObject *size = found == Py_True || PyBytes_Check(found)
                              ? Py_NewRef(answers->number_of[ANSWER_SIZE])
                              : PyLong_FromSsize_t(PyObject_Size(found));
@@ -136,7 +135,8 @@ static int answer_push(Poller *self, const Polled *polled, PyObject *received)
             done = -1;
         Py_XDECREF(size);
     }
-    Py_DECREF(found);
+    Py_DECREF(transport);
+    Py_XDECREF(found);
     return done;
 }
 
