@@ -3,7 +3,7 @@
 A test of pytest costs 10 ms of a processor beside its own work: it is collected by every process of
 pytest-xdist, set up, taken down, sent to and reported. A case that takes less is a row: all rows of
 a test run, each by itself, and the test fails with the names and the tracebacks of those that fail.
-``AIOPS_ROWS=text make test`` runs the rows in whose name the text stands.
+``AIOPS_TEST_ROWS=text make test`` runs the rows in whose name the text stands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 _ROWS = "_aiops_rows"
-_CHOSEN = "AIOPS_ROWS"
+_CHOSEN = "AIOPS_TEST_ROWS"
 _TIMEOUT = "Timeout ("
 """How the error of pytest-timeout begins, which is the whole test's."""
 

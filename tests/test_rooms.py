@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 import aiops
+from tests.rows import each_row
 
 # room: a folder or a file of aiops       the rooms that it may import from, beside itself
 ARROWS: Mapping[str, str] = {
@@ -280,7 +281,7 @@ class TestImports:
             foreign = packages - set(sys.stdlib_module_names) - {"aiops", "benchmarks"}
             assert foreign <= CORE | set(EXTRAS) | OTHERS, module
 
-    @pytest.mark.parametrize("package", EXTRAS)
+    @each_row("package", EXTRAS)
     def test_who_needs_such_a_package_is_imported_only_when_needed(self, package: str) -> None:
         needy = needy_modules(package)
         for module in MODULES:

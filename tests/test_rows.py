@@ -91,11 +91,11 @@ def test_a_row_has_a_folder_and_changes_of_its_own(
     def test(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not list(tmp_path.iterdir())
         (tmp_path / "file").touch()
-        assert "AIOPS_NUMBER" not in os.environ
-        monkeypatch.setenv("AIOPS_NUMBER", str(number))
+        assert "AIOPS_TEST_NUMBER" not in os.environ
+        monkeypatch.setenv("AIOPS_TEST_NUMBER", str(number))
 
     test(tmp_path=tmp_path, monkeypatch=monkeypatch)
-    assert "AIOPS_NUMBER" not in os.environ
+    assert "AIOPS_TEST_NUMBER" not in os.environ
     assert len(list(tmp_path.iterdir())) == len(ROWS)
 
 
@@ -142,9 +142,9 @@ def test_rows_are_chosen_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     def test(number: int) -> None:
         raise ValueError
 
-    monkeypatch.setenv("AIOPS_ROWS", "1")
+    monkeypatch.setenv("AIOPS_TEST_ROWS", "1")
     assert failure(test).message == "2 of 2 rows failed: 1, 12"
-    monkeypatch.setenv("AIOPS_ROWS", "4")
+    monkeypatch.setenv("AIOPS_TEST_ROWS", "4")
     with pytest.raises(pytest.skip.Exception):
         test()
 

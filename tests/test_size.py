@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[1] / "aiops"
 
@@ -58,7 +58,7 @@ def measured(room: str) -> tuple[int, int]:
     return len(files), sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
 
 
-@pytest.mark.parametrize("room", SIZES)
+@each_row("room", SIZES)
 def test_a_room_does_not_grow(room: str) -> None:
     files, lines = measured(room)
     most_files, most_lines = SIZES[room]

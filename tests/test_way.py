@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_the_page_has_both_ways() -> None:
     assert len(general) > 20
 
 
-@pytest.mark.parametrize(("before", "step"), STEPS, ids=lambda step: getattr(step, "name", ""))
+@each_row(("before", "step"), STEPS, ids=lambda step: getattr(step, "name", ""))
 def test_a_step(before: Step | None, step: Step) -> None:
     """Each function is where the page says, and a call stands in the function above it."""
     node = function(step)

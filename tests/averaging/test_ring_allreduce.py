@@ -19,6 +19,7 @@ from aiops.codecs.int8 import Int8
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout, dtype_named
+from tests.rows import each_row
 from tests.strategies import DETERMINISTIC
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -226,7 +227,7 @@ class TestHostile:
         first, second = (flat_of({"w": np.ones(8, np.float32)}) for _ in range(2))
         return Ring(0, [True, True], first), Ring(1, [True, True], second)
 
-    @pytest.mark.parametrize("change", [{"start": 4}, {"stop": 12}, {"hop": 2}, {"start": 999}])
+    @each_row("change", [{"start": 4}, {"stop": 12}, {"hop": 2}, {"start": 999}])
     def test_what_is_not_expected_is_refused(self, change: dict[str, int]) -> None:
         first, second = self.ring()
         [piece] = first.begin()
@@ -243,8 +244,8 @@ class TestHostile:
         with pytest.raises(RemoteProtocolError, match="not what is expected next"):
             deliver(second, piece)
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, LIMIT, -LIMIT])
-    @pytest.mark.parametrize("hop", [1, 2])
+    @each_row("value", [np.nan, np.inf, -np.inf, LIMIT, -LIMIT])
+    @each_row("hop", [1, 2])
     def test_what_no_model_survives_is_refused(self, value: float, hop: int) -> None:
         first, second = self.ring()
         [piece], [other] = first.begin(), second.begin()
@@ -315,7 +316,7 @@ class TestCodec:
         assert errors[0] > 1e-3
         assert errors[-1] < 1e-6
 
-    @pytest.mark.parametrize("change", [{"codec": "raw"}, {"codec": "fp16"}, {"nbytes": 7}])
+    @each_row("change", [{"codec": "raw"}, {"codec": "fp16"}, {"nbytes": 7}])
     def test_another_codec_or_length_is_refused(self, change: dict[str, Any]) -> None:
         flats = [flat_of({"w": np.zeros(8, np.float32)}) for _ in range(2)]
         first, second = (Ring(n, [True] * 2, flat, 16, BF16()) for n, flat in enumerate(flats))
@@ -324,7 +325,7 @@ class TestCodec:
         with pytest.raises(RemoteProtocolError, match="is expected, and comes as"):
             second.room(*piece[:3], **said)
 
-    @pytest.mark.parametrize("codec", [BF16(), FP16(), Int8()])
+    @each_row("codec", [BF16(), FP16(), Int8()])
     def test_a_payload_that_no_model_survives_voids_the_round(self, codec: BlockCodec) -> None:
         flats = [flat_of({"w": np.zeros(8, np.float32)}) for _ in range(2)]
         first, second = (Ring(n, [True] * 2, flat, 16, codec) for n, flat in enumerate(flats))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aiops.common.failure_waits import DEFAULT, FailureWaits
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize("timeout", [4.0, DEFAULT, 7.5, 30.0, 600.0])
+@each_row("timeout", [4.0, DEFAULT, 7.5, 30.0, 600.0])
 def test_a_dead_network_is_noticed_in_time(timeout: float) -> None:
     """What was heard last came before the cut, and a look comes every half second at the latest."""
     waits = FailureWaits(timeout)
@@ -15,7 +14,7 @@ def test_a_dead_network_is_noticed_in_time(timeout: float) -> None:
     assert waits.unheard >= 3 * waits.probe, "a lost probe or two is no partition"
 
 
-@pytest.mark.parametrize("timeout", [0.01, 1.0, DEFAULT, 600.0])
+@each_row("timeout", [0.01, 1.0, DEFAULT, 600.0])
 def test_a_healed_network_is_used_within_two_seconds(timeout: float) -> None:
     """The kernel asks again after 1 s; then comes the pause, then the next attempt."""
     waits = FailureWaits(timeout)
@@ -24,7 +23,7 @@ def test_a_healed_network_is_used_within_two_seconds(timeout: float) -> None:
     assert (waits.attempt - 1.0) + waits.longest_pause < 2
 
 
-@pytest.mark.parametrize("timeout", [0.01, 1.0, DEFAULT, 600.0])
+@each_row("timeout", [0.01, 1.0, DEFAULT, 600.0])
 def test_a_busy_process_is_not_taken_for_a_dead_machine(timeout: float) -> None:
     waits = FailureWaits(timeout)
     assert waits.unanswered == 12 * waits.heartbeat

@@ -5,16 +5,15 @@ from __future__ import annotations
 import doctest
 import math
 
-import pytest
-
 from aiops.common import formatting
+from tests.rows import each_row
 
 
 def test_the_examples() -> None:
     assert doctest.testmod(formatting).failed == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "drawn"),
     [
         ([], ""),

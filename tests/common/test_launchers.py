@@ -5,11 +5,11 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.common.launchers import LAUNCHERS, OVERRIDES, detect, first_host, job_port
+from tests.rows import each_row
 
 TORCHRUN = {
     "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
@@ -52,7 +52,7 @@ FLUX = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environment", "launcher", "place", "url"),
     [
         ({}, "", (None, None, None, None), None),
@@ -85,7 +85,7 @@ def test_what_an_environment_says(
         assert set(names.split(", ")) <= set(environment)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("inner", "name"), [(TORCHRUN, "torchrun"), (OPEN_MPI, "Open MPI"), (HYDRA, "MPICH or Intel M")]
 )
 def test_the_inner_launcher_counts(inner: Mapping[str, str], name: str) -> None:
@@ -142,7 +142,7 @@ def test_ports_of_jobs() -> None:
     assert detect(SLURM).job == detect({**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).job
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "fault"),
     [
         ({"RANK": "one"}, "RANK must be a whole number from 0, not 'one'"),
@@ -165,7 +165,7 @@ def test_a_port_of_the_server() -> None:
     assert detect({**TORCHRUN, "MASTER_ADDR": "fe80::1"}).url == "aiops://[fe80::1]:7171"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "host"),
     [
         ("trial[1-2]", "trial1"),

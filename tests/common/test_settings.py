@@ -8,6 +8,7 @@ import pytest
 
 from aiops.common.settings import read_setting, read_settings
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 DEFAULTS: dict[str, Any] = {"fraction": 0.1, "rank": 4, "free": False, "values": "int8"}
 
@@ -22,7 +23,7 @@ def test_a_text_is_read_in_the_types_of_the_defaults() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("rnk=1", "thing has no setting 'rnk'; did you mean 'rank'"),
@@ -39,7 +40,7 @@ def test_what_is_refused(text: str, words: str) -> None:
         read_settings("thing", text, DEFAULTS, first=True)
 
 
-@pytest.mark.parametrize("value", [1.5, float("inf"), float("nan"), None, [1]])
+@each_row("value", [1.5, float("inf"), float("nan"), None, [1]])
 def test_values_that_are_no_integer(value: Any) -> None:
     with pytest.raises(UsageError, match="rank must be a whole number"):
         read_setting("thing", "rank", value, DEFAULTS)

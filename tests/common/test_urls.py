@@ -14,9 +14,10 @@ from aiops.common.urls import (
     write_all,
 )
 from aiops.errors import UsageError
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "expected"),
     [
         ("aiops://host:7", ("host", 7)),
@@ -32,7 +33,7 @@ def test_parse(url: str, expected: tuple[str, int]) -> None:
     assert parse(write(*expected)) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url", ["", "http://host:7", "aiops://", "aiops://host:x", "aiops://host:70000", "aiops://h/p"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
@@ -40,7 +41,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         parse(url)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "expected", "written"),
     [
         ("aiops://a:7", [ServerAddress("a", 7)], "aiops://a:7"),
@@ -73,19 +74,19 @@ def test_alternatives_and_shards(url: str, expected: list[ServerAddress], writte
     assert expected[0].url == write(expected[0].host, expected[0].port)
 
 
-@pytest.mark.parametrize("url", ["", "aiops://", "a,", ",a", "a+", "a++b", "aiops://a,aiops://b"])
+@each_row("url", ["", "aiops://", "a,", ",a", "a+", "a++b", "aiops://a,aiops://b"])
 def test_a_list_with_something_else_in_it(url: str) -> None:
     with pytest.raises(UsageError, match="aiops://host:port"):
         parse_all(url)
 
 
-@pytest.mark.parametrize("url", ["a,b,a:7171", "a+a", "a+f+f", "a+f,a+g"])
+@each_row("url", ["a,b,a:7171", "a+a", "a+f+f", "a+f,a+g"])
 def test_an_address_that_comes_twice(url: str) -> None:
     with pytest.raises(UsageError, match="names an address twice"):
         parse_all(url)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host", "expected"),
     [
         ("127.0.0.1", True),

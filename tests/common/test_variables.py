@@ -6,11 +6,10 @@ import dataclasses
 import re
 from pathlib import Path
 
-import pytest
-
 import aiops
 from aiops.common.variables import KNOWN, unknown_variables
 from aiops.serving.config import Config
+from tests.rows import each_row
 
 ROOT = Path(aiops.__file__).parents[1]
 
@@ -31,7 +30,7 @@ def test_every_variable_in_the_code_is_known_and_the_other_way_round() -> None:
     assert ours | settings >= KNOWN
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "told"),
     [
         ("AIOPS_POLCY", "AIOPS_POLCY is set, and aiops has no such variable, so it has no effect:"),
@@ -44,7 +43,7 @@ def test_one_that_is_unknown(name: str, told: str) -> None:
     assert told in text
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         *("AIOPS_SERVICE_HOST", "AIOPS_SERVICE_PORT_AIOPS", "AIOPS_PORT_7171_TCP_ADDR"),
