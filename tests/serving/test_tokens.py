@@ -88,7 +88,7 @@ class TestQuotas:
         self, no_shm: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         file = tmp_path / "tokens.toml"
-        slow = made(file, "slow", "train", capsys, requests_per_second=100)
+        slow = made(file, "slow", "train", capsys, requests_per_second=10)
         free = made(file, "free", "observe", capsys)
         model = {"w": np.zeros(3, np.float32)}
         with (
@@ -96,12 +96,13 @@ class TestQuotas:
             Worker(server.url, model, token=slow) as worker,
         ):
             began = time.monotonic()
-            for _ in range(130):  # most of them by the short way
+            # Most of them go the short way; where others want the processor, one takes 20 ms.
+            for _ in range(14):
                 worker.step({"w": np.ones(3, np.float32)})
             assert time.monotonic() - began > 0.25
             with Client(server.url, token=free) as client:
                 rows = {row["name"]: row for row in client.stats()["tokens"]}
-            assert rows["slow"]["requests_per_second"] == 100
+            assert rows["slow"]["requests_per_second"] == 10
             assert rows["slow"]["waited"] > 0
             assert rows["free"]["waited"] == 0
 
