@@ -160,7 +160,7 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@each_row("dtype", ["float64", "float16", "bfloat16"])
 def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
     inline = started(case, {name: np.full(6, 3, dtype_named(dtype)) for name in ("w", "b")})
     train(crew_of(inline, WORKERS), 44, quadratic)

@@ -9,6 +9,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.kernels import Kernel, Spans, build
 from tests.kernels.rules import COMPENSATED, EVERYTHING, FASGD, PASSED_ON
+from tests.rows import each_row
 
 SIZE = 10
 
@@ -42,7 +43,7 @@ def refused(kernel: Kernel, given: dict[str, np.ndarray], spans: Spans | None = 
     return str(caught.value)
 
 
-@pytest.mark.parametrize("role", ["base", "grad", "target", "b"])
+@each_row("role", ["base", "grad", "target", "b"])
 def test_a_wrong_dtype(kernel: Kernel, role: str) -> None:
     given = arrays()
     given[role] = given[role].astype(np.float64)
@@ -58,7 +59,7 @@ def test_a_wrong_layout(kernel: Kernel) -> None:
     assert "state[2] that has shape (10, 1)" in refused(kernel, given)
 
 
-@pytest.mark.parametrize("role", ["target", "n"])
+@each_row("role", ["target", "n"])
 def test_a_read_only_array_that_is_written(kernel: Kernel, role: str) -> None:
     given = arrays()
     given[role].flags.writeable = False
@@ -71,8 +72,8 @@ def test_a_missing_state(kernel: Kernel) -> None:
     assert "given 2 state arrays, and its rule has 3" in refused(kernel, given)
 
 
-@pytest.mark.parametrize("one", ["base", "grad", "target", "n", "b", "v"])
-@pytest.mark.parametrize("two", ["base", "grad", "target", "n", "b", "v"])
+@each_row("one", ["base", "grad", "target", "n", "b", "v"])
+@each_row("two", ["base", "grad", "target", "n", "b", "v"])
 def test_arrays_that_overlap(kernel: Kernel, one: str, two: str) -> None:
     given = arrays()
     buffer = np.full(2 * SIZE - 1, 0.5, np.float32)
@@ -89,7 +90,7 @@ def test_arrays_that_overlap(kernel: Kernel, one: str, two: str) -> None:
     assert "overlap in memory" in refused(kernel, given)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lo", "hi", "src"),
     [
         (-1, 5, 0),

@@ -16,6 +16,7 @@ from aiops.kernels.scan import SUM_BLOCK
 from tests.kernels.lifted import down, up
 from tests.kernels.rules import bits
 from tests.kernels.test_backends import HALF, WIDE, draw
+from tests.rows import each_row
 
 SIZES = (0, 1, 15, 16, 17, 1000, SUM_BLOCK, 17 * SUM_BLOCK + 33)
 
@@ -54,9 +55,9 @@ def spread(device: Device, payload: Any, size: int) -> Any:
     return down(stream, target)
 
 
-@pytest.mark.parametrize("values", ["int8", "bf16"])
-@pytest.mark.parametrize("fraction", [1e-6, 0.001, 0.01, 0.3, 1.0])
-@pytest.mark.parametrize("size", [1, 300, 70_001])
+@each_row("values", ["int8", "bf16"])
+@each_row("fraction", [1e-6, 0.001, 0.01, 0.3, 1.0])
+@each_row("size", [1, 300, 70_001])
 def test_top_k(device: Device, values: str, fraction: float, size: int) -> None:
     """Gaps of one byte and of several, and chunks of them that end within one."""
     codec = find(f"topk:fraction={fraction},values={values}")
