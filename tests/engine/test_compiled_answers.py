@@ -18,6 +18,7 @@ import pytest
 import aiops
 from aiops.compiled.loading import core
 from aiops.engine import compiled_answers
+from aiops.engine.staleness import RecentStaleness
 from aiops.engine.steady import Steady
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST, Part
@@ -497,6 +498,23 @@ class TestNoted:
         scene.exchange()
         assert used.bins[least] == 2
         assert used.total == before + 2 * level
+
+    async def test_the_mean_of_staleness(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of thousands of updates counts as few, and the mean has a memory of 64."""
+        async for scene in scenes(monkeypatch, "schedule-free"):
+            for _ in range(3):
+                scene.line.feed(scene.push(base=scene.current.number))
+            scene.guard._left, scene.guard._step = 1000, 1e9
+            scene.guard._scalars = [(-1e9, 1e9)] * len(scene.store.rule.scalars)
+            recent, twin = scene.maker.numbers.recent_staleness, RecentStaleness()
+            twin.restore(recent.state())
+            scene.current.number = scene.current.level = 6000
+            for number in range(80):
+                staleness = 5000 if number in (3, 75) else number % 7
+                data = scene.push(base=scene.current.number - staleness)
+                assert is_answer(scene.exchange(data))
+                twin.note(staleness)
+                assert recent.state() == twin.state()
 
     async def test_a_worker_that_held_nothing_before(self, scene: Scene) -> None:
         scene.begun = False
