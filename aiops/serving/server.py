@@ -247,6 +247,10 @@ class Server:
             "time": self._env.wall_clock(),
         }
 
+    def report(self, shown: int) -> Mapping[str, Any]:
+        """Return what `gather` does, at one moment."""
+        return gathered(self.gather(shown))
+
     def gather(self, shown: int) -> Gathering[Mapping[str, Any]]:
         """Return its statistics for metrics, with lines of this many workers at most.
 
