@@ -79,7 +79,9 @@ static int take_parts(Answers *self, PyObject *given)
         sound = sound && is_of(self->part[checked[index].part], checked[index].class);
     for (Py_ssize_t index = 0; sound && index < self->section_count; index++) {
         PyObject *span = PyTuple_GetItem(self->part[PART_spans], index);
-        sound = PyTuple_Check(span) && PyTuple_Size(span) == 5;
+        PyObject *states = PyList_GetItem(self->part[PART_states], index);
+        sound = PyTuple_Check(span) && PyTuple_Size(span) == 5 && states != NULL &&
+                PyTuple_Check(states) && PyTuple_Size(states) <= STATES;
     }
     return sound;
 }

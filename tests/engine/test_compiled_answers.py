@@ -541,6 +541,15 @@ class TestNoted:
         assert scene.exchange() == GENERAL
 
 
+@pytest.mark.parametrize(("count", "known"), [(8, True), (9, False)])
+async def test_a_rule_of_many_arrays_is_pythons(count: int, known: bool, scene: Scene) -> None:
+    """Else the first update would find out, which ends the server."""
+    steady, state = scene.steady, scene.store.updater.state
+    state[0] = tuple(np.zeros(SIZE, np.float32) for _ in range(count))
+    given = steady._template, steady._answer, scene.wire, scene.updates
+    assert (compiled_answers.compiled_answers(steady, *given) is not None) == known
+
+
 class TestServer:
     """`Answers.answer` does what `EventDispatcher.exchange` does."""
 
