@@ -550,6 +550,68 @@ async def test_a_rule_of_many_arrays_is_pythons(count: int, known: bool, scene: 
     assert (compiled_answers.compiled_answers(steady, *given) is not None) == known
 
 
+WRONG: tuple[tuple[str, int, Any], ...] = (
+    ("a form without a head of its own", 2, lambda head: head[:64]),
+    ("another mask", 4, lambda varies: varies[1:]),
+    ("too few numbers", 6, lambda pushed: pushed[:3]),
+    ("a number of no bytes", 6, lambda pushed: ((pushed[0][0], 0, False), *pushed[1:])),
+    ("a number of nine bytes", 6, lambda pushed: ((pushed[0][0], 9, False), *pushed[1:])),
+    ("a number before the form", 6, lambda pushed: ((-1, 8, False), *pushed[1:])),
+    ("a number behind the form", 6, lambda pushed: ((1 << 20, 8, False), *pushed[1:])),
+    ("too few values", 7, lambda answered: answered[:5]),
+    ("values in another order", 7, lambda answered: answered[::-1]),
+    ("a value behind the answer", 7, lambda answered: (*answered[:-1], 1 << 20)),
+    ("a model in no section", 8, lambda sections: ()),
+    ("five sections", 8, lambda sections: sections * 5),
+    ("another size", 8, lambda sections: ((32, *sections[0][1:]),)),
+    ("elements of three bytes", 8, lambda sections: ((sections[0][0], 3, *sections[0][2:]),)),
+    ("a section of less than nothing", 8, lambda s: ((-4, *s[0][1:]), (s[0][0] + 4, *s[0][1:]))),
+    ("a part of an element", 8, lambda s: ((2, *s[0][1:]), (s[0][0] - 2, *s[0][1:]))),
+    ("a mask with a sign", 8, lambda s: ((*s[0][:2], 0xFFFFFFFF, s[0][3]),)),
+    ("a model of nothing", 9, lambda nbytes: 0),
+    ("no parameters", 12, lambda parameters: 0),
+)
+
+
+@pytest.mark.parametrize(("name", "at", "wrong"), WRONG, ids=[each[0] for each in WRONG])
+async def test_what_are_no_parts_of_it(
+    name: str, at: int, wrong: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, seen, steady = core(), list[Any](), scene.steady
+    assert library is not None
+    make = library.Answers
+    monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
+    given = steady._template, steady._answer, scene.wire, scene.updates
+    assert compiled_answers.compiled_answers(steady, *given) is not None
+    with pytest.raises(ValueError, match="not the parts of a steady exchange"):
+        make(*seen[:at], wrong(seen[at]), *seen[at + 1 :])
+
+
+PARTS: tuple[tuple[str, Any], ...] = (
+    *(("even", ()), ("kernels", ()), ("masters", ()), ("states", ()), ("spans", [])),
+    *(("spans", ()), ("spans", (7,)), ("spans", ((1, 2),))),
+    *((name, object()) for name in ("wire", "member", "store", "pool", "updates", "held")),
+    *((name, object()) for name in ("maker", "collected", "warnings", "closure", "guard")),
+    *((name, object()) for name in ("histogram", "pace", "gradient", "recent")),
+)
+
+
+@pytest.mark.parametrize(("name", "value"), PARTS, ids=str)
+async def test_a_part_of_another_kind(
+    name: str, value: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled code looks into it where those of the right kind have their fields."""
+    library, seen, steady = core(), list[Any](), scene.steady
+    assert library is not None
+    make = library.Answers
+    monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
+    given = steady._template, steady._answer, scene.wire, scene.updates
+    assert compiled_answers.compiled_answers(steady, *given) is not None
+    setattr(seen[0], name, value)
+    with pytest.raises(ValueError, match="not the parts of a steady exchange"):
+        make(*seen)
+
+
 class TestServer:
     """`Answers.answer` does what `EventDispatcher.exchange` does."""
 
