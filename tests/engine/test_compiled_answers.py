@@ -541,6 +541,24 @@ class TestNoted:
         assert scene.exchange() == GENERAL
 
 
+async def test_what_was_found_out_of_a_version_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The version written in its place has other numbers."""
+    pytest.importorskip("numba")
+    async for scene in scenes(monkeypatch, "asgd", kernels="numba"):
+        current, scene.store._making = scene.current, True
+        assert [len(each) for each in (current.changed, current.tensor_versions)] == [1, 1]
+        scene.member.ledger._last = ()
+        scene.updated = 0
+        assert is_answer(scene.exchange())
+        assert scene.updated == 0
+        assert current._changed is current._each is None
+        assert list(current.changed) == list(current.tensor_versions) == [current.number]
+        assert not scene.store._making
+        assert scene.member.ledger._last == scene.steady.parts
+
+
 @pytest.mark.parametrize(("count", "known"), [(8, True), (9, False)])
 async def test_a_rule_of_many_arrays_is_pythons(count: int, known: bool, scene: Scene) -> None:
     """Else the first update would find out, which ends the server."""
