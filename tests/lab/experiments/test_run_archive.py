@@ -63,6 +63,7 @@ def test_a_run_that_is_there_stays(kept: RunFolder, archive: Path) -> None:
         gzip.compress(b'{"key": 7}\n'),
         gzip.compress(b'{"key": "a"}\n' * 99)[:-9],
     ],
+    ids=["no gzip", "a list", "no key", "a path", "a number", "cut"],
 )
 def test_what_is_no_archive_is_told_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "runs.jsonl.gz"
