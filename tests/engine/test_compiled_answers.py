@@ -614,7 +614,9 @@ PARTS: tuple[tuple[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("name", "value"), PARTS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "value"), PARTS, ids=[f"{part[0]}-{at}" for at, part in enumerate(PARTS)]
+)
 async def test_a_part_of_another_kind(
     name: str, value: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
