@@ -28,7 +28,7 @@ SIZES = {
     "data": (6, 914),
     "errors": (1, 240),
     "filters": (12, 2130),
-    "kernels": (34, 6235),
+    "kernels": (34, 6413),
     "lab": (140, 22720),
     "launch": (10, 2110),
     "metrics": (9, 1180),

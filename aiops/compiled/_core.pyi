@@ -71,6 +71,9 @@ class Exchange:
         /,
     ) -> tuple[Any, ...] | bool | None: ...
 
+DIRECT: str
+"""The arguments of a kernel's loop that is called by its address, as compiled code gives them."""
+
 CLASSES: tuple[str, ...]
 """The names of the classes whose fields compiled code uses (``fields.h``)."""
 
@@ -107,13 +110,18 @@ class Answers:
         first of those that is unfit (`aiops.kernels.scan`).
     nbytes, cost, vbars_width, parameters
         Bytes of the model; of an update; of the statistic by tensor; elements of the model.
-    scheduled, has_scalars, has_statistic
-        Whether learning rates are scheduled; whether the rule has scalars, or a statistic.
+    scheduled, scalars, has_statistic
+        Whether learning rates are scheduled; the number of the rule's scalars; whether it has a
+        statistic.
     """
 
     @property
     def answered(self) -> int:
         """Exchanges that were answered here, and not by Python."""
+
+    @property
+    def direct(self) -> int:
+        """Updates that were made by kernels that are called by their addresses."""
 
     def __new__(
         cls,
@@ -131,7 +139,7 @@ class Answers:
         vbars_width: int,
         parameters: int,
         scheduled: bool,
-        has_scalars: bool,
+        scalars: int,
         has_statistic: bool,
         /,
     ) -> Answers: ...

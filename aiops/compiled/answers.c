@@ -92,7 +92,6 @@ static int is_idle(const Answers *self)
 /* Return whether the connection's accounts have rows for these messages, as they have after one. */
 static int has_accounts(const Answers *self, PyObject *row[2])
 {
-    static const char *const kinds[2] = {"push", "ack"};
     PyObject *traffic = get(self->part[PART_wire], Connection_traffic);
     if (!is_of(traffic, Traffic_class))
         return 0;
@@ -100,9 +99,9 @@ static int has_accounts(const Answers *self, PyObject *row[2])
         PyObject *found = get(traffic, index ? Traffic_kinds_out : Traffic_kinds_in);
         if (!PyDict_Check(found))
             return 0;
-        row[index] = PyDict_GetItemString(found, kinds[index]);
+        row[index] = PyDict_GetItemWithError(found, names[index ? NAME_ack : NAME_push]);
         if (row[index] == NULL || !is_of(row[index], KindTraffic_class))
-            return 0;
+            return (PyErr_Clear(), 0);
     }
     return is_of(get(self->part[PART_member], Member_ledger), Ledger_class);
 }
@@ -113,7 +112,7 @@ static int applies(const Answers *self, const Pushed *push)
     PyObject *policy = self->part[PART_policy];
     if (policy == Py_None)
         return 1;
-    PyObject *number = PyObject_GetAttrString(self->part[PART_member], "number");
+    PyObject *number = PyObject_GetAttr(self->part[PART_member], names[NAME_number]);
     PyObject *decision = number == NULL
                              ? NULL
                              : PyObject_CallFunction(policy, "OL", number, push->staleness);
@@ -129,7 +128,7 @@ static int find_rates(const Answers *self, const Pushed *push, PyObject *now, Py
                       PyObject **scalars)
 {
     PyObject *found = NULL;
-    if (!self->scheduled && !self->has_scalars) {
+    if (!self->scheduled && !self->scalar_count) {
         PyObject *key = PyLong_FromLongLong(push->staleness);
         PyObject *row = key == NULL
                             ? NULL
@@ -322,8 +321,9 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
     if (push.now == -1.0 && PyErr_Occurred())
         return NULL;
     const char *head = (const char *)self->head.buf + first;
+    push.data = head + self->form.len;
     if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) ||
-        !has_accounts(self, row) || !survey(self, head + self->form.len, &push.largest) ||
+        !has_accounts(self, row) || !survey(self, push.data, &push.largest) ||
         !is_idle(self))
         goto general;
     int goes = applies(self, &push);

@@ -12,6 +12,7 @@
 #define STATES 8    /* arrays of a rule's state, at most */
 #define REMEMBERED 64 /* aiops.wire.messages.REMEMBERED */
 #define EXACT 1024    /* aiops.engine.staleness.EXACT */
+#define RATES 16      /* learning rates, by staleness, that are kept in view */
 #define MEMORY 64     /* aiops.engine.staleness._MEMORY */
 #define LIMIT 1e18    /* aiops.store.finite_guard.LIMIT */
 #define SCALE 16777216.0 /* aiops.kernels.interface.STATISTIC_SCALE */
@@ -22,7 +23,8 @@
     X(steady) X(general) X(template) X(wire) X(member) X(store) X(pool) X(updates) X(held)        \
     X(maker) X(collected) X(warnings) X(closure) X(guard) X(even) X(histogram) X(recent) X(pace)  \
     X(policy) X(apply) X(gain) X(kernels) X(masters) X(states) X(spans) X(compiled_kernel)        \
-    X(gradient) X(update) X(units) X(concatenate) X(push_parts)
+    X(gradient) X(update) X(units) X(concatenate) X(push_parts)           \
+    X(zeros)
 #define SERVER_PARTS(X)                                                                           \
     X(dispatcher) X(runner) X(run_state) X(persistence) X(busy_poll) X(clock) X(exchange) X(failed)
 
@@ -40,6 +42,25 @@ typedef struct {
     uint64_t mask, limit;        /* as of aiops.kernels.scan: the magnitude, and the first unfit one */
 } Surveyed;
 
+/* A rule's loop: the arguments are `aiops.kernels.numba_source.DIRECT`. */
+typedef void (*Direct)(int64_t count, int64_t size, const int64_t *lo, const int64_t *hi,
+                       const int64_t *src, const double *step, const double *more, double factor,
+                       const void *base, const void *grad, void *target, void *state_0,
+                       void *state_1, void *state_2, void *state_3, void *state_4, void *state_5,
+                       void *state_6, void *state_7, const void *constants, int64_t *sums);
+
+typedef struct {
+    PyObject *kernel; /* whose loop it is; NULL: it is not known, or has none */
+    Direct run;
+    Py_ssize_t count; /* tensors */
+    Py_buffer lo, hi, src, constants;
+} Loop;
+
+typedef struct {
+    PyObject *array; /* learning rates, and a view of them while they are known */
+    Py_buffer view;
+} Rates;
+
 typedef struct {
     PyObject_HEAD
     PyObject *part[PART_COUNT]; /* None where there is none */
@@ -48,8 +69,13 @@ typedef struct {
     Py_ssize_t nbytes, cost, section_count;
     PushSlot pushed[PUSHED];
     Py_ssize_t answer_at[ANSWERED], vbars_width;
-    int answer_count, scheduled, has_scalars, has_statistic;
+    int answer_count, scheduled, scalar_count, has_statistic;
+    Py_ssize_t tensors;
+    int64_t *sums; /* of the last update, by tensor; and one more */
+    Loop loops[SECTIONS];
+    Rates rates[RATES];
     long long parameters, answered; /* exchanges that were answered here */
+    long long direct;               /* of these, by the addresses of kernels */
     char *header; /* room for one of an answer */
     int fd; /* the socket that an answer may be sent on at once; below 0: none */
     Surveyed sections[SECTIONS];
@@ -64,6 +90,7 @@ typedef struct {
     long long number[PUSHED]; /* id, seq, have, base */
     long long level, version, staleness;
     double now, largest; /* the time, and the largest magnitude of the gradient */
+    const char *data;    /* the gradient */
 } Pushed;
 
 /* Find the largest magnitude of a gradient; return whether all of its values are fit. */
@@ -74,6 +101,17 @@ int survey(const Answers *self, const char *data, double *largest);
  */
 PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *record,
                     PyObject *steps, PyObject *scalars);
+
+/* Update all sections in place, in a room of parameters, by the loops of their kernels. 1; 0: one of
+ * them has none, or arrays are of another form, and nothing is changed; -1: an error is set. */
+int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps,
+              PyObject *scalars);
+
+/* Return the sums that `run_loops` has left, as an array. */
+PyObject *sums_of(const Answers *self);
+
+/* Let go of a kernel. */
+void forget_kernel(Loop *loop);
 
 /* Answer a push if `received` bytes complete it, as `Steady.exchange` does. If `fd` is one, the
  * answer is sent there, as far as it can be, and the rest is returned; True: all was sent. */

@@ -22,6 +22,16 @@ int add_exchange(PyObject *module);
 int add_fields(PyObject *module);
 int add_answers(PyObject *module);
 int add_poller(PyObject *module);
+int add_kernel(PyObject *module);
+
+/* Names that are looked up in each exchange: they are made once. */
+#define NAMES(X)                                                                                  \
+    X(ack) X(begin) X(constants) X(covers) X(direct) X(exchanged) X(freeze)                       \
+    X(get_write_buffer_size) X(is_closing) X(note) X(number) X(popitem) X(push) X(whole) X(write)
+#define NAMED(name) NAME_##name,
+enum { NAMES(NAMED) NAME_COUNT };
+#undef NAMED
+extern PyObject *names[NAME_COUNT];
 
 /* Big endian, as MessagePack writes numbers. */
 static inline void write_number(char *at, uint64_t number)

@@ -16,6 +16,7 @@ static void forget(Poller *self, Polled *polled)
         epoll_ctl(self->fd, EPOLL_CTL_DEL, polled->fd, &none); /* it may be closed already */
     PyObject *held[] = {polled->answers, polled->shortcut, polled->link};
     *polled = (Polled){.fd = -1, .turn = polled->turn + 1};
+    self->count--;
     for (int index = 0; index < 3; index++)
         Py_XDECREF(held[index]); /* a finalizer may have the table grow */
 }
@@ -53,6 +54,7 @@ static PyObject *add_link(PyObject *object, PyObject *given)
     PyErr_Clear();
     polled->fd = fd;
     polled->link = Py_NewRef(link);
+    self->count++;
     polled->shortcut = Py_NewRef(shortcut);
     polled->answers = answers != NULL && is_answers(answers) ? Py_NewRef(answers) : NULL;
     Py_XDECREF(answers);

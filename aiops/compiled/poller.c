@@ -69,10 +69,10 @@ static int lacks(PyObject *object, int which)
 }
 
 /* Return what a method of the transport without arguments says, as a number; -1 with an error. */
-static long long ask(PyObject *transport, const char *method)
+static long long ask(PyObject *transport, int method)
 {
     long long found = -1;
-    PyObject *said = PyObject_CallMethod(transport, method, NULL);
+    PyObject *said = PyObject_CallMethodObjArgs(transport, names[method], NULL);
     if (said != NULL && (found = PyLong_AsLongLong(said)) < 0 && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "a transport says less than nothing");
     Py_XDECREF(said);
@@ -116,7 +116,7 @@ static int answer_push(Poller *self, const Polled *polled, PyObject *received)
         !lacks(link, MessageTransport__closing))
         return 0;
     transport = Py_NewRef(get(link, MessageTransport_transport));
-    long long waiting = ask(transport, "get_write_buffer_size");
+    long long waiting = ask(transport, NAME_get_write_buffer_size);
     if (waiting < 0) {
         Py_DECREF(transport);
         return -1;
@@ -146,7 +146,7 @@ static int serve(Poller *self, const Polled *polled)
     Py_buffer view = {0};
     Py_ssize_t room = 0, count;
     PyObject *link = polled->link, *transport = get(link, MessageTransport_transport);
-    if (transport == Py_None || ask(transport, "is_closing") != 0)
+    if (transport == Py_None || ask(transport, NAME_is_closing) != 0)
         return PyErr_Occurred() ? broken(link) : 0; /* its descriptor may be another's already */
     char *into = head_of(polled, &room);
     int fast = into != NULL;
@@ -186,16 +186,25 @@ static int serve(Poller *self, const Polled *polled)
     return done;
 }
 
+/* Return whether a connection is ready, `first` or after others. What has become so meanwhile is
+ * found here, which costs less than another turn of the event loop; one that is alone has just been
+ * answered, and is not looked at again. */
+static int has_next(Poller *self, int first)
+{
+    if (self->next < self->ready)
+        return 1;
+    self->next = self->ready = 0;
+    if (self->fd >= 0 && (first || self->count > 1))
+        self->ready = epoll_wait(self->fd, self->events, BATCH, 0);
+    return self->ready > 0;
+}
+
 PyObject *ready(PyObject *object, PyObject *nothing)
 {
     (void)nothing;
     Poller *self = (Poller *)object;
     long long until = now() + MOST_TIME;
-    if (self->next >= self->ready) {
-        self->next = 0;
-        self->ready = self->fd < 0 ? 0 : epoll_wait(self->fd, self->events, BATCH, 0);
-    }
-    while (self->next < self->ready) {
+    for (int first = 1; has_next(self, first); first = 0) {
         uint64_t which = self->events[self->next++].data.u64;
         uint32_t place = (uint32_t)which, turn = (uint32_t)(which >> 32);
         if (place >= self->places || self->links[place].link == NULL ||

@@ -18,7 +18,7 @@ typedef struct {
     PyObject_HEAD
     int fd;
     Polled *links;
-    uint32_t places;
+    uint32_t places, count; /* of which `count` are taken */
     long long served; /* exchanges that were answered without the event loop's transports */
     struct epoll_event events[BATCH];
     int ready, next; /* of `events`: how many there are, and the one whose turn it is */

@@ -43,7 +43,15 @@ static void end(PyObject *object)
     Py_buffer *buffers[] = {&self->head, &self->form, &self->varies, &self->answer};
     for (int index = 0; index < 4; index++)
         PyBuffer_Release(buffers[index]);
+    for (int index = 0; index < SECTIONS; index++)
+        forget_kernel(&self->loops[index]);
+    for (int index = 0; index < RATES; index++) {
+        if (self->rates[index].array != NULL)
+            PyBuffer_Release(&self->rates[index].view);
+        Py_CLEAR(self->rates[index].array);
+    }
     PyMem_Free(self->header);
+    PyMem_Free(self->sums);
     Py_CLEAR(self->peer);
     Py_CLEAR(self->one);
     for (int index = 0; index < 5; index++)
@@ -82,6 +90,9 @@ static int take_parts(Answers *self, PyObject *given)
         PyObject *states = PyList_GetItem(self->part[PART_states], index);
         sound = PyTuple_Check(span) && PyTuple_Size(span) == 5 && states != NULL &&
                 PyTuple_Check(states) && PyTuple_Size(states) <= STATES;
+        Py_ssize_t count = sound ? PyObject_Size(PyTuple_GetItem(span, 0)) : -1;
+        sound = sound && count >= 0;
+        self->tensors += count;
     }
     return sound;
 }
@@ -145,11 +156,11 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     PyObject *parts, *pushed, *answered, *sections, *peer;
     Answers *self = (Answers *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL ||
-        !PyArg_ParseTuple(given, "OO!w*y*y*y*O!O!O!nnnLppp", &parts, &PyLong_Type, &peer,
+        !PyArg_ParseTuple(given, "OO!w*y*y*y*O!O!O!nnnLpip", &parts, &PyLong_Type, &peer,
                           &self->head, &self->form, &self->varies, &self->answer, &PyTuple_Type,
                           &pushed, &PyTuple_Type, &answered, &PyTuple_Type, &sections,
                           &self->nbytes, &self->cost, &self->vbars_width, &self->parameters,
-                          &self->scheduled, &self->has_scalars, &self->has_statistic)) {
+                          &self->scheduled, &self->scalar_count, &self->has_statistic)) {
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
@@ -159,7 +170,9 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
         self->varies.len == self->form.len && self->head.len >= self->form.len + self->nbytes &&
         take_slots(self, pushed, answered) && take_sections(self, sections) &&
         take_parts(self, parts) && keep_numbers(self) &&
-        (self->header = PyMem_Malloc((size_t)self->answer.len)) != NULL)
+        self->scalar_count >= 0 && self->scalar_count <= SCALARS &&
+        (self->header = PyMem_Malloc((size_t)self->answer.len)) != NULL &&
+        (self->sums = PyMem_Malloc((size_t)(self->tensors + 1) * sizeof *self->sums)) != NULL)
         return (PyObject *)self;
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "these are not the parts of a steady exchange");
@@ -265,6 +278,7 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"answered", T_LONGLONG, offsetof(Answers, answered), READONLY, NULL},
+    {"direct", T_LONGLONG, offsetof(Answers, direct), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -190,8 +190,9 @@ static int commit(const Answers *self, const Pushed *push, PyObject *current, Py
                : put(store, Store_total, PyLong_FromLongLong(total));
 }
 
-/* Take the step: `Store.update`. */
-static PyObject *step(const Answers *self, const Pushed *push, PyObject *steps, PyObject *scalars)
+/* Take the step: `Store.update`. Returns the sums; None if they are not wanted. */
+static PyObject *step(Answers *self, const Pushed *push, PyObject *steps, PyObject *scalars,
+                      int wanted)
 {
     PyObject *store = self->part[PART_store], *pool = self->part[PART_pool], *sums = NULL;
     PyObject *current = Py_NewRef(get(store, Store_current)), *minus = NULL;
@@ -206,8 +207,13 @@ static PyObject *step(const Answers *self, const Pushed *push, PyObject *steps, 
                        put(store, Store_busy, Py_NewRef(Py_True)) < 0
                    ? -1
                    : 0;
-    PyObject *room = Py_NewRef(get(current, Version_room));
-    PyObject *all = done < 0 ? NULL : PyTuple_New(self->section_count);
+    PyObject *room = Py_NewRef(get(current, Version_room)), *all = NULL;
+    if (done == 0)
+        done = run_loops(self, push, room, steps, scalars);
+    if (done > 0) /* where sums are all zero, and go nowhere, there are none */
+        sums = wanted ? sums_of(self) : Py_NewRef(Py_None);
+    else if (done == 0)
+        all = PyTuple_New(self->section_count);
     for (Py_ssize_t index = 0; all != NULL && index < self->section_count; index++) {
         PyObject *found = update_section(self, room, index, steps, scalars);
         if (found == NULL || PyTuple_SetItem(all, index, found) < 0)
@@ -282,7 +288,7 @@ static int note(const Answers *self, const Pushed *push, PyObject *now, PyObject
         (push->number[2] < 0 && add(ledger, Ledger__batches, self->one) < 0))
         return -1;
     if (PyObject_Size(answers) > REMEMBERED) {
-        PyObject *oldest = PyObject_CallMethod(answers, "popitem", "O", Py_False);
+        PyObject *oldest = PyObject_CallMethodObjArgs(answers, names[NAME_popitem], Py_False, NULL);
         Py_XDECREF(oldest);
         return oldest == NULL ? -1 : 0;
     }
@@ -313,7 +319,7 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
     long long total, warned;
     if (begin(self, push, scalars) < 0)
         return NULL;
-    if (record != Py_None && (leased = PyObject_CallMethod(store, "freeze", NULL)) == NULL)
+    if (record != Py_None && (leased = PyObject_CallMethodObjArgs(store, names[NAME_freeze], NULL)) == NULL)
         return NULL;
     if (push->now >= PyFloat_AsDouble(get(pace, Pace_due))) {
         found = PyObject_CallMethod(pace, "note", "OL", now, push->version - 1);
@@ -321,7 +327,8 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
             goto end;
         Py_DECREF(found);
     }
-    if ((sums = step(self, push, steps, scalars)) == NULL)
+    int wanted = self->has_statistic || self->part[PART_gain] != Py_None || record != Py_None;
+    if ((sums = step(self, push, steps, scalars, wanted)) == NULL)
         goto end;
     if (note_gain(self, sums) < 0)
         goto end;

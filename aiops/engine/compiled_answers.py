@@ -7,7 +7,7 @@ same objects as the way in Python does, so a connection may take either from one
 from __future__ import annotations
 
 import sys
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,12 +26,14 @@ from aiops.engine.update_maker import CollectedSum, UpdateMaker
 from aiops.engine.update_queue import UpdateQueue
 from aiops.kernels.interface import Spans
 from aiops.kernels.numba_kernel import NumbaKernel
+from aiops.kernels.numba_source import DIRECT
 from aiops.kernels.scan import bits_surveyed
 from aiops.model.arena import Arena
 from aiops.model.parts import Parts
 from aiops.store.finite_guard import FiniteGuard
 from aiops.store.parameters import Store
 from aiops.store.snapshots import SnapshotPool, Version
+from aiops.store.updater import Updater
 from aiops.wire.connection import Connection
 from aiops.wire.template import Slot, Template
 from aiops.wire.traffic import KindTraffic, Traffic
@@ -77,6 +79,20 @@ class PythonWay(Protocol):
 @cache
 def _learn(library: Any) -> None:
     library.learn_fields({each.__name__: each for each in LEARNT})
+
+
+def enter_kernels(updater: Updater) -> None:
+    """Have compiled code call a rule's kernels by their addresses; on any thread, once warm.
+
+    That takes Numba as long as a small loop, once; after that they are read from its cache. Where
+    there is none, kernels are called as Python calls them.
+    """
+    library = core()
+    if library is None or tuple(library.DIRECT.split()) != DIRECT:
+        return
+    for kernel in updater.kernels:
+        if isinstance(kernel, NumbaKernel):
+            kernel.enter()
 
 
 def compiled_answers(
@@ -150,6 +166,7 @@ def compiled_answers(
         units=store.units,
         concatenate=np.concatenate,
         push_parts=steady.parts,
+        zeros=partial(np.zeros, dtype=np.int64),
     )
     varies = bytearray(template.size)
     for slot in template.slots:
@@ -176,7 +193,7 @@ def compiled_answers(
             4 * len(layout.tensors) if has_statistic else 0,
             max(layout.parameters, 1),
             numbers.scheduled,
-            bool(store.rule.scalars),
+            len(store.rule.scalars),
             has_statistic,
         )
     except ValueError:  # a model of more sections than are usual

@@ -6,11 +6,14 @@ at its start). Its methods need no check for a missing model.
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiops.algorithms.base import Algorithm, Policy
 from aiops.bandwidth.gate_controller import GateController
 from aiops.engine import validation
 from aiops.engine.admission import Admission
 from aiops.engine.client_plan import ClientPlan
+from aiops.engine.compiled_answers import enter_kernels
 from aiops.engine.data_sets import DataSets
 from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import DistributeModel, Effect, Options, Received, Warm
@@ -170,6 +173,8 @@ class Training:
             )
         membership.defined(layout)
         warming = [*store.warming(), *(table.warm for table in stores)]
+        if self.shortcut is not None:
+            warming.append(partial(enter_kernels, store.updater))
         if self.screen is not None:
             warming.append(self.screen.warm)
         self.begun: list[Effect] = []

@@ -22,6 +22,7 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import populate_array
 
 from aiops.kernels.gradient_loaders import TURN
 from aiops.kernels.lazy_numba import HELPERS, NumbaWord
@@ -31,6 +32,7 @@ __all__ = [
     "AHEAD",
     "FOLDED",
     "absolute",
+    "address",
     "ahead",
     "array_of",
     "bf16_to_float",
@@ -50,10 +52,13 @@ __all__ = [
     "onebit_to_float",
     "overlap",
     "part",
+    "pointer_to",
     "prefetch",
+    "read_only",
     "sign",
     "sqrt",
     "where",
+    "writable",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,6 +86,31 @@ def compiled(function: F, signature: Any, *, cache: bool) -> F:
             raise
         compiled = numba.njit(signature, **options)(function)
     return compiled
+
+
+def address(function: Callable[..., Any], signature: Any, *, cache: bool) -> int:
+    """Compile ``function`` for callers in C; return its address, which stays valid.
+
+    An exception of it goes to `sys.unraisablehook`, and the caller does not see it.
+    """
+    options: dict[str, Any] = {"error_model": "numpy"}
+    try:
+        made = numba.cfunc(signature, cache=cache, **options)(function)
+    except RuntimeError as error:
+        if not cache or "cannot cache" not in str(error):
+            raise
+        made = numba.cfunc(signature, **options)(function)
+    _KEPT.append(made)
+    found: int = made.address
+    return found
+
+
+def pointer_to(dtype: str) -> Any:
+    """Return Numba's type of a pointer to numbers."""
+    return types.CPointer(getattr(types, dtype))
+
+
+_KEPT = list[Any]()  # those whose addresses have been given out
 
 
 def compile_loop(function: F, signature: Any) -> F:
@@ -222,6 +252,36 @@ def _overlap(typing_context: Any, one: Any, two: Any) -> Any:
 
     return types.boolean(one, two), generate
 
+
+def _given(typing_context: Any, pointer: Any, size: Any, *, writable: bool) -> Any:
+    """Make a flat array, as of `array_of`, of numbers of which C has a pointer."""
+    kind = types.Array(pointer.dtype, 1, "C", readonly=not writable, aligned=False)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, count = arguments
+        made = context.make_array(kind)(context, builder)
+        width = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        step = context.get_constant(types.intp, width)
+        shape, strides = (cgutils.pack_array(builder, [each]) for each in (count, step))
+        populate_array(made, data, shape, strides, step, None)
+        return made._getvalue()
+
+    return kind(pointer, types.int64), generate
+
+
+def _read_only(typing_context: Any, pointer: Any, size: Any) -> Any:
+    return _given(typing_context, pointer, size, writable=False)
+
+
+def _writable(typing_context: Any, pointer: Any, size: Any) -> Any:
+    return _given(typing_context, pointer, size, writable=True)
+
+
+read_only = intrinsic(_read_only)
+"""``read_only(pointer, size)``: an array of numbers in C's memory, which is only read."""
+
+writable = intrinsic(_writable)
+"""The same, which may be written to."""
 
 part = intrinsic(_part)
 """``part(array, start, stop)`` is ``array[start:stop]`` within the bounds.

@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,13 @@ class NumbaKernel:
 
     The text is generated on construction, and compiled by the first call or by :meth:`warm`. The
     loop releases the GIL and runs on the calling thread.
+
+    Attributes
+    ----------
+    direct
+        The address of the loop as a C function of the arguments `aiops.kernels.numba_source.DIRECT`
+        (void; integers and sums are int64, ``step``, ``more`` and ``factor`` float64, and the other
+        arrays of the kernel's dtype); 0 without one, or before `enter`.
     """
 
     backend = "numba"
@@ -48,6 +56,7 @@ class NumbaKernel:
         self._scalars, self._reads = len(rule.scalars), len(rule.reads)
         self._constants = np.array(list(rule.constants.values()), dtype)
         self._update: Update = self._first_update
+        self.direct = 0
 
     def __repr__(self) -> str:
         return f"<NumbaKernel {self.rule.name} {self.dtype}>"
@@ -104,6 +113,17 @@ class NumbaKernel:
         )
         return self
 
+    def enter(self) -> None:
+        """Compile it for callers in C, once it is `warm`: `direct`."""
+        rule = self.rule
+        if self.packed is None and not rule.reads and len(rule.state) <= numba_source.MOST_STATES:
+            self.direct = _address(rule.name, self.text, self.dtype.name)
+
+    @property
+    def constants(self) -> Array:
+        """The rule's constants, as compiled code takes them."""
+        return self._constants
+
     def _first_update(self, *arguments: Any) -> npt.NDArray[np.int64]:
         self.warm()
         return self._update(*arguments)
@@ -124,7 +144,7 @@ def _compile(
 
     from aiops.kernels.numba_jit import array_of, compiled
 
-    module, on_disk = cache.load(f"{name}_{_identity(text)}", text)
+    module, on_disk = _module(name, text)
     integers, read, written = array_of("int64"), array_of(real), array_of(real, writable=True)
     numbers = [array_of("float64")] * (2 if scalars else 1)
     arguments = [integers, integers, integers, *numbers, types.float64]
@@ -132,7 +152,28 @@ def _compile(
     arguments += [read, gradient, written, *[written] * states, *[read] * reads, read]
     signature = types.Array(types.int64, 1, "C")(*arguments)
     update: Update = compiled(module.update, signature, cache=on_disk)
+    module._update = update  # type: ignore[attr-defined]
     return update
+
+
+@functools.cache
+def _module(name: str, text: str) -> tuple[ModuleType, bool]:
+    return cache.load(f"{name}_{_identity(text)}", text)
+
+
+@functools.cache
+def _address(name: str, text: str, real: str) -> int:
+    from numba import types
+
+    from aiops.kernels.numba_jit import address, pointer_to
+
+    module, on_disk = _module(name, text)
+    integers, rates, numbers = pointer_to("int64"), pointer_to("float64"), pointer_to(real)
+    kinds = dict.fromkeys(numba_source.DIRECT, numbers)
+    kinds |= dict.fromkeys(("count", "size"), types.int64) | {"factor": types.float64}
+    kinds |= dict.fromkeys(("lo", "hi", "src", "sums"), integers)
+    kinds |= dict.fromkeys(("step", "more"), rates)
+    return address(module.direct, types.void(*kinds.values()), cache=on_disk)
 
 
 def _identity(text: str) -> str:

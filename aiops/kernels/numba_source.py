@@ -14,10 +14,23 @@ from aiops.kernels.gradient_loaders import LOADERS, PLAIN, GradientLoader
 from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE
 from aiops.kernels.rule_program import ARITY, Dialect, Program, bare
 
-__all__ = ["GENERATOR", "NumbaDialect", "numba_text"]
+__all__ = ["DIRECT", "GENERATOR", "MOST_STATES", "NumbaDialect", "numba_text"]
 
-GENERATOR = 6
+GENERATOR = 7
 """Version of the generated text; part of a compiled kernel's identity."""
+
+
+MOST_STATES = 8
+"""The most state arrays of a rule that has ``direct``."""
+
+DIRECT = (
+    *("count", "size", "lo", "hi", "src", "step", "more", "factor", "base", "grad", "target"),
+    *(f"state_{index}" for index in range(MOST_STATES)),
+    *("constants", "sums"),
+)
+"""The arguments of ``direct``, for every rule. ``count`` spans of arrays of ``size`` elements;
+pointers to the arrays, of which those that the rule does not have may be NULL. ``sums`` has an
+element more than there are spans, which becomes 1 if the arguments fit."""
 
 
 class NumbaDialect(Dialect):
@@ -60,11 +73,16 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     span after the other, in one dimension (`Spans.flat`); a rule without scalars has no such
     parameter. ``packed`` is the codec of the payloads in ``grad``, or None.
     :mod:`aiops.kernels.numba_kernel` compiles the function.
+
+    Without payloads and reads there is ``direct`` too, of the arguments `DIRECT`, which calls
+    ``_update``: that is set to ``update`` when it has been compiled.
     """
     dialect = NumbaDialect()
     loader = PLAIN if packed is None else LOADERS[packed]
     loops = [_loop(program, dialect, loader, in_place=place) for place in (True, False)]
     always = {"ahead", "disjoint", "loop", "misfit", "overlap", "part"}
+    direct = packed is None and not program.reads
+    always |= {"read_only", "writable"} if direct else set()
     words = sorted(always | dialect.words | loader.words)
     imports = "".join(f"from aiops.kernels.numba_jit import {word} as _{word}\n" for word in words)
     constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
@@ -79,7 +97,11 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     )
     return (
         f"{header}\n\nimport numpy as _np\n\n{imports}\n"
-        f"_real = _np.{real}\n{constants}\n" + "\n".join(loops) + "\n" + _entry(program, loader)
+        f"_real = _np.{real}\n{constants}\n"
+        + "\n".join(loops)
+        + "\n"
+        + _entry(program, loader)
+        + (_direct(program) if direct else "")
     )
 
 
@@ -203,6 +225,27 @@ def update({", ".join([*parameters, "_constants"])}):
                 _part(_target, _a, _z),
 {gradient}{shared}            )
     return _sums
+"""
+
+
+def _direct(program: Program) -> str:
+    """Return ``direct``: ``update`` for callers that have pointers, and no arrays."""
+    width = len(program.scalars)
+    given = [f"_read_only({name}, _count)" for name in ("_lo", "_hi", "_src", "_step")]
+    given += [f"_read_only(_more, _count * {width})"] if width else []
+    given += ["_factor", "_read_only(_base, _size)", "_read_only(_grad, _size)"]
+    states = (f"_state_{index}" for index in range(len(program.states)))
+    given += [f"_writable({name}, _size)" for name in ("_target", *states)]
+    given += [f"_read_only(_constants, {len(program.constants)})"]
+    arguments = "".join(f"        {each},\n" for each in given)
+    return f"""
+
+def direct({", ".join(f"_{name}" for name in DIRECT)}):
+    _found = _update(
+{arguments}    )
+    for _t in range(_count):
+        _sums[_t] = _found[_t]
+    _sums[_count] = 1
 """
 
 

@@ -7,6 +7,8 @@ the way in Python, which is a stand-in, is to be asked.
 from __future__ import annotations
 
 import asyncio
+import copy
+import ctypes
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
@@ -20,6 +22,8 @@ from aiops.compiled.loading import core
 from aiops.engine import compiled_answers
 from aiops.engine.staleness import RecentStaleness
 from aiops.engine.steady import Steady
+from aiops.errors import UsageError
+from aiops.kernels.numba_source import DIRECT
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST, Part
 from aiops.serving import event_dispatcher
@@ -470,6 +474,107 @@ async def test_a_kernel_that_is_not_compiled(scene: Scene) -> None:
     scene.updated = 0
     assert is_answer(scene.exchange())
     assert scene.updated == 1
+
+
+class TestKernelsByTheirAddresses:
+    """Where something is of another form, they are called as Python calls them."""
+
+    @pytest.fixture(params=["sgd", "adam"])
+    async def scene(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[Scene]:
+        pytest.importorskip("numba")
+        chosen = {"optimizer": request.param}
+        async for scene in scenes(monkeypatch, "asgd", kernels="numba", set=chosen):
+            yield scene
+
+    async def test_of_itself_it_is_called_so(self, scene: Scene) -> None:
+        before = scene.compiled.direct
+        assert is_answer(scene.exchange())
+        assert scene.compiled.direct == before + 1
+
+    async def test_one_without_an_address(self, scene: Scene) -> None:
+        (kernel,) = scene.store.updater.kernels
+        other = copy.copy(kernel)
+        other.direct = 0  # type: ignore[attr-defined]
+        scene.store.updater.kernels[0] = other
+        before = scene.compiled.direct
+        assert is_answer(scene.exchange())
+        assert scene.compiled.direct == before
+        scene.store.updater.kernels[0] = kernel
+        assert is_answer(scene.exchange())
+        assert scene.compiled.direct == before + 1
+
+    async def test_one_that_does_not_say_that_it_has_run(self, scene: Scene) -> None:
+        """It has raised an error: that is one of the server, as it would be in Python."""
+        (kernel,) = scene.store.updater.kernels
+        other = copy.copy(kernel)
+        pointers = [ctypes.c_void_p] * len(DIRECT)
+        silent = ctypes.CFUNCTYPE(None, *pointers)(lambda *_given: None)
+        other.direct = ctypes.cast(silent, ctypes.c_void_p).value  # type: ignore[attr-defined]
+        scene.store.updater.kernels[0] = other
+        with pytest.raises(ValueError, match="kernel do not fit"):
+            scene.exchange()
+
+    @pytest.mark.parametrize("count", [0, 2])
+    async def test_rates_of_another_length(self, count: int, scene: Scene) -> None:
+        steps, scalars = np.full(count, 1e-3), scene.maker.whole(0, NOW)[1]
+        await self._refused(scene, steps, scalars)
+
+    async def test_rates_that_are_no_float64(self, scene: Scene) -> None:
+        steps = np.full(2, 1e-3, np.float32)[:2].view(np.int64)  # as long, and small as floats
+        await self._refused(scene, steps, scene.maker.whole(0, NOW)[1])
+
+    async def test_scalars_of_another_number(self, scene: Scene) -> None:
+        steps, scalars = scene.maker.whole(0, NOW)
+        if scalars is None:
+            pytest.skip("the rule has none")
+        await self._refused(scene, steps, np.concatenate([scalars, scalars]))
+
+    async def _refused(self, scene: Scene, steps: Array, scalars: Array | None) -> None:
+        before, params = scene.compiled.direct, scene.store.current.arena.data.tobytes()
+        if scalars is None:
+            scene.maker.numbers.even[2] = (scene.maker.numbers.even[2][0], steps)
+        else:
+            scene.maker.whole = lambda _staleness, _now: (steps, scalars)  # type: ignore[method-assign]
+        with pytest.raises((TypeError, ValueError)):
+            scene.exchange()
+        assert scene.compiled.direct == before
+        assert scene.store.current.arena.data.tobytes() == params
+
+    async def test_rates_that_have_changed(self, scene: Scene) -> None:
+        """A view of them is kept: of the same array alone."""
+        if scene.store.rule.scalars:
+            pytest.skip("its rates are made each time")
+        even, seen = scene.maker.numbers.even, [scene.store.current.arena.data.view(np.float32)[0]]
+        for base in (0, 1):  # of staleness 2 both
+            assert is_answer(scene.exchange(scene.push(base=base)))
+            seen.append(scene.store.current.arena.data.view(np.float32)[0])
+            even[2] = (even[2][0], 2 * even[2][1])
+        assert np.isclose(seen[2] - seen[1], 2 * (seen[1] - seen[0]), rtol=1e-3)
+
+    async def test_a_state_of_another_length(self, scene: Scene) -> None:
+        state = scene.store.updater.state
+        if not state[0]:
+            pytest.skip("the rule has none")
+        state[0] = (state[0][0][:-1], *state[0][1:])
+        before, params = scene.compiled.direct, scene.store.current.arena.data.tobytes()
+        with pytest.raises((ValueError, UsageError)):
+            scene.exchange()
+        assert scene.compiled.direct == before
+        assert scene.store.current.arena.data.tobytes() == params
+
+    async def test_other_arguments_than_compiled_code_gives(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (kernel,) = scene.store.updater.kernels
+        kernel.direct = 0  # type: ignore[attr-defined]
+        monkeypatch.setattr(compiled_answers, "DIRECT", (*DIRECT[1:], DIRECT[0]))
+        compiled_answers.enter_kernels(scene.store.updater)
+        assert kernel.direct == 0  # type: ignore[attr-defined]
+        monkeypatch.undo()
+        compiled_answers.enter_kernels(scene.store.updater)
+        assert kernel.direct != 0  # type: ignore[attr-defined]
 
 
 class TestNoted:

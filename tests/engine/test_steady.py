@@ -169,6 +169,7 @@ class Seen:
     report: dict[str, Any]
     short: int  # exchanges that went the short way
     compiled: int  # and of those, the ones in compiled code
+    direct: int = 0  # and of those, the ones by the addresses of kernels
 
 
 class Course:
@@ -282,7 +283,7 @@ def run(
     model: str,
     styles: Sequence[str],
     ops: Sequence[Op],
-    record: Path,
+    record: Path | None,
     *,
     short: bool = True,
     compiled: bool = False,
@@ -324,22 +325,29 @@ def run(
             patch.setenv(COMPILED, "0")
         patch.setattr(Engine, "steady", steady if short else lambda *_arguments: None)
         seen = testing.run(main())
-    in_c = sum(each.compiled.answered for each in made if each.compiled is not None)
-    return Seen(*seen, count + in_c, in_c)
+    ways = [each.compiled for each in made if each.compiled is not None]
+    in_c, direct = sum(each.answered for each in ways), sum(each.direct for each in ways)
+    return Seen(*seen, count + in_c, in_c, direct)
 
 
 def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
     """Run a course all ways, and compare everything; return what came of it the short way.
 
-    That is the way in compiled code, if there is any.
+    That is the way in compiled code, if there is any, without a record: which has no version
+    written in place, and no kernel called by its address.
     """
     ways = [(False, False, kernels), (True, False, kernels)]
     if core() is not None:
         ways += [(True, True, each) for each in (KERNELS if kernels == "numpy" else [kernels])]
     paths = [Path(tempfile.mkdtemp(dir=folder)) / "record" for _way in ways]
+    given: list[tuple[bool, bool, str, Path | None]] = [
+        (*way, path) for way, path in zip(ways, paths, strict=True)
+    ]
+    if core() is not None:
+        given.append((True, True, KERNELS[-1], None))
     general, *others = (
         run(*course, path, short=short, compiled=compiled, kernels=kernels)
-        for (short, compiled, kernels), path in zip(ways, paths, strict=True)
+        for short, compiled, kernels, path in given
     )
     assert general.short == others[0].compiled == 0
     for other in others:
@@ -462,6 +470,7 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
     assert short == (0 if never else len(USUAL) - 2 - warned - proven)
     if core() is not None:  # which leaves a clock in examples or seconds to Python
         assert seen.compiled == (0 if "schedule_unit" in chosen else short)
+        assert seen.direct == (seen.compiled if len(KERNELS) > 1 else 0)
     assert warned == ("c_push" in others.get("gate", "") or "eps" in chosen)
 
 
