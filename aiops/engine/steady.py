@@ -57,10 +57,6 @@ MOST = 1 << 20
 ROOM = 64 << 20
 """Bytes that head buffers for models of more than 64 KiB may have, on all connections together."""
 
-MOST_COMPILED = 256 << 10
-"""The largest model in bytes whose exchanges compiled code makes. A larger one's updates are shared
-among threads, which Python's way does."""
-
 _FORMS = 32
 """The most forms of pushes learnt per connection. A client that encodes integers in a fixed width
 needs one; a client that encodes each in the fewest bytes needs one per width."""
@@ -325,7 +321,7 @@ class Steady:
         self._answered = shared.machine.measure("send", wire.answered)
         self.cost, self.nbytes = shared.store.cost, layout.nbytes
         self.compiled: Answers | None = None
-        if shared.machine.measure is unmeasured and self.nbytes <= MOST_COMPILED:
+        if shared.machine.measure is unmeasured:
             self.compiled = compiled_answers(self, template, shared.answer, wire, shared.updates)
         self.exchange: Exchange = self.general if self.compiled is None else self.compiled.exchange
 

@@ -348,3 +348,47 @@ class TestSeveral:
                 pace.due = due
 
         assert served.call(slowly) == [1, 1, 1]
+
+    @pytest.mark.parametrize(("count", "turns"), [(3, [2]), (1, [1, 1])])
+    def test_what_comes_meanwhile(
+        self, count: int, turns: list[int], served: Served, lines: list[Line]
+    ) -> None:
+        """It has the same turn, unless the connection is alone: which is not looked at again."""
+        for line in lines[count:]:
+            line.close()
+        first, second = lines[0], lines[count - 1]
+
+        def run(server: Server) -> list[int]:
+            poller, training = server.connections.poller._poller, server.engine.training
+            assert poller is not None
+            assert training is not None
+            pace = training.updates.pace
+            due, pace.due = pace.due, 0.0
+
+            def send(now: float, version: int) -> None:
+                pace.due = due
+                second.send(second.next())
+
+            pace.note = send  # type: ignore[method-assign]
+            found = list[int]()
+            try:
+                first.send(first.next())
+                while sum(found) < 2:
+                    before = poller.served
+                    poller.ready()
+                    found.append(poller.served - before)
+                return found
+            finally:
+                del pace.note  # type: ignore[method-assign]
+
+        while len(served.call(lambda server: [*server.connections.peers])) > count:
+            pass  # until the others are gone
+        for _ in range(200):  # a turn may take a millisecond on a busy machine
+            found = served.call(run)
+            for _answer in range(2 if count == 1 else 1):
+                first.heard()
+            if count > 1:
+                second.heard()
+            if found == turns:
+                return
+        pytest.fail(f"the last was {found}")

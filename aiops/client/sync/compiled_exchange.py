@@ -15,8 +15,8 @@ from aiops.net.tls_socket import StreamSocket
 _KINDS: Mapping[str, str] = {"B": "u", "H": "u", "I": "u", "Q": "u", "f": "f", "d": "f"}
 """The kinds of values that compiled code knows, by their `struct` codes; and bytes, ``"12s"``."""
 
-LARGEST = 64 << 10
-"""The largest model in bytes: with 1 MiB the time goes to copies, and no gain could be measured."""
+LARGEST = 1 << 20
+"""The largest model in bytes: as large as a server exchanges steadily."""
 
 
 def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | None:
