@@ -90,11 +90,7 @@ class Peer:
         greet: bool = True,
         receive_buffer: int | None = None,
     ) -> None:
-        self.sock = socket.socket()
-        if receive_buffer is not None:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(urls.parse(url))
+        self.sock = self.reach(url, receive_buffer)
         self.wire = Driven("client", self._place)
         self.wire.state = "open"  # this side may say anything; what it hears is not policed
         self.payloads: list[bytearray] = []
@@ -104,6 +100,15 @@ class Peer:
         self.welcome: Welcome | None = None
         if greet:
             self.greet(role, token, pongs)
+
+    def reach(self, url: str, receive_buffer: int | None) -> socket.socket:
+        """Return a socket that is connected to the server."""
+        sock = socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(PATIENCE)
+        sock.connect(urls.parse(url))
+        return sock
 
     def __enter__(self) -> Peer:
         return self

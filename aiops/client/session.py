@@ -145,7 +145,7 @@ from aiops.wire.connection import Buffer, Connection, Limits, Places
 from aiops.wire.data_messages import CoverPush
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Ack, Error, Message, Model, Welcome
-from aiops.wire.shared_payloads import SharedPayloads
+from aiops.wire.shared_payloads import MAILBOX, SharedPayloads
 from aiops.wire.sinks import Sink
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
@@ -313,6 +313,10 @@ class Session:
         self._handshake = self._greeting(self.identity.nonce())
         self._send(self._handshake.hello)
         return self.outgoing()
+
+    def announce_mailbox(self, nbytes: int) -> None:
+        """Announce a mailbox, whose descriptors have been passed on."""
+        self._send(messages.Share(0, MAILBOX, nbytes))
 
     @property
     def idle(self) -> bool:

@@ -102,6 +102,17 @@ class CompiledExchange(Protocol):
     def missed(self) -> int:
         """1 if it looked for the answer in vain, and then slept."""
 
+    def use_mailbox(self, memory: Array, bell: int, /) -> None:
+        """Exchange by a mailbox from here on, where its server answers in it.
+
+        Raises
+        ------
+        ValueError
+            When this memory is no mailbox for these messages.
+        NotImplementedError
+            When there are no mailboxes on this machine.
+        """
+
     def run(
         self,
         gradients: Any,

@@ -70,6 +70,16 @@ class Exchange:
         look: int,
         /,
     ) -> tuple[Any, ...] | bool | None: ...
+    def use_mailbox(self, memory: npt.NDArray[np.uint8], bell: int, /) -> None:
+        """Exchange by a mailbox (``mailbox.h``) from here on, where its server answers in it.
+
+        Raises
+        ------
+        ValueError
+            When this memory is no mailbox for these messages.
+        NotImplementedError
+            When there are no mailboxes on this machine.
+        """
 
 DIRECT: str
 """The arguments of a kernel's loop that is called by its address, as compiled code gives them."""
@@ -181,6 +191,57 @@ class Poller:
 
     def ready(self) -> None:
         """Read from those that are ready, for a millisecond at most."""
+
+    def close(self) -> None:
+        """End."""
+
+class Mailboxes:
+    """Answers what is posted in mailboxes; `fd` is to be watched by the event loop.
+
+    Parameters
+    ----------
+    look
+        Nanoseconds to look for the next push before sleeping.
+
+    Raises
+    ------
+    OSError
+        When the system has no descriptor for it.
+    """
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of an epoll instance of the bells; below 0 once closed."""
+
+    @property
+    def served(self) -> int:
+        """Exchanges that were answered in mailboxes."""
+
+    def __new__(cls, look: int, /) -> Mailboxes: ...
+    def add(self, link: Any, shortcut: Any, memory: npt.NDArray[np.uint8], bell: int, /) -> int:
+        """Answer in the mailbox of an `aiops.net.transport.MessageTransport`; return its number.
+
+        ``shortcut`` is its `Answers.answer`. The bell is closed with the mailbox.
+
+        Raises
+        ------
+        ValueError
+            When this is no mailbox for this connection.
+        OSError
+            When the bell is none.
+        """
+
+    def remove(self, number: int, /) -> None:
+        """Answer in it no longer."""
+
+    def answer(self) -> bool:
+        """Answer what is posted, for a millisecond at most; return whether to be called again.
+
+        If not, the clients have been told to ring.
+        """
+
+    def forked(self) -> None:
+        """Let go of all in a fork, of what others see nothing."""
 
     def close(self) -> None:
         """End."""

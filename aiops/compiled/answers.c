@@ -261,7 +261,13 @@ static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
     else {
         memcpy(header, self->answer.buf, (size_t)size);
         fill_in(self, push, said, header);
-        Py_ssize_t sent = send_some(self->fd, header, size, &payload);
+        Py_ssize_t sent;
+        if (self->header_at != NULL) {
+            memcpy(self->header_at, header, (size_t)size);
+            memcpy(self->payload_at, payload.buf, (size_t)payload.len);
+            sent = size + self->nbytes;
+        } else
+            sent = send_some(self->fd, header, size, &payload);
         if (sent == size + self->nbytes)
             made = Py_NewRef(Py_True);
         else if ((made = PyBytes_FromStringAndSize(NULL, size + self->nbytes - sent)) != NULL) {

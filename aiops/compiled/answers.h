@@ -78,6 +78,7 @@ typedef struct {
     long long direct;               /* of these, by the addresses of kernels */
     char *header; /* room for one of an answer */
     int fd; /* the socket that an answer may be sent on at once; below 0: none */
+    char *header_at, *payload_at; /* or the memory that it is to be left in; NULL: none */
     Surveyed sections[SECTIONS];
 } Answers;
 

@@ -22,6 +22,7 @@ int add_exchange(PyObject *module);
 int add_fields(PyObject *module);
 int add_answers(PyObject *module);
 int add_poller(PyObject *module);
+int add_mailboxes(PyObject *module);
 int add_kernel(PyObject *module);
 
 /* Names that are looked up in each exchange: they are made once. */

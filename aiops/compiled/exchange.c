@@ -16,40 +16,12 @@
  * this object, which `busy` keeps from a second caller, and the target are written meanwhile.
  */
 
-#include "core.h"
+#include "exchange.h"
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <time.h>
-
-#define MOST_BYTES (1 << 30)      /* of a model: one of steady exchanges has far fewer */
-#define NUMBERS 4                 /* of a push: its id, sequence number, and two versions */
-#define VERSIONS 5                /* of an answer: its id, and four that are at most LARGEST */
-#define SLOTS 8                   /* of an answer: those, a mean, and at most two statistics */
-#define VIEWS 256                 /* aiops.client.steady._VIEWS */
-#define RECEIVE (512 << 10)       /* aiops.client.sync.shard_socket.RECEIVE */
-#define CLOSED (-1)               /* a fault that is no errno: the peer has closed the connection */
-
-typedef struct {
-    Py_ssize_t begin, width;
-    int kind; /* 'u': an unsigned integer, 'f': a float, 's': bytes */
-} Slot;
-
-typedef struct {
-    PyObject_HEAD
-    Py_buffer push, ack, varies; /* headers in their frames; 0xff for each byte that varies */
-    Py_buffer room;              /* for an answer; if it is as long as the header, for that alone */
-    Py_ssize_t nbytes, numbers[NUMBERS], slot_count;
-    Slot slots[SLOTS];
-    PyObject *tensors, *ndarray; /* ((name, dtype, shape), ...), and numpy's type */
-    long long crowded_at_first, crowded; /* nanoseconds, as of aiops.net.busy_poll */
-    volatile int fd;             /* -1 once closed, perhaps by another thread: read at each call */
-    int busy, fault, missed;
-    Py_ssize_t sent, received;
-    PyThreadState *thread;
-} Exchange;
 
 static PyObject *dtype_name, *shape_name;
 
@@ -61,7 +33,7 @@ static double read_float(const unsigned char *at, Py_ssize_t width)
 }
 
 /* Return whether the header in `room` is the answer to a push: `SteadyExchange._permits`. */
-static int matches(const Exchange *self, uint64_t id)
+int matches(const Exchange *self, uint64_t id)
 {
     const unsigned char *head = self->room.buf, *ack = self->ack.buf, *varies = self->varies.buf;
     int differs = 0;
@@ -107,7 +79,7 @@ static long long now(void)
 }
 
 /* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
-static int signalled(Exchange *self)
+int signalled(Exchange *self)
 {
     PyEval_RestoreThread(self->thread);
     int raised = PyErr_CheckSignals();
@@ -236,7 +208,7 @@ static PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_
         PyErr_SetString(PyExc_RuntimeError, "an exchange takes 7 arguments, and one caller");
         return NULL;
     }
-    self->sent = self->received = self->fault = self->missed = 0;
+    self->sent = self->received = self->fault = self->missed = self->placed = 0;
     for (int index = 0; index <= NUMBERS; index++) {
         numbers[index] = PyLong_AsLongLong(given[index + 2]);
         if (numbers[index] < 0) {
@@ -263,11 +235,15 @@ static PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_
             write_number((char *)self->push.buf + self->numbers[index], (uint64_t)numbers[index]);
         struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)taken + 1};
         self->thread = PyEval_SaveThread();
-        done = transfer(self, message, target.buf, (uint64_t)numbers[0], numbers[NUMBERS]);
+        done = exchange_by_mailbox(self, pieces, taken + 1, target.buf, (uint64_t)numbers[0],
+                                   numbers[NUMBERS]);
+        if (done == -2)
+            done = transfer(self, message, target.buf, (uint64_t)numbers[0], numbers[NUMBERS]);
         PyEval_RestoreThread(self->thread);
     }
     self->busy = 0;
-    if (done > 0 && (found = values(self)) != NULL && self->room.len > self->ack.len)
+    if (done > 0 && (found = values(self)) != NULL && self->room.len > self->ack.len &&
+        !self->placed)
         memcpy(target.buf, (unsigned char *)self->room.buf + self->ack.len, (size_t)self->nbytes);
     while (taken > 0)
         PyBuffer_Release(&views[--taken]);
@@ -279,8 +255,8 @@ static void end(PyObject *object)
 {
     Exchange *self = (Exchange *)object;
     PyTypeObject *type = Py_TYPE(object);
-    Py_buffer *buffers[] = {&self->push, &self->ack, &self->varies, &self->room};
-    for (int index = 0; index < 4; index++)
+    Py_buffer *buffers[] = {&self->push, &self->ack, &self->varies, &self->room, &self->mailbox};
+    for (int index = 0; index < 5; index++)
         PyBuffer_Release(buffers[index]);
     Py_XDECREF(self->tensors);
     Py_XDECREF(self->ndarray);
@@ -343,6 +319,7 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "Exchange; see _core.pyi."},
+    {"use_mailbox", use_mailbox, METH_VARARGS, "See _core.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

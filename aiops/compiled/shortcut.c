@@ -187,6 +187,7 @@ static PyObject *exchange_method(PyObject *object, PyObject *const *given, Py_ss
         return NULL;
     }
     ((Answers *)object)->fd = -1;
+    ((Answers *)object)->header_at = NULL;
     return exchange((Answers *)object, given[0], given[1], given[2]);
 }
 
@@ -232,7 +233,8 @@ PyObject *answer(PyObject *object, PyObject *received)
     Py_XDECREF(now);
     if (found == NULL)
         return failed(self);
-    if (found == Py_None || (PyBytes_Check(found) && PyBytes_Size(found) == 0))
+    if (found == Py_None || (PyBytes_Check(found) && PyBytes_Size(found) == 0) ||
+        self->header_at != NULL) /* `Mailboxes` looks for the next one itself */
         return found;
     if (put(busy_poll, BusyPoll_received, Py_NewRef(Py_True)) < 0 ||
         is_true(get(busy_poll, BusyPoll_idle)) == 0)
@@ -266,6 +268,7 @@ static PyObject *connect_to(PyObject *object, PyObject *given)
 static PyObject *answer_method(PyObject *object, PyObject *received)
 {
     ((Answers *)object)->fd = -1;
+    ((Answers *)object)->header_at = NULL;
     return answer(object, received);
 }
 

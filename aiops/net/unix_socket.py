@@ -18,6 +18,7 @@ import stat
 
 from aiops.common import forks
 from aiops.model.layout import Bytes
+from aiops.model.mailbox import Mailbox
 from aiops.model.shared_memory import Segment, attached, available
 from aiops.net.confinement import difference
 
@@ -74,6 +75,22 @@ class UnixSide:
         if not came:
             raise ValueError("no file descriptor came with it")
         return attached(came[0], nbytes, private=private)
+
+    def pass_mailbox(self, mailbox: Mailbox, memory: int) -> bool:
+        """Send a mailbox, of which ``memory`` is the descriptor; return whether it is taken."""
+        try:
+            socket.send_fds(self._sock, [b"\0"], [memory, mailbox.bell])
+        except OSError:
+            return False
+        return True
+
+    def take_mailbox(self, nbytes: int) -> Mailbox | None:
+        """Map the mailbox that was sent next, as `Mailbox.take` does."""
+        try:
+            _byte, came, _flags, _address = socket.recv_fds(self._sock, 1, 2)
+        except OSError:
+            return None
+        return Mailbox.take(came, nbytes)
 
     def close(self) -> None:
         """End it; may be called twice."""

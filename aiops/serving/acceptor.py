@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from aiops.net.busy_poll import BusyPoll
 from aiops.net.confinement import peer_process
 from aiops.net.cpu_count import usable
 from aiops.net.environment import Environment
+from aiops.net.mailboxes import MailboxTable
 from aiops.net.paced_tls import PacedTlsTransport
 from aiops.net.paced_transport import PacedTransport
 from aiops.net.socket_poller import SocketPoller
@@ -150,6 +152,8 @@ class Acceptor:
         Has the loop poll for the next message before it sleeps.
     poller
         Reads connections by compiled code, where it answers their pushes.
+    mailboxes
+        Those of clients on this machine, in which compiled code answers.
     standbys
         Takes the connections of standbys, if the server has a journal.
     refusal
@@ -205,7 +209,7 @@ class Acceptor:
         if pacing is not None:
             self.pace(pacing)
         self.busy_poll = BusyPoll(env.spin(), usable())
-        self.poller = SocketPoller()
+        self.poller, self.mailboxes = SocketPoller(), MailboxTable()
         self._sweeper: asyncio.TimerHandle | None = None
         self._over: AiopsError | None = None  # the error because of which all have ended
 
@@ -299,7 +303,8 @@ class Acceptor:
             sock.close()
             return
         link = self._link()
-        link.wire.shared = SharedPayloads(partial(self._memory.attached, side.attach), side.pass_on)
+        attach = partial(self._memory.attached, side.attach)
+        link.wire.shared = SharedPayloads(attach, side.pass_on, side.take_mailbox)
         link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self._counted(link), sock)
 
@@ -370,10 +375,12 @@ class Acceptor:
         for peer in list(self.peers.values()):
             peer.link.fault(error)
         self.poller.close()
+        self.mailboxes.close()
 
     def forked(self) -> None:
         """Let go of all of them in a fork."""
         self.poller.forked()
+        self.mailboxes.forked()
         for peer in self.peers.values():
             peer.link.forked()
 
@@ -439,7 +446,7 @@ class Acceptor:
         if kind is Release:
             peer.given_back(message.id)
         elif kind is Share:
-            pass  # the connection has mapped it
+            self._take_mailbox(peer)  # if it is one; else the connection has mapped it
         elif kind in _CONTROL and not self._allows(peer, message):
             pass  # it was told
         elif self.control is not None and kind in _CONTROL:
@@ -502,6 +509,17 @@ class Acceptor:
         else:  # the poller would have Python called for each message, and take one a turn
             link.give_back()
 
+    def _take_mailbox(self, peer: Peer) -> None:
+        """Answer in the mailbox that a client has announced, if compiled code answers it at all."""
+        link, shared = peer.link, peer.link.wire.shared
+        mailbox = None if shared is None else shared.taken_mailbox()
+        if mailbox is None:
+            return
+        if peer.steady is not None and link.shortcut == _compiled(peer.steady):
+            self.mailboxes.take(link, mailbox)
+        else:
+            os.close(mailbox.bell)
+
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link
         answer = peer.handshake.receive(message)
@@ -540,6 +558,7 @@ class Acceptor:
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report to the engine that a connection is gone."""
         link.shortcut = None
+        self.mailboxes.drop(link)
         peer = self.peers.pop(link.number, None)
         if peer is None:
             return

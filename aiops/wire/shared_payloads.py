@@ -8,14 +8,19 @@ lends until its request is answered.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
+from aiops.model.mailbox import Mailbox
 from aiops.model.shared_memory import Segment
 from aiops.wire.messages import Share
+
+MAILBOX = 0
+"""The number by which a client announces a mailbox."""
 
 MOST = 256
 """Segments that one side may have shown at a time."""
@@ -54,9 +59,14 @@ class SharedPayloads:
         Maps the next segment received, given its bytes; raises ValueError if it is none.
     pass_on
         Sends a segment to the other side, beside the messages; returns whether it could.
+    take_mailbox
+        Maps the mailbox received next, given its bytes; None if it is none. None: this side takes
+        no mailboxes.
 
     Attributes
     ----------
+    mailbox
+        The mailbox announced last, until it is taken from here.
     give_back
         Called with the id of a message whose lent payload is not needed any more.
     """
@@ -65,8 +75,10 @@ class SharedPayloads:
         self,
         attach: Callable[[int], Bytes],
         pass_on: Callable[[Segment], bool] = lambda segment: True,
+        take_mailbox: Callable[[int], Mailbox | None] | None = None,
     ) -> None:
-        self._attach, self._pass_on = attach, pass_on
+        self._attach, self._pass_on, self._take_mailbox = attach, pass_on, take_mailbox
+        self.mailbox: Mailbox | None = None
         self.give_back: Callable[[int], object] = lambda id: None
         self._theirs: dict[int, Bytes] = {}
         self._numbers: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
@@ -75,11 +87,18 @@ class SharedPayloads:
     def map(self, message: Share) -> None:
         """Map a segment that the other side shows; an earlier one of its number is forgotten.
 
+        Number 0 announces a mailbox. One that cannot be mapped is none, and the client finds that
+        it is not answered in.
+
         Raises
         ------
         RemoteProtocolError
             When it is not sealed memory of the announced size.
         """
+        if message.segment == MAILBOX and self._take_mailbox is not None:
+            self._close_mailbox()
+            self.mailbox = self._take_mailbox(message.nbytes)
+            return
         if not 0 < message.segment <= MOST:
             raise RemoteProtocolError(f"share.segment: 1 to {MOST}, not {message.segment}")
         try:
@@ -90,6 +109,17 @@ class SharedPayloads:
     def lost(self) -> None:
         """Forget the other side's segments; each stays mapped while a payload in it is read."""
         self._theirs.clear()
+        self._close_mailbox()
+
+    def _close_mailbox(self) -> None:
+        mailbox = self.taken_mailbox()
+        if mailbox is not None:
+            os.close(mailbox.bell)
+
+    def taken_mailbox(self) -> Mailbox | None:
+        """Return the mailbox announced last, which is the caller's from here on; None: none is."""
+        mailbox, self.mailbox = self.mailbox, None
+        return mailbox
 
     def at(self, number: int, offset: int, nbytes: int) -> Bytes:
         """Return the bytes at a place.

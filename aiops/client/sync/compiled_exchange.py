@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 
@@ -9,8 +10,11 @@ import numpy as np
 
 from aiops.client.steady import CompiledExchange, Forms
 from aiops.compiled import exchange_type
+from aiops.model import mailbox
+from aiops.model.mailbox import Mailbox
 from aiops.net.busy_poll import Spin
 from aiops.net.tls_socket import StreamSocket
+from aiops.net.unix_socket import UnixSide
 
 _KINDS: Mapping[str, str] = {"B": "u", "H": "u", "I": "u", "Q": "u", "f": "f", "d": "f"}
 """The kinds of values that compiled code knows, by their `struct` codes; and bytes, ``"12s"``."""
@@ -53,3 +57,32 @@ def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | No
         )
     except ValueError:  # a mean of another kind, say
         return None
+
+
+def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int) -> int:
+    """Have exchanges go by a mailbox once the server opens it, and pass that to the server.
+
+    Returns the bytes of the mailbox, which is then to be announced; 0: there is none.
+
+    Parameters
+    ----------
+    compiled
+        The exchanges.
+    side
+        The side channel of their connection.
+    nbytes
+        The bytes of the model.
+    """
+    if not mailbox.supported():
+        return 0
+    try:
+        made, memory = Mailbox.make(nbytes)
+    except OSError:  # no more memory, or no more descriptors
+        return 0
+    try:
+        compiled.use_mailbox(made.data, made.bell)
+        return len(made.data) if side.pass_mailbox(made, memory) else 0
+    except (ValueError, NotImplementedError):  # a header too long for it, or another machine
+        return 0
+    finally:
+        os.close(memory)

@@ -20,7 +20,7 @@ from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import CompiledExchange, SteadyExchange
 from aiops.client.steady_rows import RowsExchange
-from aiops.client.sync.compiled_exchange import compiled_exchange
+from aiops.client.sync.compiled_exchange import compiled_exchange, pass_mailbox
 from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.rows_exchange import carry_rows
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
@@ -43,6 +43,9 @@ _MOMENT = 0.001
 """Seconds between two requests within which what can wait (a pong, say) waits for the second."""
 
 _BEAT = 0.5  # seconds between looks, at the clock and at the network, in a call that waits
+_MAILBOXES = 4
+"""Mailboxes that a connection may make, one for each form of its exchanges."""
+
 _ASIDE = 1.0  # seconds that messages may take that no call waits for: a pong, a leave
 
 
@@ -115,6 +118,7 @@ class BlockingConnection:
         self.steady: SteadyExchange | None = None  # if the next push may be one
         self._compiled: CompiledExchange | None = None  # that makes it, on the present socket,
         self._compiled_from: SteadyExchange | None = None  # and of what that was made
+        self._mailboxes = 0  # that may still be made for the present connection
         self.both_ways = False
         self.times: SocketTimes | None = None  # of the socket, if they are noted
         self._more: MoreRequests | None = None  # of the present `carry`
@@ -308,6 +312,12 @@ class BlockingConnection:
         self._compiled = None
         if steady is not None and self.socket is not None:
             self._compiled = compiled_exchange(steady.forms, self.socket)
+            if self._compiled is not None and self._near is not None and self._mailboxes:
+                self._mailboxes -= 1
+                nbytes = pass_mailbox(self._compiled, self._near, steady.forms.nbytes)
+                if nbytes:  # the server opens it, or the socket is taken as before
+                    self._session.announce_mailbox(nbytes)
+                    self._send_the_rest(time.monotonic() + _ASIDE)
 
     def carry(
         self,
@@ -630,6 +640,7 @@ class BlockingConnection:
         self._session.towards(server, self._place)
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
         self.socket = sock if self.times is None else timed(sock, self.times)
+        self._mailboxes = _MAILBOXES
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
         self._beat = beat

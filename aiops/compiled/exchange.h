@@ -1,0 +1,52 @@
+/* What the files of the client's half share: one connection's exchanges. */
+
+#ifndef AIOPS_EXCHANGE_H
+#define AIOPS_EXCHANGE_H
+
+#include "core.h"
+#include <sys/uio.h>
+
+#define MOST_BYTES (1 << 30)      /* of a model: one of steady exchanges has far fewer */
+#define NUMBERS 4                 /* of a push: its id, sequence number, and two versions */
+#define VERSIONS 5                /* of an answer: its id, and four that are at most LARGEST */
+#define SLOTS 8                   /* of an answer: those, a mean, and at most two statistics */
+#define VIEWS 256                 /* aiops.client.steady._VIEWS */
+#define RECEIVE (512 << 10)       /* aiops.client.sync.shard_socket.RECEIVE */
+#define CLOSED (-1)               /* a fault that is no errno: the peer has closed the connection */
+
+typedef struct {
+    Py_ssize_t begin, width;
+    int kind; /* 'u': an unsigned integer, 'f': a float, 's': bytes */
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer push, ack, varies; /* headers in their frames; 0xff for each byte that varies */
+    Py_buffer room;              /* for an answer; if it is as long as the header, for that alone */
+    Py_ssize_t nbytes, numbers[NUMBERS], slot_count;
+    Slot slots[SLOTS];
+    PyObject *tensors, *ndarray; /* ((name, dtype, shape), ...), and numpy's type */
+    long long crowded_at_first, crowded; /* nanoseconds, as of aiops.net.busy_poll */
+    volatile int fd;             /* -1 once closed, perhaps by another thread: read at each call */
+    int busy, fault, missed;
+    Py_ssize_t sent, received;
+    PyThreadState *thread;
+    Py_buffer mailbox; /* where messages lie instead of going by the socket; no bytes: there is none */
+    int bell, placed;  /* what wakes its server; whether an answer is in the parameters already */
+    uint32_t posted;   /* messages that were posted in it */
+} Exchange;
+
+/* Whether the header in `room` is the answer to a push. */
+int matches(const Exchange *self, uint64_t id);
+
+/* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
+int signalled(Exchange *self);
+
+/* Push by a mailbox and take the answer, as `transfer` does. -2: it is not to be used now. */
+int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
+                        unsigned char *target, uint64_t id, long long budget);
+
+/* Give an exchange its mailbox, or take it away. */
+PyObject *use_mailbox(PyObject *self, PyObject *given);
+
+#endif

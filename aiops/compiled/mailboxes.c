@@ -1,0 +1,274 @@
+/* Answers pushes that clients on this machine post in their mailboxes.
+ *
+ * One call of the event loop answers all that is posted, looks for more for a while, and then tells
+ * the clients to ring before the loop sleeps. A push is copied to its connection's head buffer, as
+ * if it had come there by the socket; from then on all is as with a push that has. What is no push
+ * that is answered at once goes to the connection's `MessageTransport`, its answer goes by the
+ * socket, and the call ends, as it does after a millisecond.
+ *
+ * The client is not believed: a mailbox can change at any time. Only a word that says that the next
+ * push is posted has any effect, and by taking it the server promises to write the answering word.
+ */
+
+#include "mailboxes.h"
+
+#ifdef HAS_MAILBOXES
+
+#include <sched.h>
+#include <sys/epoll.h>
+
+#define MOST_TIME 1000000LL /* nanoseconds of one call */
+#define CROWDED 20000LL     /* nanoseconds: a yield that takes as long finds no free processor */
+#define LONGEST_REST 256
+#define BATCH 64
+
+static long long now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+/* Return whether a value of a field is false; errors count as true. */
+static int lacks(PyObject *object, int which)
+{
+    int found = is_true(get(object, which));
+    if (found < 0)
+        PyErr_Clear();
+    return found == 0;
+}
+
+/* Call a method of a connection for its effect; -1: it has raised. */
+static int tell(PyObject *link, const char *method, PyObject *argument, PyObject *other)
+{
+    PyObject *name = PyUnicode_FromString(method), *found = NULL;
+    if (name != NULL)
+        found = PyObject_CallMethodObjArgs(link, name, argument, other, NULL);
+    Py_XDECREF(name);
+    Py_XDECREF(found);
+    return found == NULL ? -1 : 0;
+}
+
+/* Tell a connection of the error that is set: it ends, and the others go on. */
+static int broken(PyObject *link)
+{
+    PyObject *type, *error, *trace;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    int done = tell(link, "broken", error, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return done;
+}
+
+/* Return whether a connection still takes pushes of the form that its mailbox is for. */
+static int is_for_it(const Mailbox *box)
+{
+    PyObject *wire = get(box->link, MessageTransport_wire);
+    const Answers *answers = (const Answers *)box->answers;
+    return get(box->link, MessageTransport_shortcut) == box->shortcut &&
+           wire == answers->part[PART_wire] &&
+           get(wire, Connection_expected) == answers->part[PART_template];
+}
+
+/* Return where a push is to be copied: in the head buffer, if nothing else is under way, and its
+ * connection is read from. */
+static char *head_of(const Mailbox *box)
+{
+    PyObject *link = box->link, *wire = get(link, MessageTransport_wire);
+    const Answers *answers = (const Answers *)box->answers;
+    long long begin, end, rest;
+    if (!lacks(link, MessageTransport__out) || !lacks(link, MessageTransport__full) ||
+        !lacks(link, MessageTransport__unread) || !lacks(link, MessageTransport__received) ||
+        !lacks(link, MessageTransport__closing) || !lacks(wire, Connection_missing) ||
+        get(wire, Connection__message) != Py_None ||
+        !read_integer(get(wire, Connection__begin), &begin) ||
+        !read_integer(get(wire, Connection__end), &end) ||
+        !read_integer(get(wire, Connection__rest), &rest) || begin != end || rest < 0 ||
+        rest > answers->head.len - answers->form.len - answers->nbytes)
+        return NULL;
+    PyObject *first = Py_NewRef(get(wire, Connection__rest)); /* `Connection.next_buffer` */
+    put(wire, Connection__begin, Py_NewRef(first));
+    put(wire, Connection__end, first);
+    return (char *)answers->head.buf + rest;
+}
+
+static int is_posted(const Mailbox *box)
+{
+    uint32_t next = (box->taken + 1) & (UINT32_MAX >> 2);
+    return atomic_load(word(&box->memory, POSTED_AT)) == worded(next, POSTED);
+}
+
+/* Leave an answer in a mailbox that was made elsewhere; return whether it could. */
+static int leave(const Mailbox *box, PyObject *said)
+{
+    const Answers *answers = (const Answers *)box->answers;
+    Py_ssize_t size = answers->answer.len;
+    Py_buffer view;
+    if (PyObject_GetBuffer(said, &view, PyBUF_SIMPLE) < 0)
+        return (PyErr_Clear(), 0);
+    int whole = view.len == size + answers->nbytes;
+    if (whole) {
+        char *memory = box->memory.buf;
+        memcpy(memory + ANSWER_AT, view.buf, (size_t)size);
+        memcpy(memory + PAYLOAD_AT + in_pages(answers->nbytes), (char *)view.buf + size,
+               (size_t)answers->nbytes);
+    }
+    PyBuffer_Release(&view);
+    return whole;
+}
+
+/* Answer a push that has been copied to the head buffer. Return HERE or ELSEWHERE, or -1. */
+static int answer_taken(Mailboxes *self, const Mailbox *box, int *general)
+{
+    Answers *answers = (Answers *)box->answers;
+    PyObject *link = box->link;
+    PyObject *received = PyLong_FromSsize_t(answers->form.len + answers->nbytes);
+    if (received == NULL)
+        return -1;
+    answers->fd = -1;
+    answers->header_at = (char *)box->memory.buf + ANSWER_AT;
+    answers->payload_at = (char *)box->memory.buf + PAYLOAD_AT + in_pages(answers->nbytes);
+    PyObject *found = answer((PyObject *)answers, received);
+    answers->header_at = NULL;
+    int done = found == NULL ? -1 : ELSEWHERE;
+    if (found == Py_None) {
+        *general = 1;
+        done = tell(link, "buffer_updated", received, Py_False) < 0 ? -1 : ELSEWHERE;
+    } else if (found == Py_True || (found != NULL && PyObject_Size(found) > 0 && leave(box, found))) {
+        self->served++;
+        done = add(link, MessageTransport_pumped, answers->number_of[ANSWER_SIZE]) < 0 ? -1 : HERE;
+    } else if (found != NULL && PyObject_Size(found) > 0) { /* an answer of another form */
+        PyObject *transport = get(link, MessageTransport_transport), *size;
+        *general = 1;
+        size = PyLong_FromSsize_t(PyObject_Size(found));
+        done = add(link, MessageTransport_pumped, size) < 0 ||
+                       tell(transport, "write", found, NULL) < 0
+                   ? -1
+                   : ELSEWHERE;
+        Py_XDECREF(size);
+    } else if (found != NULL)
+        *general = 1; /* it waits for the journal */
+    Py_XDECREF(found);
+    Py_DECREF(received);
+    return done;
+}
+
+/* Answer what is posted in a mailbox. 0: nothing is, or it waits; 1: it was answered there; 2: it
+ * went the general way; -1 with an error. */
+static int serve(Mailboxes *self, uint32_t place)
+{
+    Mailbox *known = &self->boxes[place], box;
+    if (!is_posted(known))
+        return 0;
+    if (!is_for_it(known)) {
+        forget(self, known);
+        return 0;
+    }
+    char *head = head_of(known);
+    known->waits = head == NULL;
+    if (head == NULL)
+        return 0;
+    uint32_t number = (known->taken + 1) & (UINT32_MAX >> 2), posted = worded(number, POSTED);
+    if (!atomic_compare_exchange_strong(word(&known->memory, POSTED_AT), &posted,
+                                        worded(number, TAKEN)))
+        return 0; /* it was taken back */
+    known->taken = number;
+    box = *known; /* the table may change */
+    const Answers *answers = (const Answers *)box.answers;
+    const char *memory = box.memory.buf;
+    memcpy(head, memory + PUSH_AT, (size_t)answers->form.len);
+    memcpy(head + answers->form.len, memory + PAYLOAD_AT, (size_t)answers->nbytes);
+    PyObject *held[] = {Py_NewRef(box.link), Py_NewRef(box.answers), Py_NewRef(box.shortcut),
+                        Py_NewRef(box.memory.obj)};
+    int general = 0, done = answer_taken(self, &box, &general);
+    atomic_store(word(&box.memory, ANSWERED_AT), worded(number, done == HERE ? HERE : ELSEWHERE));
+    if (atomic_load(word(&box.memory, CLIENT_SLEEPS_AT)))
+        wake(word(&box.memory, ANSWERED_AT));
+    done = done < 0 ? broken(box.link) < 0 ? -1 : 2 : general ? 2 : 1;
+    for (int index = 0; index < 4; index++)
+        Py_DECREF(held[index]);
+    return done;
+}
+
+/* Tell clients whether to ring. */
+static void have_rung(Mailboxes *self, int ring)
+{
+    for (uint32_t place = 0; place < self->places; place++) {
+        Mailbox *box = &self->boxes[place];
+        if (box->link != NULL && box->told != ring) {
+            atomic_store(word(&box->memory, SERVER_SLEEPS_AT), (uint32_t)ring);
+            box->told = ring;
+        }
+    }
+}
+
+/* Return whether a push is there that can be taken. */
+static int is_any_posted(const Mailboxes *self)
+{
+    for (uint32_t place = 0; place < self->places; place++) {
+        const Mailbox *box = &self->boxes[place];
+        if (box->link != NULL && !box->waits && is_posted(box))
+            return 1;
+    }
+    return 0;
+}
+
+/* Look for the next push; return whether there is one. */
+static int look(Mailboxes *self)
+{
+    if (self->resting) {
+        self->resting--;
+        return is_any_posted(self);
+    }
+    long long time = now(), until = time + self->look;
+    while (!is_any_posted(self)) {
+        long long before = time;
+        Py_BEGIN_ALLOW_THREADS
+        sched_yield();
+        Py_END_ALLOW_THREADS
+        time = now();
+        if (time >= until || time - before >= CROWDED) {
+            if (is_any_posted(self))
+                break;
+            self->resting = self->rest;
+            self->rest = 2 * self->rest < LONGEST_REST ? 2 * self->rest : LONGEST_REST;
+            return 0;
+        }
+    }
+    self->rest = 1;
+    return 1;
+}
+
+PyObject *answer_posted(PyObject *object, PyObject *nothing)
+{
+    (void)nothing;
+    Mailboxes *self = (Mailboxes *)object;
+    struct epoll_event rung[BATCH];
+    long long until = now() + MOST_TIME;
+    if (self->fd < 0)
+        Py_RETURN_FALSE;
+    epoll_wait(self->fd, rung, BATCH, 0); /* each ring is reported once */
+    have_rung(self, 0);
+    for (uint32_t place = 0; place < self->places; place++)
+        self->boxes[place].waits = 0;
+    do {
+        for (uint32_t left = self->places; left > 0; left--) {
+            uint32_t place = self->next++ % self->places; /* the next call goes on from here */
+            int done = self->boxes[place].link == NULL ? 0 : serve(self, place);
+            if (done < 0)
+                return NULL;
+            if (done == 2 || self->fd < 0 || (done && now() >= until))
+                return PyBool_FromLong(self->fd >= 0);
+        }
+    } while (look(self));
+    have_rung(self, 1);
+    return PyBool_FromLong(is_any_posted(self)); /* posted by one that was not told yet */
+}
+
+#endif

@@ -1,0 +1,37 @@
+/* What the files of a server's mailboxes share. */
+
+#ifndef AIOPS_MAILBOXES_H
+#define AIOPS_MAILBOXES_H
+
+#include "answers.h"
+#include "mailbox.h"
+
+#ifdef HAS_MAILBOXES
+
+typedef struct {
+    PyObject *link, *answers, *shortcut; /* NULL: the place is free */
+    Py_buffer memory;
+    int bell;       /* what its client wakes the server with */
+    int told;       /* its client was told to ring */
+    int waits;      /* its push cannot be taken now */
+    uint32_t taken; /* the number of the push that was taken last */
+} Mailbox;
+
+typedef struct {
+    PyObject_HEAD
+    int fd; /* an epoll instance of the bells */
+    Mailbox *boxes;
+    uint32_t places, next;  /* of those, the one that is looked at next */
+    uint32_t resting, rest; /* as of aiops.net.busy_poll.Spin */
+    long long served;       /* exchanges that were answered in mailboxes */
+    long long look;         /* nanoseconds to look for a push before sleeping */
+} Mailboxes;
+
+/* Forget a mailbox: its client goes by the socket, also with what it has posted. */
+void forget(Mailboxes *self, Mailbox *box);
+
+/* Answer what has been posted; returns whether to be called again soon. */
+PyObject *answer_posted(PyObject *self, PyObject *nothing);
+
+#endif
+#endif

@@ -1,0 +1,134 @@
+"""Answer what clients on this machine post in their mailboxes: `aiops.model.mailbox`.
+
+Compiled code does that (`aiops.compiled._core.Mailboxes`), by one reader of the event loop for all
+of them. It takes only what it would answer at once if it came by the connection's socket. All else
+that is posted comes to the connection's `MessageTransport`, as if it had come by the socket, and is
+answered by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from aiops.common import forks
+from aiops.compiled.loading import core
+from aiops.model.mailbox import Mailbox
+from aiops.net.busy_poll import Spin
+from aiops.net.cpu_count import usable
+from aiops.net.transport import MessageTransport
+
+if TYPE_CHECKING:
+    from aiops.compiled._core import Mailboxes
+
+_log = logging.getLogger("aiops.server")
+
+ROOM = 64 << 20
+"""Bytes that all mailboxes of a server may have together. More clients go by their sockets."""
+
+_LOOK = 50e-6
+"""Seconds to look for the next push before the event loop sleeps."""
+
+
+class MailboxTable:
+    """The mailboxes of one server's connections.
+
+    Attributes
+    ----------
+    room
+        Bytes that more of them may have.
+    """
+
+    def __init__(self) -> None:
+        self.room = ROOM
+        self._boxes: Mailboxes | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tried = self._due = False
+        self._places: dict[MessageTransport, tuple[int, int]] = {}  # numbers, and bytes
+
+    @property
+    def served(self) -> int:
+        """Exchanges that were answered in mailboxes."""
+        return 0 if self._boxes is None else self._boxes.served
+
+    def take(self, link: MessageTransport, mailbox: Mailbox) -> bool:
+        """Answer in a connection's mailbox from here on, with the `shortcut` that it has now.
+
+        An earlier one of the connection is left. Returns whether it can; if not, the client goes on
+        by the socket.
+        """
+        self.drop(link)
+        if not self._tried:
+            self._begin()
+        size = len(mailbox.data)
+        if self._boxes is not None and size <= self.room:
+            try:
+                place = self._boxes.add(link, link.shortcut, mailbox.data, mailbox.bell)
+            except (OSError, ValueError) as error:
+                _log.debug("%s has no mailbox: %s", link.peer_name, error)
+            else:
+                self.room -= size
+                self._places[link] = place, size
+                return True
+        os.close(mailbox.bell)
+        return False
+
+    def drop(self, link: MessageTransport) -> None:
+        """Leave a connection's mailbox, if it has one: it has ended, say."""
+        place, size = self._places.pop(link, (-1, 0))
+        self.room += size
+        if place >= 0 and self._boxes is not None:
+            self._boxes.remove(place)
+
+    def _begin(self) -> None:
+        library, self._tried = core(), True
+        if library is None or library.Mailboxes is None:
+            return
+        _learn(library)
+        loop = asyncio.get_running_loop()
+        look = int(1e9 * _LOOK) if Spin().budget and usable() > 1 else 0
+        try:
+            boxes = library.Mailboxes(look)
+            loop.add_reader(boxes.fd, self._rung)
+        except (NotImplementedError, OSError) as error:
+            _log.warning("clients on this machine get no mailboxes: %s", error)
+            return
+        self._boxes, self._loop = boxes, loop
+
+    def _rung(self) -> None:
+        """Answer what is posted: a bell has rung."""
+        if not self._due:
+            self._answer()
+
+    def _answer(self) -> None:
+        boxes, loop = self._boxes, self._loop
+        self._due = boxes is not None and loop is not None and boxes.answer()
+        if self._due and loop is not None:
+            loop.call_soon(self._answer)
+
+    def close(self) -> None:
+        """Leave all of them."""
+        boxes, self._boxes = self._boxes, None
+        self._places.clear()
+        if boxes is not None and self._loop is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(boxes.fd)
+            boxes.close()
+
+    def forked(self) -> None:
+        """Let go of them in a fork: they are the parent's."""
+        boxes, self._boxes = self._boxes, None
+        self._places.clear()
+        if boxes is not None:
+            fd = boxes.fd
+            forks.blank(fd)
+            boxes.forked()
+
+
+@cache
+def _learn(library: Any) -> None:
+    """Have compiled code find the fields that it reads of a transport."""
+    library.learn_fields({MessageTransport.__name__: MessageTransport})
