@@ -24,6 +24,7 @@ from aiops.filters.choice import most_bytes
 from aiops.model.layout import Layout
 from aiops.model.matrices import as_matrix
 from aiops.model.tables import MAX_ROWS_BYTES
+from aiops.net.mailboxes import ROOM as MAILBOXES
 from aiops.net.memory_use import resident
 from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
 from aiops.shards.measuring import SAMPLES
@@ -110,6 +111,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "directions": _DIRECTIONS * largest if holdings.directs else 0,
         "receive buffers": max(ROOM, BUFFERS * nbytes),
         "head buffers": STEADY_ROOM if SMALL < nbytes <= STEADY else 0,
+        "mailboxes": MAILBOXES if holdings.near and nbytes <= STEADY else 0,
         "rows": 4 * MAX_ROWS_BYTES + HEAD_BUFFERS,
         "kept gradients": options.recall if "skipped=reapply" in options.gate else 0,
         "answers": ANSWERS,

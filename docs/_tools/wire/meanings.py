@@ -174,7 +174,7 @@ MEANINGS: Mapping[str, str] = {
     "details": "",
     "fatal": "Whether the server closes the connection after this.",
     # shared memory
-    "segment": "Its number, from 1 to 256: the sender's own choice.",
+    "segment": "Its number, from 1 to 256: the sender's own choice; 0, from a client: a mailbox.",
     "nbytes": "The number of its bytes that may be mapped.",
     # averaging
     "host": "An IP address (no name) at which the other workers reach this one.",
