@@ -101,6 +101,7 @@ static int sleep_until_answered(Exchange *self)
             continue;
         if (atomic_compare_exchange_strong(posted, &mine, worded(self->posted, WITHDRAWN))) {
             self->sent = 0;
+            self->posted--; /* the next push has this number */
             return 0;
         }
         char byte;

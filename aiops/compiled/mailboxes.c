@@ -83,8 +83,7 @@ static char *head_of(const Mailbox *box)
     PyObject *link = box->link, *wire = get(link, MessageTransport_wire);
     const Answers *answers = (const Answers *)box->answers;
     long long begin, end, rest;
-    if (!lacks(link, MessageTransport__out) || !lacks(link, MessageTransport__full) ||
-        !lacks(link, MessageTransport__unread) || !lacks(link, MessageTransport__received) ||
+    if (!lacks(link, MessageTransport__unread) || !lacks(link, MessageTransport__received) ||
         !lacks(link, MessageTransport__closing) || !lacks(wire, Connection_missing) ||
         get(wire, Connection__message) != Py_None ||
         !read_integer(get(wire, Connection__begin), &begin) ||

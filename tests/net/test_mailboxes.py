@@ -50,6 +50,10 @@ class Served(ServerThread):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"policy": "asgd", "kernels": "numpy", **settings})
 
+    def warm(self) -> None:
+        """Wait until the kernels of the model are ready: nothing is answered at once before."""
+        eventually(lambda: bool(self.call(lambda server: server._runner.at_once > 0)), "it is warm")
+
     @property
     def served(self) -> int:
         return int(self.call(lambda server: server.connections.mailboxes.served))
@@ -85,9 +89,10 @@ class Poster(Line):
         self.number = 0
         self.send(frame(messages.Share(0, 0, size_of(nbytes))))
 
-    def opened(self) -> Poster:
+    def opened(self, served: Served) -> Poster:
         """Have exchanges learnt, and a mailbox opened."""
         self.polled()
+        served.warm()
         self.announce()
         assert isinstance(self.ask(messages.Ping(1)), messages.Pong)
         assert self.word(OPEN_AT) == 1
@@ -173,7 +178,7 @@ def test_what_is_posted_is_answered_as_by_the_socket(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         said = []
         for _ in range(5):
             poster.post(poster.next())
@@ -191,7 +196,7 @@ def test_what_is_posted_is_answered_as_by_the_socket(
 
 def test_the_answers_header_is_that_of_the_socket(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         poster.post(poster.next())
         poster.told()
         seen = bytes(poster.mailbox.data[ANSWER_AT : ANSWER_AT + 512])
@@ -208,7 +213,7 @@ def test_the_answers_header_is_that_of_the_socket(served: Served) -> None:
 
 def test_both_ways_take_turns(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         for _ in range(3):
             poster.post(poster.next())
             assert poster.told() == parameters(served)
@@ -230,7 +235,7 @@ def test_what_is_not_answered_at_once_is_answered_by_the_socket(
     served: Served, push: Any, kind: type
 ) -> None:
     with Served() as server, Poster(server.url) as poster:
-        poster.opened()
+        poster.opened(server)
         poster.post(push(poster))
         assert poster.answered() == ELSEWHERE
         assert isinstance(poster.receive(), kind)
@@ -242,8 +247,8 @@ def test_what_is_not_answered_at_once_is_answered_by_the_socket(
 
 def test_bytes_that_are_no_message_end_their_connection_alone(served: Served) -> None:
     with Poster(served.url) as poster, Poster(served.url) as other:
-        poster.opened()
-        other.opened()
+        poster.opened(served)
+        other.opened(served)
         poster.post(b"\x93" * len(poster.next()))
         assert poster.answered() == ELSEWHERE
         assert poster.dropped()
@@ -261,7 +266,7 @@ def test_bytes_that_are_no_message_end_their_connection_alone(served: Served) ->
 )
 def test_another_word_is_as_if_nothing_were_posted(value: int) -> None:
     with Served() as served, Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         poster.place(poster.next())
         before = version(served)
         poster.write(POSTED_AT, value)
@@ -278,7 +283,7 @@ def test_another_word_is_as_if_nothing_were_posted(value: int) -> None:
 
 def test_a_number_is_taken_once(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         poster.post(poster.next())
         poster.told()
         before = version(served)
@@ -293,8 +298,8 @@ def test_words_that_are_written_at_random_harm_no_one_else(served: Served) -> No
     """Nor the server: each push that it takes is whole, and every other worker is served."""
     rng = random.Random(3)
     with Poster(served.url) as hostile, Poster(served.url) as poster:
-        hostile.opened()
-        poster.opened()
+        hostile.opened(served)
+        poster.opened(served)
         for _ in range(400):
             for _ in range(rng.randrange(1, 6)):
                 at = rng.choice((POSTED_AT, ANSWERED_AT, CLIENT_SLEEPS_AT, SERVER_SLEEPS_AT))
@@ -312,7 +317,7 @@ def test_a_gradient_that_changes_is_applied_as_it_was_checked(served: Served) ->
     """It is copied first: no NaN gets in, however the worker writes meanwhile."""
     rng = np.random.default_rng(1)
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         payload = poster.mailbox.data[PAYLOAD_AT : PAYLOAD_AT + NBYTES].view(np.float32)
         for _ in range(200):
             poster.post(poster.next())
@@ -326,7 +331,7 @@ def test_a_gradient_that_changes_is_applied_as_it_was_checked(served: Served) ->
 
 def test_one_that_is_held_waits(served: Served) -> None:
     with Poster(served.url) as poster, Poster(served.url) as other:
-        poster.opened()
+        poster.opened(served)
         served.call(lambda server: link_of(server, 0).hold())
         before = version(served)
         poster.post(poster.next())
@@ -340,7 +345,7 @@ def test_one_that_is_held_waits(served: Served) -> None:
 
 def test_a_push_in_the_midst_of_another_message_waits(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         data = frame(messages.Ping(9))
         poster.send(data[:7])
         eventually(lambda: served.call(lambda server: link_of(server).wire.midway), "it has come")
@@ -355,9 +360,48 @@ def test_a_push_in_the_midst_of_another_message_waits(served: Served) -> None:
         assert poster.told() == parameters(served)
 
 
+@pytest.mark.parametrize(
+    ("of", "field", "value"),
+    [
+        ("link", "_received", [(messages.Ping(1), None)]),
+        ("link", "_closing", True),
+        ("wire", "missing", 5),
+        ("wire", "_message", messages.Ping(1)),
+    ],
+)
+def test_with_something_else_under_way_a_push_waits(
+    served: Served, of: str, field: str, value: Any
+) -> None:
+    with Poster(served.url) as poster:
+        poster.opened(served)
+
+        def put(server: Server, value: Any) -> Any:
+            link = link_of(server)
+            owner = link if of == "link" else link.wire
+            before = getattr(owner, field)
+            setattr(owner, field, value)
+            server.connections.mailboxes._rung()
+            return before
+
+        poster.place(poster.next())
+        poster.number = 1
+
+        def turn(server: Server) -> int:
+            before = put(server, value)
+            poster.write(POSTED_AT, 1 << 2 | POSTED)
+            server.connections.mailboxes._answer()
+            found = poster.word(POSTED_AT)
+            put(server, before)
+            return found
+
+        assert served.call(turn) == 1 << 2 | POSTED
+        poster.ring()
+        assert poster.told() == parameters(served)
+
+
 def test_one_that_is_taken_back_is_not_applied(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         served.call(lambda server: link_of(server).hold())
         before = version(served)
         poster.post(poster.next())
@@ -368,17 +412,15 @@ def test_one_that_is_taken_back_is_not_applied(served: Served) -> None:
         assert version(served) == before
         poster.seq -= 1
         assert poster.exchange() == parameters(served)
-        poster.post(poster.next())  # the number of the one that was taken back is not used up
-        poster.number -= 1
-        poster.write(POSTED_AT, poster.number << 2 | POSTED)
-        poster.ring()
+        poster.number -= 1  # that of the one that was taken back is not used up
+        poster.post(poster.next())
         assert poster.told() == parameters(served)
 
 
 def test_a_connection_that_learns_another_form_leaves_it(served: Served) -> None:
     """Its client is told by the mailbox, and goes by the socket."""
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
 
         def again(server: Server) -> None:
             (peer,) = server.connections.peers.values()
@@ -395,7 +437,7 @@ def test_a_connection_that_learns_another_form_leaves_it(served: Served) -> None
 
 def test_a_second_one_replaces_the_first(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         first = poster.mailbox
         poster.announce()
         poster.settle()
@@ -413,7 +455,7 @@ def test_it_takes_no_more_memory_than_there_is_room(
         table = served.call(lambda server: server.connections.mailboxes)
         size = size_of(NBYTES)
         table.room = size
-        poster.opened()
+        poster.opened(served)
         assert table.room == 0
         other.polled()
         other.announce()
@@ -429,13 +471,13 @@ def test_it_takes_no_more_memory_than_there_is_room(
 
 def test_a_connection_that_ends_leaves_nothing(served: Served) -> None:
     with Poster(served.url) as first:
-        first.opened()
+        first.opened(served)
         first.post(first.next())
         first.told()
         before = descriptors(), held()
         for _ in range(5):
             with Poster(served.url) as poster:
-                poster.opened()
+                poster.opened(served)
                 poster.post(poster.next())
                 poster.told()
             del poster
@@ -550,7 +592,7 @@ def test_over_a_network_there_is_none(served: Served) -> None:
 
 
 def test_many_have_their_turns(served: Served) -> None:
-    posters = [Poster(served.url).opened() for _ in range(12)]
+    posters = [Poster(served.url).opened(served) for _ in range(12)]
     for _ in range(20):
         for poster in posters:
             poster.post(poster.next())
@@ -564,7 +606,7 @@ def test_many_have_their_turns(served: Served) -> None:
 def test_a_state_that_is_kept_has_all_that_was_answered(tmp_path: Any) -> None:
     state = str(tmp_path / "state")
     with Served(state=state) as served, Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         for _ in range(5):
             poster.post(poster.next())
             where = poster.answered()
@@ -577,7 +619,7 @@ def test_a_state_that_is_kept_has_all_that_was_answered(tmp_path: Any) -> None:
 
 def test_a_fork_of_the_server_leaves_them_alone(served: Served) -> None:
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         pid = os.fork()
         if not pid:
             table = served.server.connections.mailboxes  # type: ignore[union-attr]
@@ -593,7 +635,7 @@ def test_a_fork_of_the_server_leaves_them_alone(served: Served) -> None:
 
 def test_a_server_that_ends_says_so_in_all_of_them() -> None:
     with Served() as served:
-        poster = Poster(served.url).opened()
+        poster = Poster(served.url).opened(served)
     assert poster.word(OPEN_AT) == 0
     poster.close()
 
@@ -602,7 +644,7 @@ def test_looking_is_left_out_where_it_was_in_vain(served: Served) -> None:
     """`module._LOOK` is not spent on each push of a worker that computes for longer."""
     assert module._LOOK <= 1e-4
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         for _ in range(30):
             poster.post(poster.next())
             poster.told()
@@ -613,7 +655,7 @@ def test_looking_is_left_out_where_it_was_in_vain(served: Served) -> None:
 def test_a_part_is_not_a_push(served: Served) -> None:
     """Other messages than pushes of the learnt form go to the connection."""
     with Poster(served.url) as poster:
-        poster.opened()
+        poster.opened(served)
         part = Part(0, NBYTES, "raw", NBYTES, 0)
         poster.seq += 1
         other = messages.Push(poster.seq, poster.seq, False, 0, (part,))

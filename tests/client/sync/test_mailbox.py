@@ -89,6 +89,7 @@ def test_exchanges_go_by_it(served: Served, elements: int) -> None:
     model = {"w": np.zeros(elements, np.float32)}
     with Client(served.url, role="worker", timeout=PATIENCE) as client:
         params = client.define(model)
+        served.warm()
         for step in range(1, 30):
             client.exchange(params, {"w": np.ones(elements, np.float32)})
             assert (params["w"] == -step).all()
@@ -143,7 +144,9 @@ def test_a_client_notices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_uses_it(served: Served) -> None:
     with aiops.Worker(served.url, MODEL) as worker:
-        for _ in range(10):
+        worker.step(ONES)
+        served.warm()
+        for _ in range(9):
             worker.step(ONES)
         assert served.served >= 6
         assert (worker.params["w"] == -10).all()
@@ -231,10 +234,12 @@ def test_a_stopped_server_costs_time_alone() -> None:
         server.popen.send_signal(signal.SIGSTOP)
         timer = threading.Timer(1.2, server.popen.send_signal, (signal.SIGCONT,))
         timer.start()
-        for _ in range(9):
+        begun = time.monotonic()
+        for _ in range(40):
             client.exchange(params, ONES)
         timer.join()
-        assert (params["w"] == -18).all()
+        assert (params["w"] == -49).all()
+        assert time.monotonic() - begun < 10, "and once: the next push is posted again"
 
 
 _PUSHES = """
@@ -518,6 +523,7 @@ def test_a_push_that_waits_is_taken_back(cause: Callable[[Played], None]) -> Non
         assert short[1] == (push, b""), "nothing was sent"
         assert "Receipt" in played.scripted.carry(answer)
         assert played.scripted.sent()[: len(push)] == push
+        assert played.word(POSTED_AT) == 1 << 2 | WITHDRAWN
 
 
 def test_what_is_taken_is_waited_for() -> None:
