@@ -100,6 +100,9 @@ class Params(Mapping[str, Array]):
 
     connection: tuple[str, int]
 
+    # Those that compiled code reads and writes: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "age", "arena", "connection", "layout", "level")
+
     def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
         self.layout = layout
         self.arena: Arena = arena or Arena(layout)

@@ -148,6 +148,12 @@ class CompiledExchange(Protocol):
             Or what else the handler of a signal raises; a message may be cut.
         """
 
+    def carry(self, steady: SteadyExchange, params: Params, gradients: Any, look: int, /) -> Any:
+        """Do what `SteadyExchange.carry` does, if parameters are as the last exchange left them.
+
+        NotImplemented: nothing has been done.
+        """
+
 
 def steady_push(
     request: Request, answer: Message, sink: Sink | None, info: ServerInfo

@@ -80,6 +80,7 @@ class Exchange:
         NotImplementedError
             When there are no mailboxes on this machine.
         """
+    def carry(self, steady: Any, params: Any, gradients: Any, look: int, /) -> Any: ...
 
 DIRECT: str
 """The arguments of a kernel's loop that is called by its address, as compiled code gives them."""

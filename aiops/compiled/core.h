@@ -25,6 +25,10 @@ int add_poller(PyObject *module);
 int add_mailboxes(PyObject *module);
 int add_kernel(PyObject *module);
 
+/* Of `Exchange`: METH_FASTCALL, see _core.pyi. */
+PyObject *run(PyObject *self, PyObject *const *given, Py_ssize_t count);
+PyObject *carry(PyObject *self, PyObject *const *given, Py_ssize_t count);
+
 /* Names that are looked up in each exchange: they are made once. */
 #define NAMES(X)                                                                                  \
     X(ack) X(begin) X(constants) X(covers) X(direct) X(exchanged) X(freeze)                       \

@@ -14,8 +14,9 @@
 #define CLASSES(X)                                                                                \
     X(Arena) X(BusyPoll) X(CollectedSum) X(Connection) X(EffectRunner) X(EventDispatcher)         \
     X(FiniteGuard) X(HeldPushes) X(KindTraffic) X(Ledger) X(Member) X(MessageTransport) X(Pace)   \
-    X(Persistence) X(PushClosure) X(RecentStaleness) X(RunState) X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(Store)      \
-    X(Traffic) X(UpdateMaker) X(UpdateQueue) X(Version)
+    X(Params) X(Persistence) X(PushClosure) X(Receipt) X(RecentStaleness) X(RunState)             \
+    X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(SteadyExchange) X(Store) X(Traffic)    \
+    X(UpdateMaker) X(UpdateQueue) X(Version)
 
 #define FIELDS(X)                                                                                 \
     X(Arena, data) X(Arena, sections)                                                             \
@@ -38,13 +39,20 @@
     X(MessageTransport, _received) X(MessageTransport, _unread) X(MessageTransport, pumped)       \
     X(MessageTransport, shortcut) X(MessageTransport, transport) X(MessageTransport, wire)        \
     X(Pace, due)                                                                                  \
+    X(Params, age) X(Params, arena) X(Params, connection) X(Params, layout) X(Params, level)      \
     X(Persistence, exchanges)                                                                     \
     X(PushClosure, why)                                                                           \
+    X(Receipt, mean_staleness) X(Receipt, pushed) X(Receipt, staleness) X(Receipt, used)          \
+    X(Receipt, vbar) X(Receipt, vbars) X(Receipt, version) X(Receipt, why)                        \
     X(RecentStaleness, _count) X(RecentStaleness, mean)                                           \
     X(RunState, kept)                                                                             \
     X(RunWarnings, due) X(RunWarnings, total)                                                     \
     X(SnapshotPool, _until) X(SnapshotPool, current) X(SnapshotPool, returned)                    \
     X(StalenessHistogram, bins) X(StalenessHistogram, total)                                      \
+    X(SteadyExchange, _age) X(SteadyExchange, _connection) X(SteadyExchange, _gradients)          \
+    X(SteadyExchange, _has_vbar) X(SteadyExchange, _have) X(SteadyExchange, _id)                  \
+    X(SteadyExchange, _layout) X(SteadyExchange, _params) X(SteadyExchange, _seq)                 \
+    X(SteadyExchange, _usual) X(SteadyExchange, direct) X(SteadyExchange, unsettled)              \
     X(Store, _leased) X(Store, _making) X(Store, busy) X(Store, current) X(Store, sums)           \
     X(Store, total)                                                                               \
     X(Traffic, bytes_in) X(Traffic, bytes_out) X(Traffic, kinds_in) X(Traffic, kinds_out)         \

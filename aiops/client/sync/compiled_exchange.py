@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from aiops.client.steady import CompiledExchange, Forms
+from aiops.client.params import Params
+from aiops.client.request_kinds import Receipt
+from aiops.client.steady import CompiledExchange, Forms, SteadyExchange
 from aiops.compiled import exchange_type
+from aiops.compiled.loading import core
 from aiops.model import mailbox
+from aiops.model.arena import Arena
 from aiops.model.mailbox import Mailbox
 from aiops.net.busy_poll import Spin
 from aiops.net.tls_socket import StreamSocket
@@ -23,6 +29,13 @@ LARGEST = 1 << 20
 """The largest model in bytes: as large as a server exchanges steadily."""
 
 
+@cache
+def _learn(library: Any) -> None:
+    """Have compiled code find the fields that it reads and writes."""
+    classes = Arena, Params, Receipt, SteadyExchange
+    library.learn_fields({each.__name__: each for each in classes})
+
+
 def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | None:
     """Return what makes exchanges of a form on a socket; None: Python is to make them.
 
@@ -32,6 +45,7 @@ def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | No
     exchange = exchange_type() if forms.nbytes <= LARGEST else None
     if exchange is None or type(sock) is not socket.socket:
         return None
+    _learn(core())
     ack, slots = forms.ack, []
     varies = bytearray(ack.size)
     for slot in ack.slots:

@@ -180,7 +180,9 @@ class BlockingConnection:
             look = spin.budget
         self.steady = None
         try:
-            receipt = steady.carry(compiled, params, gradients, look)
+            receipt: Receipt | None = compiled.carry(steady, params, gradients, look)
+            if receipt is NotImplemented:
+                receipt = steady.carry(compiled, params, gradients, look)
         except BaseException:  # such as Ctrl-C: a message may be cut
             self._break_off(steady, params, compiled.sent, compiled.received)
             if compiled.received:  # it may have copied them, and not been able to say so

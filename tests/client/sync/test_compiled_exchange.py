@@ -445,7 +445,10 @@ def test_ctrl_c_in_the_midst_of_a_payload_leaves_a_mixture(compiled: bool) -> No
         assert one.half.params.version == -1
 
 
-def test_ctrl_c_just_after_an_answer_leaves_no_version_that_the_parameters_are_not() -> None:
+@pytest.mark.parametrize("usual", [True, False])
+def test_ctrl_c_just_after_an_answer_leaves_no_version_that_the_parameters_are_not(
+    usual: bool,
+) -> None:
     """They are copied before the interpreter looks for signals again."""
     with Scripted(True, "small", "asgd") as one:
         compiled: Any = one.connection._compiled
@@ -453,6 +456,12 @@ def test_ctrl_c_just_after_an_answer_leaves_no_version_that_the_parameters_are_n
         class Interrupted:
             def run(self, *given: Any) -> Any:
                 assert compiled.run(*given)
+                raise KeyboardInterrupt
+
+            def carry(self, *given: Any) -> Any:
+                if not usual:
+                    return NotImplemented
+                assert compiled.carry(*given).version == 3
                 raise KeyboardInterrupt
 
             def __getattr__(self, name: str) -> Any:
@@ -686,3 +695,61 @@ def test_it_holds_on_to_nothing() -> None:
             one.run({"w": w}, target[:3], 1, 1, 1, 1, 0)
         del one, given
         assert [sys.getrefcount(each) for each in held] == before
+
+
+class Named(dict[str, Any]):
+    """No plain dict: its items may be anything."""
+
+
+UNUSUAL: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "other parameters": lambda half, steady: (half.params.copy(), half.gradient),
+    "exchanges that are settled": lambda half, steady: (
+        steady.settle() or half.params,
+        half.gradient,
+    ),
+    "gradients of another model": lambda half, steady: (
+        half.params,
+        Params(Layout.of({"v": np.zeros(half.params.arena.data.size, np.uint8).view(np.float32)})),
+    ),
+    "gradients that are no dict": lambda half, steady: (half.params, Named(half.gradient)),
+    "gradients that are nothing of the kind": lambda half, steady: (half.params, None),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_exchange_that_is_unlike_the_last_is_pythons(name: str) -> None:
+    """Compiled code has done nothing then."""
+    with Scripted(True, "small", "asgd") as one:
+        steady, compiled = one.connection.steady, one.connection._compiled
+        assert steady is not None
+        assert compiled is not None
+        params, gradients = UNUSUAL[name](one.half, steady)
+        assert compiled.carry(steady, params, gradients, 0) is NotImplemented
+        assert not steady.under_way
+        assert one.sent() == b""
+
+
+@pytest.mark.parametrize(("model", "policy"), [("large", "asgd"), ("small", "fasgd")])
+def test_an_exchange_that_is_pythons(model: str, policy: str) -> None:
+    """Of payloads that are received in the parameters, and of statistics."""
+    with Scripted(True, model, policy) as one:
+        assert one.connection._compiled is not None
+        given = one.connection.steady, one.half.params, one.half.gradient, 0
+        assert one.connection._compiled.carry(*given) is NotImplemented  # type: ignore[arg-type]
+        assert one.sent() == b""
+
+
+def test_an_exchange_like_the_last_is_not_pythons() -> None:
+    """It is over when it has an answer; until then it has its own gradients."""
+    with Scripted(True, "small", "asgd") as one:
+        steady, compiled = one.connection.steady, one.connection._compiled
+        assert steady is not None
+        assert compiled is not None
+        one.tell(learnt("small", "asgd")[1])
+        receipt = compiled.carry(steady, one.half.params, one.half.gradient, 0)
+        assert (receipt.version, receipt.why, receipt.used, receipt.pushed) == (3, "", True, True)
+        assert not steady.under_way
+        other = {name: array.copy() for name, array in one.half.gradient.items()}
+        assert compiled.carry(steady, one.half.params, other, 0) is None
+        assert steady.under_way
+        assert steady._gradients is other
