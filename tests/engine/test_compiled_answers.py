@@ -827,6 +827,7 @@ def test_every_class_is_learnt() -> None:
     """Each room learns those that it knows, and all of the table are learnt."""
     library = core()
     assert library is not None
+    from aiops.client.sync import compiled_exchange
     from aiops.net import socket_poller
     from aiops.net.busy_poll import BusyPoll
     from aiops.net.transport import MessageTransport
@@ -836,7 +837,8 @@ def test_every_class_is_learnt() -> None:
     from aiops.serving.run_state import RunState
 
     others = BusyPoll, EffectRunner, EventDispatcher, MessageTransport, Persistence, RunState
-    names = {each.__name__ for each in (*compiled_answers.LEARNT, *others)}
+    learnt = *compiled_answers.LEARNT, *compiled_exchange.LEARNT, *others
+    names = {each.__name__ for each in learnt}
     assert names == set(library.CLASSES)
     event_dispatcher._learn(library)
     socket_poller._learn(library)

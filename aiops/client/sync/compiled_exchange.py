@@ -29,11 +29,14 @@ LARGEST = 1 << 20
 """The largest model in bytes: as large as a server exchanges steadily."""
 
 
+LEARNT = Arena, Params, Receipt, SteadyExchange
+"""The classes whose fields compiled code reads and writes."""
+
+
 @cache
 def _learn(library: Any) -> None:
     """Have compiled code find the fields that it reads and writes."""
-    classes = Arena, Params, Receipt, SteadyExchange
-    library.learn_fields({each.__name__: each for each in classes})
+    library.learn_fields({each.__name__: each for each in LEARNT})
 
 
 def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | None:
