@@ -322,7 +322,7 @@ class ForeignClient:
 
     def fetch(self) -> dict[str, Any]:
         """Bring the parameters up to date."""
-        return self.ask("fetch", have=self.version, wants=[], coded=False)
+        return self.ask("fetch", have=self.version, wants=[], coded=False, evaluation=False)
 
     def exchange(self, gradients: dict[str, bytes], seq: int | None = None) -> dict[str, Any]:
         """Push gradients computed at the parameters held, one part each, and bring these up."""

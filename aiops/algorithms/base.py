@@ -305,6 +305,20 @@ class Algorithm:
         """The most that the rule's gauge may have the rate multiplied by, ≥ 1; 1 without one."""
         return 1.0
 
+    def offset_kept(self, updates: int, staleness: float) -> float:
+        """Return φ, how much of the rule's ``offset`` a tensor has where it is evaluated, 0 to 1.
+
+        The model is evaluated at w − (1−φ) · offset (`aiops.store.evaluation`).
+
+        Parameters
+        ----------
+        updates
+            Those that the tensor has had, ≥ 0.
+        staleness
+            The mean, as of `scalars`.
+        """
+        return 1.0
+
     def row_scalars(self, update: int) -> tuple[float, ...]:
         """Return them for a sparse table's update 1, 2, ... of some of its rows."""
         return self.scalars(update, 0.0, 1.0)

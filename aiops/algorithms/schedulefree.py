@@ -27,6 +27,9 @@ _WORKERS_EACH = 16
 _MOST_PER_RATE = 1e30
 """The most that 1/α counts as: of a float32, too, it is finite."""
 
+_AVERAGED = 60.0
+"""Updates after which half of ŷ − x is left out of what is evaluated, without staleness."""
+
 _STRAIGHT, _OF_STALENESS, _OF_GAIN = 1.4, 0.5, 0.5
 """When the rate rises: ρ > (1.4 + τ̄/2) · √gain (`ScheduleFree`)."""
 
@@ -268,7 +271,7 @@ class ScheduleFree(Algorithm):
         of_update = ("pace", "root", "share", "rest", "lean", "ahead", "bend")
         names = (*of_update, "decay", "per_rate", "weight")
         states = {"s": 0.0, "u": 0.0, "o": 0.0}
-        return Rule(schedule_free, states, constants, scalars=names, gauge=True)
+        return Rule(schedule_free, states, constants, scalars=names, gauge=True, offset="o")
 
     def scalars(self, update: int, staleness: float, gain: float) -> tuple[float, ...]:
         """Return a, 1/√(1−β₂ᵗ), c, 1 − c, the weights of z − x and d in ŷ − x, a · ρ's bound."""
@@ -278,6 +281,10 @@ class ScheduleFree(Algorithm):
         pace, lean = gain / math.sqrt(1 + staleness), 1 - self.beta + k * self.beta * after
         bend = (_STRAIGHT + _OF_STALENESS * staleness) * gain**_OF_GAIN * pace
         return pace, self._root(t), share, 1 - share, lean, k * (1 - self.beta), bend
+
+    def offset_kept(self, updates: int, staleness: float) -> float:
+        """Return φ: 1 at first, and 0 after many more updates than a gradient is late."""
+        return 1 / (1 + updates / (_AVERAGED * (1 + staleness)))
 
     @property
     def most_gain(self) -> float:

@@ -59,13 +59,14 @@ def replay(
         )
     if shard_folders(folder):
         model = replay_shards(folder, kernels)
-        ended, damage, arena = model.lead, model.damage, model.arena
+        ended, damage, arena = model.lead, model.damage, model.evaluated
         sha256, tables = model.digest, model.tables
         complete = ended.stopping and damage is None
     else:
         state = StateFolder(folder)
         ended, damage = replay_all(state, kernels)
-        arena = None if ended.engine.store is None else ended.engine.store.current.arena
+        training = ended.engine.training
+        arena = None if training is None else training.evaluated()
         last = state.listing.snapshots[:1] == (ended.last,)  # written by a server that ended
         complete = ended.complete or last
         sha256, tables = digest(ended.engine), ended.engine.saved_tables()

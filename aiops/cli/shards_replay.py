@@ -74,8 +74,8 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
             f" there is no row {row:,} of all: leave --at out, and the newest snapshot that all"
             " have is exported"
         )
-    arena, shares = _whole(path, engine, row, _replayed)
-    return ModelAt(arena.views, engine.version, _stored(shares))
+    whole = _whole(path, engine, row, _replayed)
+    return ModelAt(whole.arena.views, engine.version, _stored(whole.shares))
 
 
 def replay_shards(path: Path, kernels: str = "auto") -> ReplayedModel:
@@ -99,8 +99,18 @@ def replay_shards(path: Path, kernels: str = "auto") -> ReplayedModel:
     ended, damage = all_rows(lead, kernels)
     engine = ended.engine
     if engine.store is None:
-        return ReplayedModel(ended, None, [engine.tables], damage)
-    return ReplayedModel(ended, *_whole(path, engine, ended.last, _replayed_from_first), damage)
+        return ReplayedModel(ended, None, None, [engine.tables], damage)
+    whole = _whole(path, engine, ended.last, _replayed_from_first)
+    return ReplayedModel(ended, whole.arena, whole.evaluated, whole.shares, damage)
+
+
+@value
+class _Whole:
+    """A whole model: ``arena``, ``evaluated`` and ``shares`` as of `ReplayedModel`."""
+
+    arena: Arena
+    evaluated: Arena
+    shares: list[Stores]
 
 
 Moment: TypeAlias = tuple[int, int]
@@ -112,19 +122,20 @@ def _whole(
     engine: Engine,
     row: int,
     replayed: Callable[[StateFolder, Engine, str, Moment], PartReplay],
-) -> tuple[Arena, list[Stores]]:
-    """Return the whole model, of a lead's engine and of what ``replayed`` makes of followers.
-
-    They are the tensors, and the tables of each server that has rows, the lead's first.
-    """
+) -> _Whole:
+    """Return the whole model, of a lead's engine and of what ``replayed`` makes of followers."""
     lead, *followers = map(StateFolder, shard_folders(path))
-    store, options = engine.store, engine.options
-    assert store is not None, "there is a model"
+    training, options = engine.training, engine.options
+    assert training is not None, "there is a model"
+    store, left = training.store, training.left_out()
     placement = Placement.even(store.layout, options.shards, options.shard_bytes)
     spread = options.spread_tables and bool(engine.tables)
     check_folders(path, followers, placement)
     arena, short, shares = Arena(store.layout), dict[int, PartReplay](), [engine.tables]
     arena.data[: placement.edges[1]] = store.current.arena.data[: placement.edges[1]]
+    evaluated = arena if store.rule.offset is None else Arena(store.layout)
+    if evaluated is not arena:
+        evaluated.data[: placement.edges[1]] = training.evaluated().data[: placement.edges[1]]
     identity, history = lead.identity(), lead.generations().history
     for shard in range(1, options.shards) if spread else placement.used[1:]:
         folder, (low, high) = followers[shard - 1], placement.edges[shard : shard + 2]
@@ -136,11 +147,13 @@ def _whole(
             short[shard] = part
             continue
         arena.data[low:high] = part.data[: high - low]
+        if evaluated is not arena and low < high:
+            evaluated.data[low:high] = part.evaluated(left)[: high - low]
         if spread:
             shares.append(part.tables)
     if short:
         raise UsageError(_lacking(path, row, store.version, short))
-    return arena, shares
+    return _Whole(arena, evaluated, shares)
 
 
 @value
@@ -148,12 +161,13 @@ class ReplayedModel:
     """The end of a replay of several shards.
 
     ``lead``: the end of the lead's replay; ``arena``: the whole model, or None if none was defined;
-    ``shares``: the tables of each server that has rows; ``damage``: that at which the lead's replay
-    ended, or None.
+    ``evaluated``: the same where it is evaluated; ``shares``: the tables of each server that has
+    rows, the lead's first; ``damage``: that at which the lead's replay ended, or None.
     """
 
     lead: Replayed
     arena: Arena | None
+    evaluated: Arena | None
     shares: list[Stores]
     damage: DamagedState | None
 

@@ -79,10 +79,12 @@ class Calls:
             else:
                 return params
 
-    def fetch(self, into: Params | None) -> Call[Params]:
+    def fetch(self, into: Params | None, *, evaluation: bool = False) -> Call[Params]:
         """Return the server's parameters, in ``into`` or in new arrays."""
         params = into if into is not None else (yield from self._room())
-        yield Ask(partial(self._requests.fetch, params))
+        yield Ask(partial(self._requests.fetch, params, evaluation=evaluation))
+        if evaluation:  # so that no later fetch takes them for what gradients are computed at
+            params.connection = ("", 0)
         return params
 
     def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Call[Receipt]:

@@ -359,21 +359,29 @@ class ReapplyRequest(PushRequest):
 
 
 class FetchRequest(Request):
-    """Ask for the parameters (of some tensors); the result is whether they changed."""
+    """Ask for the parameters (of some tensors); the result is whether they changed.
+
+    ``evaluation``: as they are where the model is evaluated, of all tensors. Those are not the ones
+    that any version held would be brought up to date with.
+    """
 
     have: int
 
-    __slots__ = ("_params", "_wanted")
+    __slots__ = ("_evaluation", "_params", "_wanted")
     what = "the parameters it fetches"
     answer = messages.FetchedParams
 
-    def __init__(self, into: Params, wanted: Ints | None) -> None:
+    def __init__(self, into: Params, wanted: Ints | None, evaluation: bool = False) -> None:
         super().__init__((), into)
-        self._params, self._wanted = into, wanted
+        self._params, self._wanted, self._evaluation = into, wanted, evaluation
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return the fetch, which asks for what is not held now."""
         info.check_held(self._params)
+        if self._evaluation:
+            self._params.version = self.have = -1
+            self.wants = ()
+            return messages.Fetch(id, -1, (), False, True)
         self.have, self.wants = wants_of(self._params, self._wanted)
         return messages.Fetch(id, self.have, self.wants, info.increments)
 

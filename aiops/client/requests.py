@@ -132,9 +132,14 @@ class Requests:
         """Ask again for what was abandoned before its answer; a push keeps its number."""
         return self._session.again(request)
 
-    def fetch(self, into: Params, wanted: Ints | None = None) -> Request:
-        """Ask for the parameters (of some tensors); the result is whether they changed."""
-        return self._session.ask(FetchRequest(into, wanted))
+    def fetch(
+        self, into: Params, wanted: Ints | None = None, *, evaluation: bool = False
+    ) -> Request:
+        """Ask for the parameters (of some tensors); the result is whether they changed.
+
+        ``evaluation``: as they are where the model is evaluated, of all tensors.
+        """
+        return self._session.ask(FetchRequest(into, wanted, evaluation))
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
         """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""

@@ -17,7 +17,7 @@ from aiops.durable.follower_recorder import FollowerReplayer
 from aiops.engine.engine import Engine
 from aiops.engine.restore import Captured, ReadArray
 from aiops.errors import DamagedState, UsageError
-from aiops.model.layout import Bytes
+from aiops.model.layout import Array, Bytes
 from aiops.model.parts import LARGEST
 from aiops.shards.common_moment import CommonMoment, History
 from aiops.shards.follower import Follower
@@ -64,6 +64,15 @@ class PartReplay:
         """The bytes of its part at that version."""
         assert self._follower.shard is not None, "it has a version"
         return self._follower.shard.newest.arena.data
+
+    def evaluated(self, left: Array) -> Bytes:
+        """Return the bytes of its part where the model is evaluated.
+
+        ``left``: what is left out of the offset of each tensor of the whole model.
+        """
+        shard = self._follower.shard
+        assert shard is not None, "it has a version"
+        return shard.evaluated(left).data
 
     @property
     def tables(self) -> Sequence[SparseTable]:

@@ -34,11 +34,13 @@ class DeltaReplies:
     ----------
     due
         True if readers wait for an update of the replica that has not been issued yet.
+    due_last
+        False: nothing is to be done at the end.
     """
 
     def __init__(self, store: Store, replica: DeltaReplica) -> None:
         self.replica, self._store = replica, store
-        self.due = False
+        self.due = self.due_last = False
         self._updating = False  # an update has been issued
         self._waiting: list[tuple[int, Ack | FetchedParams, Wanted, Member | None]] = []
 
@@ -67,6 +69,9 @@ class DeltaReplies:
         """Drop all answers that wait; return their connections and request ids."""
         waiting, self._waiting = self._waiting, []
         return [(peer, message.id) for peer, message, _wanted, _member in waiting]
+
+    def captured(self) -> None:
+        """Do nothing: all of the replica is captured."""
 
     def state(self) -> dict[str, Any]:
         """Return the answers that wait as plain values, for `restore`; no update is issued."""

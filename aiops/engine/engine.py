@@ -553,7 +553,7 @@ class Engine:
     def _drain(self, event: Stopping) -> list[Effect]:
         if self.training is None:
             return []
-        return self.training.updates.stop(event.time, kept=event.kept)
+        return self.training.stop(event.time, kept=event.kept)
 
     def _resume(self, event: Resumed) -> list[Effect]:
         """Have every client that was connected leave; a server that was ending ends no more.
@@ -566,7 +566,7 @@ class Engine:
         if self.budget is not None:
             self.budget.resumed()
         if self.training is not None:
-            self.training.updates.held.stopping = False
+            self.training.go_on()
             if self.training.updates.maker.position is not None:
                 self.training.updates.maker.position.resumed(event.time)
             self.training.abandon()

@@ -20,6 +20,7 @@ from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.placement import Placement
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
+from aiops.store.evaluation import EvaluationJob
 from aiops.store.parameters import MeasureJob, UpdateJob
 from aiops.store.snapshots import Lease
 from aiops.store.sparse_table import CopyRowsJob, TableJob
@@ -249,7 +250,9 @@ class Reply:
     rows: LyingRows | None = None
 
 
-Job: TypeAlias = UpdateJob | TableJob | CopyRowsJob | ReplicaJob | CaptureJob | MeasureJob
+Job: TypeAlias = (
+    UpdateJob | TableJob | CopyRowsJob | ReplicaJob | EvaluationJob | CaptureJob | MeasureJob
+)
 """What runs on any thread, one at a time."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from aiops.bandwidth.gate_controller import GateController
 from aiops.engine import validation
 from aiops.engine.delta_replies import DeltaReplies
+from aiops.engine.evaluation_replies import EvaluationReplies
 from aiops.engine.events import Effect, Received, Reply
 from aiops.engine.gradient_cache import CachedGradient
 from aiops.engine.membership import Acknowledged, Member, Membership
@@ -66,6 +67,8 @@ class Replies:
         Chooses the constants of the gates, if there is a bandwidth budget.
     delta_replies
         Answers coded fetches, if they are enabled.
+    evaluation
+        Answers fetches for evaluation, if the model is evaluated elsewhere than it is trained.
 
     Attributes
     ----------
@@ -82,9 +85,11 @@ class Replies:
         membership: Membership,
         budget: GateController | None,
         delta_replies: DeltaReplies | None,
+        evaluation: EvaluationReplies | None = None,
     ) -> None:
         self._store, self._tables, self._membership = store, tables, membership
         self._budget, self._delta_replies = budget, delta_replies
+        self._evaluation = evaluation
         self.pending: dict[tuple[str, int], PendingPush] = {}
         self.readers: list[tuple[int, int, Callable[[], list[Effect]]]] = []
 
@@ -93,7 +98,11 @@ class Replies:
     def fetch(self, peer: int, message: Fetch, member: Member | None) -> list[Effect]:
         """Send the tensors that the client wants and does not have, as soon as they can be read."""
         store, wanted = self._store, self._wanted(message)
+        wanted = wanted.whole if message.evaluation else wanted
         statistics = store.vbar(), store.vbars(), self._gate()
+        if message.evaluation and self._evaluation is not None:
+            params = FetchedParams(message.id, store.version, (), *statistics)
+            return self._evaluation.answer(peer, params, wanted)
         if message.coded and self._delta_replies is not None:
             params = FetchedParams(message.id, store.version, (), *statistics)
             return self._delta_replies.answer(peer, params, wanted, member)
@@ -120,6 +129,8 @@ class Replies:
         self.readers = [reader for reader in self.readers if reader[0] != peer]
         if self._delta_replies is not None:
             self._delta_replies.left(peer)
+        if self._evaluation is not None:
+            self._evaluation.left(peer)
         for pending in self.pending.values():
             if pending.peer == peer:
                 pending.peer = None
@@ -135,7 +146,9 @@ class Replies:
                 pending.peer = None
         readers, self.readers = self.readers, []
         waiting += [(peer, id) for peer, id, _answer in readers]
-        return waiting + (self._delta_replies.abandon() if self._delta_replies is not None else [])
+        for each in (self._delta_replies, self._evaluation):
+            waiting += [] if each is None else each.abandon()
+        return waiting
 
     def acknowledge(self, push: PendingPush, now: float, unused: str = "") -> list[Effect]:
         """Answer a push whose gradient has been used, unless it is ``unused`` for this reason."""

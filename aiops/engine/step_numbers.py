@@ -97,6 +97,13 @@ class StepNumbers:
             steps *= modulation
         return steps
 
+    def offset_left_out(self, current: Version) -> Array:
+        """Return 1 − φ (`Algorithm.offset_kept`) of each tensor of a version, float64[tensors]."""
+        kept, mean, level = self._algorithm.offset_kept, self.recent_staleness.mean, current.level
+        if level is not None:
+            return np.full(len(self._layout.tensors), 1 - kept(level, mean))
+        return np.array([1 - kept(each, mean) for each in current.tensor_versions.tolist()])
+
     def scalars(self, current: Version, touched: Ints) -> Array:
         """Return the rule's scalars of the next update, float64[touched tensors, scalars]."""
         level, mean, gain = current.level, self.recent_staleness.mean, self.gain.factor

@@ -16,6 +16,7 @@ from aiops.engine.client_plan import ClientPlan
 from aiops.engine.compiled_answers import enter_kernels
 from aiops.engine.data_sets import DataSets
 from aiops.engine.delta_replies import DeltaReplies
+from aiops.engine.evaluation_replies import EvaluationReplies
 from aiops.engine.events import DistributeModel, Effect, Options, Received, Warm
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member, Membership
@@ -30,9 +31,11 @@ from aiops.engine.table_requests import TableRequests, TableWork
 from aiops.engine.update_queue import UpdateQueue
 from aiops.errors import BadPush, Refused
 from aiops.filters.screen import PushScreen
-from aiops.model.arena import aligned
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Array
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import DeltaReplica
+from aiops.store.evaluation import Evaluation
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Version
@@ -65,6 +68,8 @@ class Training:
         The model's tables, as they were defined.
     delta_replies
         Answers coded fetches, if they are enabled.
+    evaluation
+        Answers fetches for evaluation, if the model is evaluated elsewhere than it is trained.
     replies
         Answers everything else.
     updates
@@ -140,7 +145,11 @@ class Training:
                 parallel_map=machine.parallel_map,
             )
             self.delta_replies = DeltaReplies(store, replica)
-        self.replies = Replies(store, self.tables.described, membership, budget, self.delta_replies)
+        self.evaluation: EvaluationReplies | None = None
+        if store.rule.offset is not None:
+            self.evaluation = EvaluationReplies(store, Evaluation(store), self.left_out)
+        copies = self.delta_replies, self.evaluation
+        self.replies = Replies(store, self.tables.described, membership, budget, *copies)
         self.screen: PushScreen | None = None
         if options.filter != "off":
             self.screen = PushScreen(options.filter, layout, options.backend, held)
@@ -149,7 +158,7 @@ class Training:
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),
-            *(warnings, self.delta_replies, plan, closure, self.screen),
+            *(warnings, [each for each in copies if each is not None], plan, closure, self.screen),
         )
         self.data_sets = DataSets(membership, options.worker_deadline, closure)
         self.shortcut: Shortcut | None = None
@@ -188,7 +197,7 @@ class Training:
         """Send parameters, as soon as they can be read."""
         assert isinstance(event.message, Fetch)
         effects = self.replies.fetch(event.peer, event.message, member)
-        return effects + self.updates.advance(event.time)  # of the delta replica, if it is due
+        return effects + self.updates.advance(event.time)  # of a copy, if its work is due
 
     def fetch_rows(self, event: Received) -> list[Effect]:
         """Send rows of a table, when their turn comes."""
@@ -232,6 +241,29 @@ class Training:
 
     # ------------------------------------------------------------ versions
 
+    def stop(self, now: float, *, kept: bool) -> list[Effect]:
+        """Answer the pushes that are held, unless the state is ``kept``: no more are taken."""
+        if self.evaluation is not None and self.store.held is not self.store.layout:
+            self.evaluation.collected = True
+        return self.updates.stop(now, kept=kept)
+
+    def go_on(self) -> None:
+        """Take pushes again: a server that was ending ends no more."""
+        self.updates.held.stopping = False
+        if self.evaluation is not None:
+            self.evaluation.collected = False
+
+    def evaluated(self) -> Arena:
+        """Return the parameters where the model is evaluated, while no update is outstanding.
+
+        They are those that are held here. Unless the rule has an offset, they are the current ones.
+        """
+        return self.store.current.arena if self.evaluation is None else self.evaluation.now()
+
+    def left_out(self) -> Array:
+        """Return what is left out of each tensor's offset where the model is evaluated."""
+        return self.updates.maker.numbers.offset_left_out(self.store.current)
+
     def held_versions(self, membership: Membership) -> set[tuple[int, bool]]:
         """Return the versions that the rule compares gradients with, now or later.
 
@@ -241,6 +273,10 @@ class Training:
         reads = self.updates.maker.reads
         held += [] if reads is None else [reads]
         return {(version.number, self.of_replica(version)) for version in held}
+
+    def of_evaluation(self, version: Version) -> bool:
+        """Return whether a version is one for evaluation."""
+        return self.evaluation is not None and self.evaluation.evaluation.owns(version)
 
     def of_replica(self, version: Version) -> bool:
         """Return whether a version is one of the delta replica."""

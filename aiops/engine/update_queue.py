@@ -16,7 +16,6 @@ import numpy as np
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
 from aiops.engine import validation
 from aiops.engine.client_plan import ClientPlan
-from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Applied, Apply, Effect, Job, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
@@ -45,10 +44,33 @@ _NOT_KEPT = "the server does not keep this worker's last gradient any more"
 
 
 class QueuedWork(Protocol):
-    """Work on rows of a table or on the delta replica, which takes its turn among the updates."""
+    """Work on rows of a table, which takes its turn among the updates."""
 
     def issue(self) -> tuple[Job, OnApplied]:
         """Return the job, now that its turn has come, and the function that takes its result."""
+
+
+class FollowingCopy(QueuedWork, Protocol):
+    """A copy of the model that readers wait for, such as the delta replica.
+
+    Attributes
+    ----------
+    due
+        True if they wait for work that has not been issued yet.
+    due_last
+        True if there is work to do at the end, when nothing is queued any more.
+    """
+
+    @property
+    def due(self) -> bool:
+        """As above."""
+
+    @property
+    def due_last(self) -> bool:
+        """As above."""
+
+    def captured(self) -> None:
+        """Note that the state is captured now: have nothing that a restored server lacks."""
 
 
 QueueItem: TypeAlias = PendingPush | Decision | CaptureJob | QueuedWork
@@ -72,8 +94,8 @@ class UpdateQueue:
         Holds answers back.
     warnings
         Those that depend on the statistic are given before an update.
-    delta_replies
-        Its updates of the delta replica come before all that is queued; None: there is none.
+    copies
+        Those of the model, whose work comes before all that is queued.
     plan
         The client plan.
     closure
@@ -111,13 +133,13 @@ class UpdateQueue:
         replies: Replies,
         held: HeldPushes,
         warnings: RunWarnings,
-        delta_replies: DeltaReplies | None,
+        copies: Sequence[FollowingCopy],
         plan: ClientPlan,
         closure: PushClosure,
         screen: PushScreen | None = None,
     ) -> None:
         self._algorithm, self.policy, self._store = algorithm, policy, store
-        self._replies, self._delta_replies = replies, delta_replies
+        self._replies, self._copies = replies, copies
         self.held, self.recall, self.pace = held, GradientCache(plan.recall), Pace()
         self.maker = UpdateMaker(algorithm, workers, store, plan.most_batches)
         self.screen, self.warnings, self.closure = screen, warnings, closure
@@ -137,7 +159,7 @@ class UpdateQueue:
 
     @property
     def working(self) -> bool:
-        """True if work on rows or on the delta replica is outstanding."""
+        """True if work on rows or on a copy of the model is outstanding."""
         return self._on_applied is not None
 
     # ------------------------------------------------------------ the steady exchange
@@ -331,7 +353,7 @@ class UpdateQueue:
             else:
                 push.sink.free()
         # Last: the next update may be in place, and the answers above read the current version.
-        if self._queue or self._delta_replies is not None:
+        if self._queue or self._copies:
             effects += self.advance(now)
         return effects
 
@@ -361,12 +383,12 @@ class UpdateQueue:
     def advance(self, now: float) -> list[Effect]:
         """Issue the next job, if none is outstanding."""
         effects: list[Effect] = []
-        replica = self._delta_replies
         if self.maker.position is not None:
             self.maker.position.now = now
         while self.maker.job is None and self._on_applied is None:
-            if replica is not None and replica.due:
-                effects.append(self._issue(*replica.issue()))
+            copy = self._copy_due() if self._copies else None
+            if copy is not None:
+                effects.append(self._issue(*copy.issue()))
                 continue
             if not self._queue:
                 break
@@ -379,10 +401,19 @@ class UpdateQueue:
             elif isinstance(item, Decision):
                 effects.append(self._issue(self.maker.begin(None, item), None))
             elif isinstance(item, CaptureJob):
+                for each in self._copies:
+                    each.captured()
                 effects.append(self._issue(item, _ignored))
             else:
                 effects.append(self._issue(*item.issue()))
         return effects
+
+    def _copy_due(self) -> FollowingCopy | None:
+        """Return a copy of the model whose work is due."""
+        for each in self._copies:
+            if each.due or (each.due_last and not self._queue):
+                return each
+        return None
 
     def _issue(self, job: Job, on_applied: OnApplied | None) -> Apply:
         """Return the `Apply` of a job; ``on_applied``: takes its result; None: it is an update."""

@@ -46,12 +46,15 @@ class Rule:
         last argument.
     statistic_floor
         A lower bound of the statistic's mean.
+    offset
+        The state array by which the parameters, where gradients are computed, lie off the point
+        where the model is evaluated best; None: they are that point.
 
     Raises
     ------
     UsageError
-        When the function's parameters are not these, a number is not finite, or it has both a
-        statistic and a gauge.
+        When the function's parameters are not these, a number is not finite, the statistic or the
+        offset is no state array, or it has both a statistic and a gauge.
 
     Examples
     --------
@@ -77,6 +80,7 @@ class Rule:
     reads: tuple[str, ...] = ()
     statistic_floor: float = 0.0
     gauge: bool = False
+    offset: str | None = None
 
     def __post_init__(self) -> None:
         # Copies: the rule must not change when the caller changes the mappings.
@@ -103,6 +107,13 @@ class Rule:
                 statistic=self.statistic,
             )
 
+        if self.offset is not None and self.offset not in self.state:
+            raise UsageError(
+                f"rule {self.name!r} has the offset {self.offset!r}, which is not one of its state"
+                f" arrays ({', '.join(self.state) or 'it has none'}); name one of them, or None",
+                rule=self.name,
+                offset=self.offset,
+            )
         if self.gauge and self.statistic is not None:
             raise UsageError(
                 f"rule {self.name!r} has the statistic {self.statistic!r} and a gauge, and an"

@@ -28,6 +28,7 @@ from aiops.net.mailboxes import ROOM as MAILBOXES
 from aiops.net.memory_use import resident
 from aiops.serving.shared_bounds import ANSWERS, HEADERS, SharedBound
 from aiops.shards.measuring import SAMPLES
+from aiops.store.evaluation import LIVE as EVALUATED
 from aiops.wire.connection import SMALL
 
 _log = logging.getLogger("aiops.server")
@@ -67,6 +68,8 @@ class Holdings:
         The gradients of a step that are held each, and not added up.
     directs
         Whether directions are made of sums of gradients.
+    evaluates
+        Whether the model is evaluated elsewhere than it is trained.
     """
 
     connections: int
@@ -77,6 +80,7 @@ class Holdings:
     kept: bool = False
     gathered: int = 1
     directs: bool = False
+    evaluates: bool = False
 
 
 def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mapping[str, int]:
@@ -105,6 +109,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "program": _PROGRAM,
         "versions": (live + 2) * nbytes,  # one is being made, and one is on its way out
         "lent versions": live * nbytes if holdings.near else 0,
+        "versions for evaluation": (EVALUATED + 2) * nbytes if holdings.evaluates else 0,
         "workers' versions": workers * nbytes if holdings.reads else 0,
         "optimiser": state,
         "sum of gradients": holdings.gathered * wide,

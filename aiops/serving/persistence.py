@@ -153,16 +153,16 @@ class Persistence:
     # ------------------------------------------------------------ the model
 
     def save(self, path: Path) -> None:
-        """Write the current version of the parameters to a file."""
-        store = self._engine.store
-        if store is None:
+        """Write the current version to a file, as it is where the model is evaluated."""
+        training, store = self._engine.training, self._engine.store
+        if training is None or store is None:
             _log.warning("nothing is saved to %s: no model has been defined", path)
             return
         if store.busy or self._engine.working:
             _log.error("nothing is saved to %s: an update was not finished", path)
             return
         tables = self._engine.saved_tables()
-        write_model(path, store.current.arena.views, store.version, tables)
+        write_model(path, training.evaluated().views, store.version, tables)
         _log.info("version %d saved to %s", store.version, path)
 
     async def _save_sharded(

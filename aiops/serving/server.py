@@ -172,6 +172,7 @@ class Server:
             kept=files is not None,
             gathered=algorithm.trimming(options.workers).gathered,
             directs=algorithm.sum_momentum(options.workers) is not None,
+            evaluates=rule.offset is not None,
         )
         self._memory = MemoryBound(holdings, options, admission, self.connections.answers)
         self.run_state = run_state = RunState(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from aiops.engine.events import Order
 from aiops.errors import RemoteProtocolError
@@ -27,6 +28,8 @@ class Collecting:
         The bytes that each shard holds.
     lease
         On the version; the lead's part is copied at once, and the lease released.
+    evaluation
+        Whether it is a version for evaluation, of followers as of the lead.
     rows
         Takes the rows of tables that lie on followers; None: none do.
     failure
@@ -55,6 +58,8 @@ class Collecting:
         lease: Lease,
         failure: str,
         rows: CollectedRows | None = None,
+        *,
+        evaluation: bool = False,
     ) -> None:
         self._placement, self.rows = placement, rows
         version = lease.version
@@ -67,10 +72,8 @@ class Collecting:
         self.orders: list[Order] = []
         if not self.done:
             pieces = placement.divide(version.parts)
-            self.orders = [
-                Order(shard, send_params(number, "", 0, version.number, pieces[shard][0]))
-                for shard in placement.used[1:]
-            ]
+            order = partial(send_params, number, "", 0, version.number, evaluation=evaluation)
+            self.orders = [Order(n, order(pieces[n][0])) for n in placement.used[1:]]
             lacking = () if rows is None else sorted(rows.missing)
             self.orders += [Order(shard, SendRows(number)) for shard in lacking]
         lease.release()

@@ -26,6 +26,9 @@ CAPTURE = "capture"
 """The key of a capture in the place of an update: the row of the lead's journal that it is of, and
 0 if there is nothing to capture."""
 
+EVALUATION = "evaluation"
+"""The key of work on the parameters for evaluation: what is left out of each tensor's offset."""
+
 REHEARSED = np.array([-1], "<i8").tobytes()
 """The sums in the report on a rehearsal whose result is finite."""
 
@@ -64,6 +67,28 @@ def work_of(
     return found
 
 
+def evaluation_of(left: Array, shard: int, placement: Placement) -> dict[str, Any]:
+    """Return one shard's part of an `EvaluationJob`, as `work_of` does of an update.
+
+    ``left``: float64[tensors of the model].
+    """
+    return {EVALUATION: _packed(left[placement.rows(shard, placement.layout.all)])}
+
+
+def left_out(work: Mapping[str, Any], tensors: int) -> Array:
+    """Return that of a shard of so many tensors, float64[tensors], checked.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When they are no shares.
+    """
+    found = _numbers(work[EVALUATION], tensors)
+    if not ((found >= 0) & (found <= 1)).all():
+        raise RemoteProtocolError("run_update.work.evaluation: they are no shares")
+    return found
+
+
 def _packed(numbers: Array) -> bytes:
     numbers = np.ascontiguousarray(numbers, "<f8")
     if len(numbers) and (numbers == numbers[0]).all():
@@ -72,10 +97,16 @@ def _packed(numbers: Array) -> bytes:
 
 
 def send_params(
-    id: int, client: str, epoch: int, version: int, parts: Sequence[Part]
+    id: int,
+    client: str,
+    epoch: int,
+    version: int,
+    parts: Sequence[Part],
+    *,
+    evaluation: bool = False,
 ) -> SendParams:
-    """Return the order to send a client these parts of a version."""
-    return SendParams(id, client, epoch, version, ranges_of(parts))
+    """Return the order to send a client these parts of a version, or of it for evaluation."""
+    return SendParams(id, client, epoch, version, ranges_of(parts), evaluation)
 
 
 def send_increments(

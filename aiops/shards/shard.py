@@ -10,21 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.codecs.choice import CodecChoice
 from aiops.engine.events import Applied, Apply, Effect, Options, Reply
-from aiops.model.arena import aligned
-from aiops.model.layout import Bytes, Ints, Layout
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Array, Bytes, Ints, Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.placement import RAW, Placement
 from aiops.shards.measuring import PLAN, SAMPLE, PartSampler
-from aiops.shards.orders import CAPTURE, REHEARSED, REPLICA, ShardWork
+from aiops.shards.orders import CAPTURE, EVALUATION, REHEARSED, REPLICA, ShardWork, left_out
 from aiops.shards.receive import ShardBuffers
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
+from aiops.store.evaluation import Evaluation, EvaluationJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import MeasureJob, Store, UpdateJob, UpdateRound
 from aiops.store.resources import Resources
@@ -39,6 +41,8 @@ from aiops.wire.server_messages import (
     UpdateDone,
 )
 from aiops.wire.sinks import Sink
+
+_ShardJob: TypeAlias = UpdateJob | ReplicaJob | EvaluationJob | CaptureJob | MeasureJob
 
 
 class LoadSink(Sink):
@@ -143,6 +147,7 @@ class Shard:
                 shard=order.shard,
                 parallel_map=machine.parallel_map,
             )
+        self._evaluation = None if store.rule.offset is None else Evaluation(store)
         compares = order.plan.get(PLAN)
         self._sampler: PartSampler | None = None
         if compares is not None:
@@ -153,7 +158,7 @@ class Shard:
         self._awaited = True  # the outstanding update is: it was ordered by the present lead
         self._asked: object = None  # the round that the last order was of
         # One or none, by its ticket:
-        self._outstanding: dict[int, UpdateJob | ReplicaJob | CaptureJob | MeasureJob] = {}
+        self._outstanding: dict[int, _ShardJob] = {}
         self._computed: tuple[Version, Ints] | None = None  # not published yet; tensors touched
         self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
         buffers.begin(layout)
@@ -200,7 +205,7 @@ class Shard:
         self._awaited = False
 
     def run_update(self, order: RunUpdate) -> Apply | UpdateDone | None:
-        """Begin an update, or bring the delta replica up to the model.
+        """Begin an update, bring the delta replica up to the model, or make one for evaluation.
 
         A lead that was lost orders its last update again. One that was done is answered from
         memory, and one that is still outstanding when it is done (None).
@@ -215,11 +220,13 @@ class Shard:
         self._reach(order.version)
         if self._outstanding or self._computed is not None:
             raise ValueError("one update at a time")
-        job: UpdateJob | ReplicaJob | CaptureJob | MeasureJob
+        job: _ShardJob
         if CAPTURE in order.work:
             job = self._capture(order)
         elif SAMPLE in order.work:
             job = self._measure(order)
+        elif EVALUATION in order.work:
+            job = self._evaluate(order)
         else:
             job = self._follow(order) if REPLICA in order.work else self._update(order)
         self._outstanding[order.id], self._awaited = job, True
@@ -290,11 +297,19 @@ class Shard:
         replica.forget(oldest)
         return replica.follow(self.store.current)
 
+    def _evaluate(self, order: RunUpdate) -> EvaluationJob:
+        """Return the job that makes the current version for evaluation."""
+        if self._evaluation is None:
+            raise ValueError("the model is evaluated where it is trained")
+        return self._evaluation.begin(left_out(order.work, len(self.store.layout.tensors)))
+
     def applied(self, event: Applied) -> UpdateDone | None:
         """Take the result of the outstanding update; return the report to the lead, if awaited."""
         job, sample = self._outstanding.pop(event.ticket), (b"", b"")
         if isinstance(job, ReplicaJob):
             job.replica.followed(job, event.sums)
+        elif isinstance(job, EvaluationJob):
+            job.evaluation.publish(job)
         elif isinstance(job, UpdateJob) and job.target is not None:
             self._computed = job.target, job.touched
             if self._sampler is not None:
@@ -305,6 +320,18 @@ class Shard:
         report = UpdateDone(event.ticket, event.sums.astype("<i8").tobytes(), proof, *sample)
         self.done = report, reached
         return self._done_before(event.ticket) if self._awaited else None
+
+    def evaluated(self, left: Array) -> Arena:
+        """Return its part of the newest version where the model is evaluated; it is published.
+
+        ``left``: what is left out of the offset of each tensor of the whole model.
+        """
+        self._reach(self.version)
+        if self._evaluation is None:
+            return self.store.current.arena
+        placement = _placement(self.order)
+        rows = placement.rows(self.shard, placement.layout.all)
+        return self._evaluation.now(left[rows])
 
     # ------------------------------------------------------------ parameters
 
@@ -319,7 +346,12 @@ class Shard:
         if peer is None:
             return []
         answer = ShardParts(order.id, order.version, parts)
-        return [Reply(peer, answer, self.store.lease() if parts else None)]
+        lease = self.store.lease
+        if order.evaluation:
+            if self._evaluation is None or self._evaluation.number != order.version:
+                raise ValueError(f"it has not made version {order.version} for evaluation")
+            lease = self._evaluation.lease
+        return [Reply(peer, answer, lease() if parts else None)]
 
     def send_increments(self, order: SendIncrements, peer: int | None) -> list[Effect]:
         """Send parts of a version of the delta replica on a connection; None: it was lost."""

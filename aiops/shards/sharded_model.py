@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,8 @@ class ShardedModel:
         pieces = [theirs for theirs, _views in self.placement.divide(message.parts)]  # type: ignore[attr-defined]
         replica = self._training.of_replica(version)
         order, effects = send_increments if replica else send_params, list[Effect]()
+        if self._training.of_evaluation(version):
+            order = partial(send_params, evaluation=True)
         for shard, theirs in enumerate(pieces[1:], 1):
             if theirs and client is not None:
                 effects.append(Order(shard, order(message.id, *client, version.number, theirs)))
@@ -224,13 +227,19 @@ class ShardedModel:
     # ------------------------------------------------------------ the whole model
 
     def collect(self, failure: str) -> Collecting | None:
-        """Begin to collect the current version from all shards; None while it cannot be read."""
-        store = self._training.store
+        """Begin to collect the current version from all shards; None while it cannot be read.
+
+        If there is that version for evaluation, as at the end, it is this.
+        """
+        store, replies = self._training.store, self._training.evaluation
         if not store.readable:
             return None
         self._collected += 1
         rows = CollectedRows(self._training.tables, self.holders[1:]) if self.spread else None
-        collecting = Collecting(self._collected, self.placement, store.lease(), failure, rows)
+        evaluation = replies is not None and replies.evaluation.number == store.version
+        lease = replies.evaluation.lease() if replies and evaluation else store.lease()
+        given = self._collected, self.placement, lease, failure, rows
+        collecting = Collecting(*given, evaluation=evaluation)
         if not collecting.done:
             self._collecting[self._collected] = collecting
         return collecting

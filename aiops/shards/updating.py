@@ -24,11 +24,12 @@ from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
 from aiops.shards.measuring import Measuring
-from aiops.shards.orders import CAPTURE, REPLICA, work_of
+from aiops.shards.orders import CAPTURE, REPLICA, evaluation_of, work_of
 from aiops.shards.proofs import ShardProofs
 from aiops.shards.reports import check_count, check_squares, check_statistic, read_sums
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
+from aiops.store.evaluation import EvaluationJob
 from aiops.store.finite_guard import Proof, refusal
 from aiops.store.parameters import MeasureJob, UpdateJob, UpdateRound
 from aiops.store.snapshots import Version
@@ -47,7 +48,7 @@ class _Update:
     """The update that is outstanding."""
 
     ticket: int
-    job: UpdateJob | ReplicaJob | CaptureJob | MeasureJob
+    job: UpdateJob | ReplicaJob | EvaluationJob | CaptureJob | MeasureJob
     push: int = 0  # the number of the push that it begins with
     asked: set[int] = field(default_factory=set)  # shards that take part in the present round
     missing: set[int] = field(default_factory=set)  # those that have not reported it
@@ -139,6 +140,8 @@ class Updating:
             return [*self._order(update, version, work, self._holders, now), effect]
         if isinstance(job, ReplicaJob):
             return [*self._have_followed(update, job, now), effect]
+        if isinstance(job, EvaluationJob):
+            return [*self._evaluate(update, job, version, now), effect]
         update.push = 0 if job.gradient is None else job.gradient.number
         self._computing = job.store.version + (job.target is not None)
         if job.weights is not None:
@@ -146,6 +149,17 @@ class Updating:
         if job.clip is not None and job.target is not None:
             return self._issue(update, job, UpdateRound.MEASURE, self._placement.used, now)
         return self._rehearse(update, job, now)
+
+    def _evaluate(
+        self, update: _Update, job: EvaluationJob, version: int, now: float
+    ) -> list[Effect]:
+        """Have all shards make a version for evaluation."""
+        placement = self._placement
+        update.sums, update.missing = [NONE] * len(placement), set(placement.used)
+        for shard in placement.used[1:]:
+            work = evaluation_of(job.left, shard, placement)
+            update.orders[shard] = Order(shard, RunUpdate(update.ticket, 0, version, work))
+        return update.ordered(now)
 
     def _measure(self, update: _Update, job: MeasureJob, version: int, now: float) -> list[Effect]:
         """Ask followers for what they have not said of a push, or of the version that it meets."""
@@ -256,7 +270,7 @@ class Updating:
         match job:
             case ReplicaJob():
                 check_count(sums, shard, len(placement.layouts[shard].tensors))
-            case CaptureJob():
+            case CaptureJob() | EvaluationJob():
                 check_count(sums, shard, 0)
             case MeasureJob():
                 check_count(sums, shard, self._measuring.length(job, shard))
@@ -296,7 +310,7 @@ class Updating:
         self.completed = update.ticket
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
-        if isinstance(job, CaptureJob):
+        if isinstance(job, CaptureJob | EvaluationJob):
             return Applied(time, update.ticket, NONE)
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 

@@ -52,6 +52,11 @@ class Wanted:
             held[first:last] = have
         return held
 
+    @property
+    def whole(self) -> Wanted:
+        """The same request of a reader that holds none of it."""
+        return Wanted(-1, tuple((first, last, -1) for first, last, _have in self.wants))
+
     def known(self, version: int, tensors: int) -> Wanted:
         """Return the same request, without claims to hold versions newer than ``version``.
 

@@ -143,12 +143,16 @@ class Reapply(Message):
 
 @value
 class Fetch(Message):
-    """Request the tensors that have changed since the version held."""
+    """Request the tensors that have changed since the version held.
+
+    With ``evaluation`` all that are wanted are sent, as they are where the model is evaluated.
+    """
 
     kind = "fetch"
     have: Have
     wants: Wants = ()
     coded: bool = False
+    evaluation: bool = False
 
 
 @value

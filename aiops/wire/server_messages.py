@@ -154,7 +154,8 @@ class RunUpdate(Message):
 class SendParams(Message):
     """Send a client its parts of the answer to request ``id``, of this version.
 
-    ``client`` is empty when the lead itself is the receiver.
+    ``client`` is empty when the lead itself is the receiver. With ``evaluation`` the parameters are
+    those where the model is evaluated.
     """
 
     kind = "send_params"
@@ -162,6 +163,7 @@ class SendParams(Message):
     epoch: UInt
     version: UInt
     ranges: Ranges
+    evaluation: bool = False
 
 
 @value

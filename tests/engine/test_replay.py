@@ -251,7 +251,8 @@ class World(Inline):
     def fetch(self, peer: int) -> None:
         """Fetch parameters."""
         coded = bool(self.engine.codecs[1]) and self.chance(0.6)
-        self.receive(peer, Fetch(self.next_id(), self.have(), self.wants(), coded))
+        asked = self.have(), self.wants(), coded, self.chance(0.3)
+        self.receive(peer, Fetch(self.next_id(), *asked))
 
     def fetch_rows(self, peer: int) -> None:
         """Fetch rows; now and then one that does not exist."""

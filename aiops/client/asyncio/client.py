@@ -123,9 +123,9 @@ class AsyncClient(Facade, AsyncClosing):
         """Offer a model, as `Client.define`; return the server's parameters."""
         return await self._do(self._calls.define(arrays, tables, views))
 
-    async def fetch(self, into: Params | None = None) -> Params:
+    async def fetch(self, into: Params | None = None, *, evaluation: bool = False) -> Params:
         """Return the server's parameters, as `Client.fetch`."""
-        return await self._do(self._calls.fetch(into))
+        return await self._do(self._calls.fetch(into, evaluation=evaluation))
 
     async def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients computed at ``params``; parameters, result and errors as `Client.push`'s.

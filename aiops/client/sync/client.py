@@ -144,7 +144,7 @@ class Client(Facade, Closing):
         """
         return self._do(self._calls.define(arrays, tables, views))
 
-    def fetch(self, into: Params | None = None) -> Params:
+    def fetch(self, into: Params | None = None, *, evaluation: bool = False) -> Params:
         """Return the server's parameters.
 
         Parameters
@@ -152,13 +152,18 @@ class Client(Facade, Closing):
         into
             The parameters to bring up to date and return; what they hold already is not sent
             again. Default: new ones.
+        evaluation
+            True: return them as they are where the model is evaluated, exported and saved, which
+            under some policies is not where gradients are computed: ``schedule-free`` has an
+            average of them there. All of them are sent. A gradient computed at these is refused.
+            Default False.
 
         Raises
         ------
         NotReady
             When no worker has defined the model yet.
         """
-        return self._do(self._calls.fetch(into))
+        return self._do(self._calls.fetch(into, evaluation=evaluation))
 
     def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients that were computed at ``params``; do not fetch.

@@ -252,6 +252,13 @@ class Dispatcher(Closing):
         """The server's parameters by name, read-only."""
         return self.store.current.arena.shown
 
+    @property
+    def evaluated(self) -> Mapping[str, Array]:
+        """The parameters by name where the model is evaluated, read-only."""
+        training = self.engine.training
+        assert training is not None, "there is a model from the start"
+        return training.evaluated().shown
+
     def close(self) -> None:
         """End the threads."""
         pool, self._pool = self._pool, None

@@ -244,7 +244,7 @@ class Run(Closing):
         )
 
     def _sample(self) -> SimulationSample:
-        cost, error = self.task.validate(self.dispatcher.model)
+        cost, error = self.task.validate(self.dispatcher.evaluated)
         account, store = self.engine.membership.ledger(), self.dispatcher.store
         pushed, fetched = account["pushed"], account["fetched"]
         return SimulationSample(

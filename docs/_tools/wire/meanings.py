@@ -137,6 +137,11 @@ MEANINGS: Mapping[str, str] = {
     " model version held (−1: none; one not reached counts as −1). `have` then does not count.",
     "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
     " false.",
+    "fetch.evaluation": "Whether the parameters are wanted as they are where the model is"
+    " evaluated, which under some policies is not where gradients are computed. All that are wanted"
+    " are sent, raw, whatever the client has.",
+    "send_params.evaluation": "Whether the parameters are those where the model is evaluated. The"
+    " follower has made them by a `run_update` of this version.",
     "lr_factors": "What the learning rate of the step is multiplied by, each from 0 to 100:"
     " none (1), one for all tensors, or one for each tensor of the gradient, in order. Of rows,"
     " none or one. It is a worker's own schedule, beside the server's. A server with filters, or"
@@ -256,7 +261,9 @@ MEANINGS: Mapping[str, str] = {
     " place); `sent` (the version that the rule reads),"
     " `coded` (it is the delta replica's); `begins_sum` (drop what was collected before); `round`:"
     " `measure`, `rehearse` or `step` ([below](#orders)). Or `replica` alone: bring the delta"
-    " replica up to the model, and let increments before that version go. Or `sample`, a seed of 8"
+    " replica up to the model, and let increments before that version go. Or `evaluation` alone:"
+    " make the parameters where the model is evaluated, w − share · offset, with a share from 0 to 1"
+    " for each tensor, as `steps`. Or `sample`, a seed of 8"
     " bytes, with `push` (0: it has no part of it): read the values at the positions of that seed,"
     " with `params` (true) also those of the version; all later ones are of this seed. Or `rows`,"
     " the number of a table, with `push` (apply the gradients of rows that came as this push),"

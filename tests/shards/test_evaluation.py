@@ -1,0 +1,66 @@
+"""Fetches for evaluation, from several shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.client.params import Params
+from aiops.errors import RemoteProtocolError
+from aiops.shards.orders import EVALUATION, left_out
+from tests.rows import each_row
+from tests.shards.test_coded_fetches import CUT, EVEN
+from tests.shards.test_hostile import done
+from tests.shards.world import Actor, World
+
+STEPS = 5
+
+
+def evaluated(shards: int, model: Any) -> tuple[dict[str, Any], dict[str, Any], Params]:
+    """Train on so many shards; return the parameters, those for evaluation, and a fetch of both."""
+    world = World(0, shards, "schedule-free", {"orthogonal": False, "rise": 1.0})
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done = True
+    world.actors.append(actor)
+    actor.connect()
+    world.settle()
+    random = np.random.default_rng(3)
+    done(world, actor, actor.requests.define(model))
+    assert actor.session.info.layout is not None
+    params, found = Params(actor.session.info.layout), Params(actor.session.info.layout)
+    done(world, actor, actor.requests.fetch(params))
+    for step in range(STEPS):
+        grads = {n: random.normal(size=a.shape).astype(a.dtype) for n, a in params.items()}
+        done(world, actor, actor.requests.push(grads, params, params))
+        if step % 2:
+            done(world, actor, actor.requests.fetch(found, evaluation=True))
+    for _ in range(2):  # the second of the version that is there
+        done(world, actor, actor.requests.fetch(found, evaluation=True))
+    assert found.version == params.version == STEPS
+    numbers, best = params.numpy(), found.numpy()
+    done(world, actor, actor.requests.fetch(found, evaluation=True))
+    return numbers, best, found
+
+
+@each_row("model", [EVEN, CUT])
+def test_several_servers_send_what_one_would(model: Any) -> None:
+    params, one, _ = evaluated(1, model)
+    for shards in (2, 3, 4):
+        numbers, several, _ = evaluated(shards, model)
+        for name, array in one.items():
+            np.testing.assert_array_equal(several[name], array)
+            np.testing.assert_array_equal(numbers[name], params[name])
+            assert (array != params[name]).any()
+
+
+@each_row("bad", [[-0.1], [1.1], [np.nan], [0.5, 0.5, 0.5], []])
+def test_a_follower_takes_shares_alone(bad: list[float]) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"run_update\.work"):
+        left_out({EVALUATION: np.array(bad, "<f8").tobytes()}, 2)
+
+
+def test_shares_are_those_of_the_pieces() -> None:
+    assert left_out({EVALUATION: np.array([0.5], "<f8").tobytes()}, 2).tolist() == [0.5, 0.5]
+    assert left_out({EVALUATION: np.array([0.5, 0.2], "<f8").tobytes()}, 2).tolist() == [0.5, 0.2]
