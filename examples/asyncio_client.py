@@ -40,7 +40,7 @@ async def watch(url: str, training: asyncio.Event) -> float:
     async with aiops.AsyncClient(url) as ps:
         while True:
             ending = not training.is_set()  # read before the fetch: the last fetch is then complete
-            params, stats = await asyncio.gather(ps.fetch(), ps.stats())
+            params, stats = await asyncio.gather(ps.fetch(evaluation=True), ps.stats())
             accuracy = model.accuracy(params, digits.test_x, digits.test_y)
             staleness = stats["mean_staleness"]
             print(f"version {params.version:5}  staleness {staleness:.2f}  accuracy {accuracy:.1%}")

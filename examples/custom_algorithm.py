@@ -72,7 +72,7 @@ def work(url: str, index: int, workers: int, steps: int = 500) -> float:
         for x, y in islice(batches(digits, 32, 0, index, workers), steps):
             _loss, gradients = model.gradients(worker.params, x, y)
             worker.step(gradients)
-        return model.accuracy(worker.params, digits.test_x, digits.test_y)
+        return model.accuracy(worker.evaluation(), digits.test_x, digits.test_y)
 
 
 @contextlib.contextmanager

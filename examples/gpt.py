@@ -136,7 +136,9 @@ def main(argv: Sequence[str]) -> int:
         RemoteOptimizer(model, where) as optimizer,  # aiops: was torch.optim.AdamW(...)
     ):
         train(model, optimizer, options.steps, rank)
-    found, seconds = held_out_cost(model, text()[1]), time.perf_counter() - begun
+        with optimizer.evaluation():  # aiops: where the model is evaluated, such as an average
+            found = held_out_cost(model, text()[1])
+    seconds = time.perf_counter() - begun
     print(f"rank {rank}: {found:.3f} nats per byte of what is held out, {seconds:.0f} s")
     return 0
 

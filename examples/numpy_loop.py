@@ -33,7 +33,7 @@ def train(url: str) -> float:
             receipt = worker.step(gradients)  # push, and bring worker.params up to date
             if worker.steps % 200 == 0:
                 print(f"version {receipt.version:5}  staleness {receipt.staleness}  {loss:.4f}")
-        return model.accuracy(worker.params, digits.test_x, digits.test_y)
+        return model.accuracy(worker.evaluation(), digits.test_x, digits.test_y)
 
 
 @contextlib.contextmanager

@@ -230,8 +230,8 @@ def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
 def _save(run: Run, path: Path) -> None:
     from aiops.serving.safetensors_io import write_model
 
-    store = run.engine.defined_store
-    write_model(path, store.current.arena.views, store.version)
+    version = run.engine.defined_store.version
+    write_model(path, run.dispatcher.evaluated, version)
 
 
 def _table(outcome: SimulationResult) -> Table:

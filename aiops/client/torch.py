@@ -38,9 +38,10 @@ Differences to a local optimizer:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -303,6 +304,32 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         version = self.worker.refresh()
         self._pull()
         return version
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[int]:
+        """Have the server's parameters in the module as they are where the model is evaluated.
+
+        Under some policies, ``schedule-free`` for one, that is not where gradients are computed::
+
+            with optimizer.evaluation():
+                validate(model)
+
+        It gives their version. After the block the module has the parameters to train again.
+        Tensors that are no parameters, such as the means of a batch norm, stay as they are.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded
+            When the server cannot be reached, or does not answer; nothing has changed.
+        """
+        found = self.worker.evaluation()
+        try:
+            with _torch.no_grad():
+                for tensor in self._trained:
+                    tensor.param.copy_(to_tensor(found[tensor.name]))
+            yield found.version
+        finally:
+            self._pull()
 
     def _gradients(self) -> dict[str, Array]:
         """Return what to push: views of the gradients' memory where it can be pushed as it is.

@@ -139,6 +139,8 @@ def fetch_into(
 ) -> int:
     """Overwrite parameters with the server's newest as an observer, to evaluate or to export them.
 
+    They are those of ``Client.fetch(evaluation=True)``.
+
     Parameters
     ----------
     params
@@ -160,7 +162,7 @@ def fetch_into(
     mine = {name: tensor for _, pairs in groups_of(params) for name, tensor in pairs}
     with Client(url, token=token, timeout=timeout) as client:
         url = client.url
-        theirs = client.fetch()
+        theirs = client.fetch(evaluation=True)
     for name, array in theirs.items():
         if name not in mine:
             raise UsageError(f"{name!r} of {url} is no parameter here; {nearest(name, mine)}")

@@ -201,7 +201,7 @@ class TrainingRun(AsyncExitStack):
         observer = self.observer
         try:
             async with asyncio.timeout(LOOK_DEADLINE):
-                answers = observer.stats(), observer.fetch(self._params)
+                answers = observer.stats(), observer.fetch(self._params, evaluation=True)
                 report, self._params = await asyncio.gather(*answers)
         except TimeoutError:
             raise ProcessFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None

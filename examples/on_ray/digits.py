@@ -40,7 +40,7 @@ def loop(config: Mapping[str, Any]) -> None:
                 _loss, gradients = model.gradients(worker.params, x, y)
                 worker.step(gradients)
             if aiops.ray.get_context().get_world_rank() == 0:
-                accuracy = model.accuracy(worker.params, digits.test_x, digits.test_y)
+                accuracy = model.accuracy(worker.evaluation(), digits.test_x, digits.test_y)
                 _report(accuracy, worker.params)
 
 

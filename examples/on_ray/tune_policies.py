@@ -32,7 +32,7 @@ def loop() -> None:
             _loss, gradients = model.gradients(worker.params, x, y)
             worker.step(gradients)
         if rank == 0:
-            accuracy = model.accuracy(worker.params, digits.test_x, digits.test_y)
+            accuracy = model.accuracy(worker.evaluation(), digits.test_x, digits.test_y)
             aiops.ray.report({"accuracy": accuracy})
 
 

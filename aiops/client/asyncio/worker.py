@@ -242,6 +242,10 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         async with self._turn("refresh"):
             return await self._play(self._steps.refresh())
 
+    async def evaluation(self) -> Params:
+        """Return the server's parameters where the model is evaluated, as `Worker.evaluation`."""
+        return await self._client.fetch(evaluation=True)
+
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
         """Return rows of a table; all as `Worker.fetch_rows`."""
         connection = None  # the newest before the last offer, which may have outlasted it

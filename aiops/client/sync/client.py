@@ -153,10 +153,10 @@ class Client(Facade, Closing):
             The parameters to bring up to date and return; what they hold already is not sent
             again. Default: new ones.
         evaluation
-            True: return them as they are where the model is evaluated, exported and saved, which
-            under some policies is not where gradients are computed: ``schedule-free`` has an
-            average of them there. All of them are sent. A gradient computed at these is refused.
-            Default False.
+            True: return them as they are where the model is evaluated and saved (``--save``). Under
+            some policies that is not where gradients are computed: with ``schedule-free`` it is
+            nearer to an average. All of them are sent. Compute no gradients at these. Default
+            False.
 
         Raises
         ------

@@ -225,6 +225,16 @@ class Worker(WorkerFacade, Closing):
         self._check()
         return self._play(self._steps.refresh())
 
+    def evaluation(self) -> Params:
+        """Return the server's parameters, in new arrays, as they are where the model is evaluated.
+
+        Under some policies, ``schedule-free`` for one, that is not where gradients are computed:
+        validate with these, and not with `params`. All else as ``Client.fetch(evaluation=True)``.
+        """
+        self._check()
+        with self._lock:
+            return self._client.fetch(evaluation=True)
+
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
         """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s.
 

@@ -174,8 +174,9 @@ class _Poisoned:
         return out
 
     def _sample(self, turn: int) -> dict[str, Any]:
-        store = self._engine.defined_store
+        training, store = self._engine.training, self._engine.defined_store
+        assert training is not None, "the model is defined"
         with np.errstate(all="ignore"):
-            cost, error = self._task.validate(store.current.arena.shown)
+            cost, error = self._task.validate(training.evaluated().shown)
         cost = min(float(cost), DIVERGED) if np.isfinite(cost) else DIVERGED
         return {"iteration": turn, "error": error, "cost": cost, "version": store.version}

@@ -224,11 +224,13 @@ class _ClusterRun:
             self._samples.append(ClusterSample(seconds, self._done, engine.version, nbytes, *found))
 
     def _params(self) -> Mapping[str, Array]:
-        """Return the server's parameters, or the mean of the workers' models."""
+        """Return the server's parameters for evaluation, or the mean of the workers' models."""
         if self._kind is AveragingWorker:
             there = [n for n in self._presences if self._network.host(f"worker-{n}").alive]
             return mean_model([self._workers[number] for number in there or self._presences])
-        return self._server.engine.defined_store.current.arena.views
+        training = self._server.engine.training
+        assert training is not None, "the model is defined"
+        return training.evaluated().views
 
     def _outcome(self) -> ClusterResult:
         self._sample()

@@ -262,9 +262,8 @@ MEANINGS: Mapping[str, str] = {
     " `coded` (it is the delta replica's); `begins_sum` (drop what was collected before); `round`:"
     " `measure`, `rehearse` or `step` ([below](#orders)). Or `replica` alone: bring the delta"
     " replica up to the model, and let increments before that version go. Or `evaluation` alone:"
-    " make the parameters where the model is evaluated, w − share · offset, with a share from 0 to 1"
-    " for each tensor, as `steps`. Or `sample`, a seed of 8"
-    " bytes, with `push` (0: it has no part of it): read the values at the positions of that seed,"
+    " make the parameters where the model is evaluated, w − share · offset, with a share from 0 to"
+    " 1 for each tensor, as `steps`. Or `sample`, a seed of 8 bytes, with `push` (0: it has no part of it): read the values at the positions of that seed,"
     " with `params` (true) also those of the version; all later ones are of this seed. Or `rows`,"
     " the number of a table, with `push` (apply the gradients of rows that came as this push),"
     " `step` and `scalars`.",
