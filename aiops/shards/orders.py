@@ -76,7 +76,7 @@ def evaluation_of(left: Array, shard: int, placement: Placement) -> dict[str, An
 
 
 def left_out(work: Mapping[str, Any], tensors: int) -> Array:
-    """Return that of a shard of so many tensors, float64[tensors], checked.
+    """Return what is left out of each of a shard's tensors, float64[tensors], checked.
 
     Raises
     ------
