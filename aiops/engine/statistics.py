@@ -126,7 +126,7 @@ def report(
         "device": device,
         "versions_alive": store.alive if store else 0,
         "versions_spare": store.spare if store else 0,
-        "readers_cut": store.cut if store else 0,
+        "readers_cut": training.readers_cut if training else 0,
         "receive_bytes": admission.pool.out,
         "receive_bytes_peak": admission.pool.peak,
         "rows_bytes": admission.row_pool.out,

@@ -274,6 +274,11 @@ class Training:
         held += [] if reads is None else [reads]
         return {(version.number, self.of_replica(version)) for version in held}
 
+    @property
+    def readers_cut(self) -> int:
+        """The number of slow readers of parameters that were cut off."""
+        return self.store.cut + (0 if self.evaluation is None else self.evaluation.evaluation.cut)
+
     def of_evaluation(self, version: Version) -> bool:
         """Return whether a version is one for evaluation."""
         return self.evaluation is not None and self.evaluation.evaluation.owns(version)

@@ -73,6 +73,11 @@ class Evaluation:
         """The model version that the newest is of; -1: there is none that may be sent."""
         return self._number
 
+    @property
+    def cut(self) -> int:
+        """The number of slow readers that were cut off."""
+        return 0 if self._pool is None else self._pool.cut
+
     def forget(self) -> None:
         """Send the newest no more, for a restored server has none."""
         self._number = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,8 @@ class TestTerms:
             *("lent versions", "workers' versions", "connections", "snapshot", "kept gradients"),
             *("delta replica", "answers"),
         }
+        evaluated = terms(replace(HOLDINGS, evaluates=True), Options(live=4), LAYOUT)
+        assert evaluated == {**plain, "versions for evaluation": 4 * LAYOUT.nbytes}
         filtered = terms(HOLDINGS, Options(live=4, filter="robust"), LAYOUT)
         assert filtered.keys() - plain.keys() == {"filters"}
         held = Placement.even(LAYOUT, 2).layouts[0]
@@ -63,6 +66,29 @@ class TestTerms:
         assert spread["filters"] == filtered["filters"] + SAMPLES
         counted = terms(given, Options(live=4, workers=3), LAYOUT)["workers' versions"]
         assert counted == 3 * LAYOUT.nbytes
+
+
+@linux
+@pytest.mark.slow
+def test_readers_of_parameters_for_evaluation_stay_within_the_bound() -> None:
+    """Each stalls at a version of its own."""
+    size = 16 * MIB
+    flags = ("--policy", "schedule-free", "--set", "orthogonal=false", "--no-shm")
+    with serving(*flags, "--max-connections", "100") as server, contextlib.ExitStack() as stack:
+        gradient = {"w": np.ones(size // 4, np.float32)}
+        with Worker(server.url, gradient) as worker, Client(server.url) as asking:
+            for _ in range(24):
+                worker.step(gradient)
+                reader = stack.enter_context(Peer(server.url, "observer", receive_buffer=1 << 14))
+                reader.send(frame(messages.Fetch(1, -1, (), False, True)))
+                reader.sock.recv(1)
+            found = asking.stats()
+            memory = found["memory"]
+            assert found["readers_cut"] >= 24 - 3
+            assert memory["terms"]["versions for evaluation"] == 4 * size
+            assert server.peak() <= memory["bound"]
+            assert server.peak() - 256 * MIB <= 16 * size, "not a version for each reader"
+            assert asking.fetch(evaluation=True).version == worker.version
 
 
 @linux
