@@ -369,7 +369,7 @@ class Script(Driver):
         if self.case.tables and luck < 0.35:
             self._rows(client, id)
         elif luck < 0.5 or not client.worker:
-            self._send(client, Fetch(id, have, wants, coded, rng.random() < 0.2))
+            self._send(client, Fetch(id, have, wants, coded, id % 5 == 0))
         elif self.case.policy == "average" and luck < 0.8:
             layout = self.engine.defined_store.layout
             port = rng.choice((0, 4000, 4001))
