@@ -100,8 +100,9 @@ class ScheduleFree(Algorithm):
     z takes the steps and x is their average, with weights that grow like tᵖ. So x gains what a
     falling learning rate gains, and the end of training need not be known. Gradients are to be
     taken at y. A worker's gradient arrives τ̄ updates after its parameters were sent, so it is sent
-    ŷ, where y will be by then if z goes on as it did. τ̄ is the mean staleness of the last 64 or so gradients, which the server measures; one counts
-    for at most 64 more than four times the mean before it.
+    ŷ, where y will be by then if z goes on as it did. τ̄ is the mean staleness of the last 64 or so
+    gradients, which the server measures; one counts for at most 64 more than four times the mean
+    before it.
 
     The model is evaluated nearer to the average, the more updates there have been (``fetch`` with
     ``evaluation=True``, `Worker.evaluation`, ``--save`` at the end):

@@ -130,7 +130,10 @@ class TestIntegers:
             answer, [values] = client.receive()
             assert (answer["kind"], answer["version"]) == ("ack", 1)
             assert values == struct.pack("<6f", 0.5, 1.5, 2.5, 3.5, 2.5, 3)
-            assert client.ask("fetch", have=Wide(1), wants=[], coded=False)["parts"] == []
+            assert (
+                client.ask("fetch", have=Wide(1), wants=[], coded=False, evaluation=False)["parts"]
+                == []
+            )
 
 
 class TestVersions:
@@ -157,9 +160,14 @@ class TestVersions:
         self, shared: ServerThread, have: int, wants: list[list[int]]
     ) -> None:
         with worker(shared) as client:
-            params = client.ask("fetch", have=have, wants=wants, coded=False)
+            params = client.ask("fetch", have=have, wants=wants, coded=False, evaluation=False)
             assert sum(part[3] for part in params["parts"]) == 24
-            assert client.ask("fetch", have=params["version"], wants=[], coded=False)["parts"] == []
+            assert (
+                client.ask(
+                    "fetch", have=params["version"], wants=[], coded=False, evaluation=False
+                )["parts"]
+                == []
+            )
 
 
 class TestCuts:
@@ -260,7 +268,7 @@ class TestBadPush:
             "tensors to come": push(WHOLE, whole, fetch=True, wants=[[0, 3, -1]]),
             "a fetch of tensors to come": (
                 *("fetch", []),
-                {"have": -1, "wants": [[0, 3, -1]], "coded": False},
+                {"have": -1, "wants": [[0, 3, -1]], "coded": False, "evaluation": False},
             ),
             "more factors than tensors": push(WHOLE, whole, lr_factors=[0.5, 0.5, 0.5]),
             "another model": ("define", [], {"tensors": offer, "parts": [], "tables": []}),
@@ -387,15 +395,26 @@ class TestSharedMemory:
                     }
                 )
                 for request, lent in enumerate((True, True, True, True, False), 2):
-                    client.say("fetch", id=request, have=-1, wants=[[0, 1, -1]], coded=False)
+                    client.say(
+                        "fetch",
+                        id=request,
+                        have=-1,
+                        wants=[[0, 1, -1]],
+                        coded=False,
+                        evaluation=False,
+                    )
                     header, [payload] = near.receive_raw()
                     assert header["kind"] == "params"
                     assert isinstance(payload, tuple) is lent
                 client.say("release", id=3)
-                client.say("fetch", id=7, have=-1, wants=[[0, 1, -1]], coded=False)
+                client.say(
+                    "fetch", id=7, have=-1, wants=[[0, 1, -1]], coded=False, evaluation=False
+                )
                 _header, [payload] = near.receive_raw()
                 assert isinstance(payload, tuple)
                 client.say("release", id=2)
-                client.say("fetch", id=8, have=-1, wants=[[1, 2, -1]], coded=False)
+                client.say(
+                    "fetch", id=8, have=-1, wants=[[1, 2, -1]], coded=False, evaluation=False
+                )
                 _header, [payload] = near.receive_raw()
                 assert payload == bytes(4), "so small an answer is not lent"

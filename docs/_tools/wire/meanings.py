@@ -137,7 +137,7 @@ MEANINGS: Mapping[str, str] = {
     " model version held (−1: none; one not reached counts as −1). `have` then does not count.",
     "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
     " false.",
-    "fetch.evaluation": "Whether the parameters are wanted as they are where the model is"
+    "evaluation": "Whether the parameters are wanted as they are where the model is"
     " evaluated, which under some policies is not where gradients are computed. All that are wanted"
     " are sent, raw, whatever the client has.",
     "send_params.evaluation": "Whether the parameters are those where the model is evaluated. The"
@@ -263,7 +263,8 @@ MEANINGS: Mapping[str, str] = {
     " `measure`, `rehearse` or `step` ([below](#orders)). Or `replica` alone: bring the delta"
     " replica up to the model, and let increments before that version go. Or `evaluation` alone:"
     " make the parameters where the model is evaluated, w − share · offset, with a share from 0 to"
-    " 1 for each tensor, as `steps`. Or `sample`, a seed of 8 bytes, with `push` (0: it has no part of it): read the values at the positions of that seed,"
+    " 1 for each tensor, as `steps`. Or `sample`, a seed of 8 bytes, with `push` (0: it has no part"
+    " of it): read the values at the positions of that seed,"
     " with `params` (true) also those of the version; all later ones are of this seed. Or `rows`,"
     " the number of a table, with `push` (apply the gradients of rows that came as this push),"
     " `step` and `scalars`.",
